@@ -1,0 +1,58 @@
+package samekey
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/google/uuid"
+)
+
+// DeliveryKey returns the key that is carried downstream for the intent of
+// this action and part under k: equal for equal arguments, in every process,
+// release and language, and different (but for a collision in 122 bits of
+// SHA-256) when any of scope, value, action or part differs. So it is the same
+// again if a failover loses the last second and the request is made once more.
+// A vendor learns nothing of the key from it, unless it can guess the key.
+//
+// It is a UUID of version 8 and RFC 9562's variant, made in three steps, the
+// same ones that the SQL function samekey.delivery_key(scope, idem_key, action,
+// part) takes:
+//
+//  1. Concatenate the 19 ASCII bytes "samekey/delivery/v1" and then, for each
+//     of scope, value, action and part in this order, the length in bytes as a
+//     32-bit big-endian integer, followed by the bytes. The lengths are why
+//     "a.b"+"c" and "a"+"b.c" never meet. An absent part is empty: four zero
+//     bytes.
+//  2. Take the first 16 bytes of the SHA-256 digest of that.
+//  3. Byte 6 (counted from 0) = (byte 6 AND 0x0f) OR 0x80: version 8.
+//     Byte 8 = (byte 8 AND 0x3f) OR 0x80: variant.
+//
+// For the scope "acme/orders.create", the value "order-1", the action
+// "charge_card" and no part, step 1 is, in hexadecimal,
+//
+//	73616d656b65792f64656c69766572792f7631
+//	00000012 61636d652f6f72646572732e637265617465
+//	00000007 6f726465722d31
+//	0000000b 6368617267655f63617264
+//	00000000
+//
+// and the delivery key is 19ff97c1-7f6e-8cca-a424-270c1111580a.
+//
+// It checks none of its arguments.
+func DeliveryKey(k Key, action, part string) uuid.UUID {
+	digest := sha256.Sum256(appendFramed([]byte("samekey/delivery/v1"), k.Scope, k.Value, action, part))
+	id := uuid.UUID(digest[:16])
+	id[6] = id[6]&0x0f | 0x80
+	id[8] = id[8]&0x3f | 0x80
+	return id
+}
+
+// appendFramed appends each text behind its length, so that no two lists of
+// texts give the same bytes.
+func appendFramed(b []byte, texts ...string) []byte {
+	for _, text := range texts {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(text)))
+		b = append(b, text...)
+	}
+	return b
+}

@@ -1,0 +1,2 @@
+// Package samekey holds the words that all its packages share.
+package samekey

@@ -1,0 +1,233 @@
+package samekey
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+const (
+	// maxDepth bounds nesting. Requests written by people and programs stay
+	// below 20; 100 leaves room and keeps the recursion's stack small.
+	maxDepth = 100
+	// maxExponent bounds a normalised number's exponent. IEEE 754's widest
+	// decimal format ends at 6,144, so that no number of any known use is
+	// refused.
+	maxExponent = 10_000
+)
+
+// canonicalJSON returns the document in the one form that everything of the
+// same meaning shares. It is JSON itself, so that it can be made in any
+// language:
+//
+//   - no white space;
+//   - an object's members in the order of their names' UTF-8 bytes, which is the
+//     order of code points (not RFC 8785's order of UTF-16 units, which differs
+//     above U+FFFF and would need a conversion here for nothing in return);
+//   - strings with the shortest escapes, as RFC 8785 section 3.2.2.2 has them;
+//   - numbers as an optional "-", the digits of a whole number without leading
+//     or trailing zeros, "e" and an exponent without "+" or leading zeros: 10.50
+//     is 105e-1, 1 is 1e0. Every zero is 0.
+func canonicalJSON(doc []byte) ([]byte, error) {
+	if at := invalidUTF8(doc); at >= 0 {
+		return nil, refuse(at, "invalid UTF-8", "send UTF-8, or fingerprint the bytes as they are")
+	}
+	c := canonicalizer{dec: jsontext.NewDecoder(bytes.NewBuffer(doc)), out: make([]byte, 0, len(doc)+16)}
+	if err := c.value(0); err != nil {
+		return nil, c.explain(err, doc)
+	}
+	end := c.dec.InputOffset()
+	if _, err := c.dec.ReadToken(); !errors.Is(err, io.EOF) {
+		return nil, refuse(end, "there is something after the document", "send one JSON document")
+	}
+	return c.out, nil
+}
+
+type canonicalizer struct {
+	dec     *jsontext.Decoder
+	out     []byte
+	scratch []byte
+}
+
+// member is a name and where its text ("name":value) lies in out.
+type member struct {
+	name     string
+	from, to int
+}
+
+func (c *canonicalizer) value(depth int) error {
+	at := c.dec.InputOffset()
+	tok, err := c.dec.ReadToken()
+	if err != nil {
+		return err
+	}
+	switch tok.Kind() {
+	case '{', '[':
+		if depth == maxDepth {
+			return refuse(c.dec.InputOffset()-1, fmt.Sprintf("more than %d levels of arrays and objects", maxDepth),
+				"send a flatter document, or fingerprint the bytes as they are")
+		}
+		if tok.Kind() == '{' {
+			return c.object(depth + 1)
+		}
+		return c.array(depth + 1)
+	case '"':
+		return c.str(tok)
+	case '0':
+		var ok bool
+		if c.out, ok = appendNumber(c.out, tok.String()); !ok {
+			return refuse(at, fmt.Sprintf("a number with an exponent beyond %d", maxExponent),
+				"send a number of sensible size, or send it as a string")
+		}
+		return nil
+	}
+	c.out = append(c.out, tok.String()...) // null, true, false
+	return nil
+}
+
+func (c *canonicalizer) str(tok jsontext.Token) (err error) {
+	c.out, err = jsontext.AppendQuote(c.out, tok.String())
+	return err
+}
+
+func (c *canonicalizer) array(depth int) error {
+	c.out = append(c.out, '[')
+	for i := 0; c.dec.PeekKind() != ']'; i++ {
+		if i > 0 {
+			c.out = append(c.out, ',')
+		}
+		if err := c.value(depth); err != nil {
+			return err
+		}
+	}
+	c.out = append(c.out, ']')
+	_, err := c.dec.ReadToken()
+	return err
+}
+
+func (c *canonicalizer) object(depth int) error {
+	c.out = append(c.out, '{')
+	start := len(c.out)
+	var members []member
+	for c.dec.PeekKind() != '}' {
+		tok, err := c.dec.ReadToken()
+		if err != nil {
+			return err
+		}
+		m := member{name: tok.String(), from: len(c.out)}
+		if err := c.str(tok); err != nil {
+			return err
+		}
+		c.out = append(c.out, ':')
+		if err := c.value(depth); err != nil {
+			return err
+		}
+		c.out = append(c.out, ',')
+		m.to = len(c.out)
+		members = append(members, m)
+	}
+	c.sort(start, members)
+	c.out = append(bytes.TrimSuffix(c.out, []byte(",")), '}')
+	_, err := c.dec.ReadToken()
+	return err
+}
+
+// sort puts the members whose text begins at start into order. Those that came
+// in order, as most do, are not copied.
+func (c *canonicalizer) sort(start int, members []member) {
+	byName := func(a, b member) int { return cmp.Compare(a.name, b.name) }
+	if slices.IsSortedFunc(members, byName) {
+		return
+	}
+	slices.SortFunc(members, byName)
+	c.scratch = c.scratch[:0]
+	for _, m := range members {
+		c.scratch = append(c.scratch, c.out[m.from:m.to]...)
+	}
+	copy(c.out[start:], c.scratch)
+}
+
+// appendNumber appends the canonical form of a valid JSON number, or reports
+// false if its exponent is out of range. It works on the text alone: no digit
+// is rounded, and no exponent is expanded.
+func appendNumber(out []byte, text string) ([]byte, bool) {
+	mantissa, exponentText := text, ""
+	if at := strings.IndexAny(text, "eE"); at >= 0 {
+		mantissa, exponentText = text[:at], text[at+1:]
+	}
+	mantissa, negative := strings.CutPrefix(mantissa, "-")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	digits := strings.TrimLeft(whole+fraction, "0")
+	if digits == "" {
+		return append(out, '0'), true
+	}
+	exponent, ok := parseExponent(exponentText)
+	if !ok {
+		return out, false
+	}
+	significant := strings.TrimRight(digits, "0")
+	exponent += int64(len(digits)-len(significant)) - int64(len(fraction))
+	if exponent < -maxExponent || exponent > maxExponent {
+		return out, false
+	}
+	if negative {
+		out = append(out, '-')
+	}
+	out = append(append(out, significant...), 'e')
+	return strconv.AppendInt(out, exponent, 10), true
+}
+
+// parseExponent reads an exponent's text, which may be empty; false if it does
+// not fit, so that no document in memory can bring it back into range.
+func parseExponent(text string) (int64, bool) {
+	if text == "" {
+		return 0, true
+	}
+	exponent, err := strconv.ParseInt(text, 10, 64)
+	const farBeyondAnyDocument = 1 << 60
+	return exponent, err == nil && exponent > -farBeyondAnyDocument && exponent < farBeyondAnyDocument
+}
+
+// invalidUTF8 returns the offset of the first byte that is no UTF-8, or -1.
+func invalidUTF8(doc []byte) int64 {
+	for at := 0; at < len(doc); {
+		r, size := utf8.DecodeRune(doc[at:])
+		if r == utf8.RuneError && size == 1 {
+			return int64(at)
+		}
+		at += size
+	}
+	return -1
+}
+
+func refuse(offset int64, reason, do string) *FingerprintError {
+	return &FingerprintError{Offset: offset, Reason: reason, Do: do}
+}
+
+// explain says in our words, which quote nothing, what the decoder found.
+func (c *canonicalizer) explain(err error, doc []byte) error {
+	if ours, ok := errors.AsType[*FingerprintError](err); ok {
+		return ours
+	}
+	offset := c.dec.InputOffset()
+	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
+		offset = syntactic.ByteOffset
+	}
+	switch {
+	case len(bytes.TrimSpace(doc)) == 0:
+		return refuse(0, "the document is empty", "send a JSON document, or fingerprint the bytes as they are")
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return refuse(offset, "an object has a member name twice", "send each name once: readers disagree on which one counts")
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return refuse(int64(len(doc)), "the document ends too early", "send all of it")
+	}
+	return refuse(offset, "not valid JSON", "send a JSON document without lone surrogates, or fingerprint the bytes as they are")
+}

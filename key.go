@@ -1,0 +1,202 @@
+package samekey
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// maxKeyBytes bounds a value and a scope, each: what the tables' CHECKs allow.
+const maxKeyBytes = 255
+
+// ErrInvalidKey is matched (errors.Is) by every error about a key that breaks
+// the rules. Nothing was stored; the caller has to send another key. An HTTP
+// edge answers 400. The details are in [*KeyError].
+var ErrInvalidKey = errors.New("samekey: invalid key")
+
+// Key names one logical operation: everything done under an equal Key is done
+// once. Scope says whose key it is (tenant or principal, and operation), Value
+// is what the caller sent. The same Value in two scopes is two keys,
+// everywhere. Make one with [NewKey], which escapes the scope's parts; one read
+// from elsewhere passes [Key.Validate] before it is used. Keys are comparable.
+//
+// No personal data in keys: they are stored, and sent to vendors in derived
+// form only. Printing a Key (fmt, slog) shows its [Key.Hash], never the value;
+// a Key in an unexported field of a struct that is printed whole is beyond
+// fmt's reach, and encoding one (JSON) writes it in full.
+type Key struct {
+	Scope string // escaped parts joined with "/", 1 to 255 bytes
+	Value string // 1 to 255 bytes of printable ASCII, no space at the ends
+}
+
+// NewKey returns the key of value in the scope made of the given parts, or a
+// [*KeyError] that names what is wrong. Nothing is trimmed or folded: what is
+// not valid as it came is refused.
+//
+// The value holds 1 to 255 bytes of printable ASCII; spaces are allowed inside
+// it, not at its ends. At least one scope part is required, usually the tenant
+// or principal first and the operation last. A part is non-empty text without
+// control characters or spaces at its ends; "/", "%" and everything outside
+// printable ASCII are escaped as %XX, so that parts never run together: "a/b",
+// "c" and "a", "b/c" are two scopes. Joined, the scope holds at most 255 bytes.
+func NewKey(value string, scope ...string) (Key, error) {
+	if err := checkText("value", value, adviceValue); err != nil {
+		return Key{}, err
+	}
+	if len(scope) == 0 {
+		return Key{}, &KeyError{Field: "scope", Reason: "has no part", Do: adviceScope}
+	}
+	var joined strings.Builder
+	for i, part := range scope {
+		if err := checkPart(i, part); err != nil {
+			return Key{}, err
+		}
+		if i > 0 {
+			joined.WriteByte('/')
+		}
+		escapePart(&joined, part)
+	}
+	k := Key{Scope: joined.String(), Value: value}
+	if err := k.Validate(); err != nil {
+		return Key{}, err
+	}
+	return k, nil
+}
+
+// Mint returns a new key value for a client that is about to begin an
+// operation: mint once, keep it with the operation, send it with every attempt.
+//
+// It is a UUID version 7: 62 random bits after a time in milliseconds. That is
+// not guessable (one in 4.6e18 for someone who knows the millisecond and is in
+// the same scope already), and not personal: no host, user or counter is in it.
+// Version 4 has more randomness and hides the time, but spreads new keys over
+// the whole of the index that remembers them, where version 7 stays at its
+// right edge; that index is written once for each request.
+func Mint() string {
+	return uuid.Must(uuid.NewV7()).String()
+}
+
+// Validate returns nil if k obeys the rules that [NewKey] states, else a
+// [*KeyError]. It is for keys that were not made by NewKey.
+func (k Key) Validate() error {
+	if err := checkText("value", k.Value, adviceValue); err != nil {
+		return err
+	}
+	if err := checkText("scope", k.Scope, adviceScope); err != nil {
+		return err
+	}
+	part := 0
+	for text := range strings.SplitSeq(k.Scope, "/") {
+		part++
+		if text == "" {
+			return &KeyError{Field: fmt.Sprintf("scope part %d", part), Reason: "is empty", Do: adviceScope}
+		}
+	}
+	return nil
+}
+
+// IsZero reports whether k is the zero Key, which names nothing and is not
+// valid.
+func (k Key) IsZero() bool { return k == Key{} }
+
+// Hash returns 8 hex digits that stand for the key in logs, errors and metrics'
+// exemplars: equal for equal keys, on every machine and in every release. It is
+// for people who correlate lines, no identity: two keys of 100,000 share one.
+func (k Key) Hash() string {
+	sum := sha256.Sum256(appendFramed([]byte("samekey/log/v1"), k.Scope, k.Value))
+	return hex.EncodeToString(sum[:4])
+}
+
+// String returns "key:" and the hash; never the value or the scope.
+func (k Key) String() string { return "key:" + k.Hash() }
+
+// GoString returns what String does, for %#v and tools like it.
+func (k Key) GoString() string { return k.String() }
+
+// Format prints what String returns, under every verb and flag.
+func (k Key) Format(state fmt.State, _ rune) { _, _ = io.WriteString(state, k.String()) }
+
+// LogValue logs the hash alone.
+func (k Key) LogValue() slog.Value { return slog.StringValue(k.String()) }
+
+// KeyError says which part of a key is refused, why, and what to do. It holds
+// nothing of the key itself, so it may be logged and sent to the caller. It
+// matches [ErrInvalidKey].
+type KeyError struct {
+	Field  string // "value", "scope" or "scope part 2" (the first is 1)
+	Reason string // "is empty"
+	Do     string // what the caller should do
+}
+
+func (e *KeyError) Error() string {
+	return "samekey: key: " + e.Field + " " + e.Reason + ": " + e.Do
+}
+
+// Is makes every KeyError match ErrInvalidKey.
+func (e *KeyError) Is(target error) bool { return target == ErrInvalidKey }
+
+const (
+	adviceValue = "send 1 to 255 bytes of printable ASCII without spaces at the ends, such as a UUID, and the same with every attempt"
+	adviceScope = "name the tenant or principal and the operation, in at most 255 bytes once escaped"
+)
+
+// checkText holds a value or a whole scope to the rules of both.
+func checkText(field, text, advice string) error {
+	reason := ""
+	switch {
+	case text == "":
+		reason = "is empty"
+	case len(text) > maxKeyBytes:
+		reason = fmt.Sprintf("is %d bytes long, more than %d", len(text), maxKeyBytes)
+	case text[0] == ' ' || text[len(text)-1] == ' ':
+		reason = "starts or ends with a space"
+	default:
+		at := strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' })
+		if at < 0 {
+			return nil
+		}
+		reason = fmt.Sprintf("has a byte that is not printable ASCII at offset %d", at)
+	}
+	return &KeyError{Field: field, Reason: reason, Do: advice}
+}
+
+// checkPart holds a scope's part, before it is escaped, to what escaping cannot
+// mend: a part that is missing or mangled is a mistake of the caller's, and
+// would put its keys under another scope.
+func checkPart(index int, part string) error {
+	reason := ""
+	switch {
+	case part == "":
+		reason = "is empty"
+	case part[0] == ' ' || part[len(part)-1] == ' ':
+		reason = "starts or ends with a space"
+	case !utf8.ValidString(part):
+		reason = "is not valid UTF-8"
+	case strings.ContainsFunc(part, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		reason = "has a control character"
+	default:
+		return nil
+	}
+	return &KeyError{Field: fmt.Sprintf("scope part %d", index+1), Reason: reason, Do: adviceScope}
+}
+
+// escapePart writes part with "/", "%" and every byte outside printable ASCII
+// as %XX, upper case.
+func escapePart(b *strings.Builder, part string) {
+	const hexDigits = "0123456789ABCDEF"
+	for i := range len(part) {
+		switch c := part[i]; {
+		case c == '/' || c == '%' || c < ' ' || c > '~':
+			b.Write([]byte{'%', hexDigits[c>>4], hexDigits[c&15]})
+		default:
+			b.WriteByte(c)
+		}
+	}
+}
