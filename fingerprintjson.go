@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -64,7 +65,6 @@ type member struct {
 }
 
 func (c *canonicalizer) value(depth int) error {
-	at := c.dec.InputOffset()
 	tok, err := c.dec.ReadToken()
 	if err != nil {
 		return err
@@ -82,9 +82,9 @@ func (c *canonicalizer) value(depth int) error {
 	case '"':
 		return c.str(tok)
 	case '0':
-		var ok bool
-		if c.out, ok = appendNumber(c.out, tok.String()); !ok {
-			return refuse(at, fmt.Sprintf("a number with an exponent beyond %d", maxExponent),
+		text, ok := tok.String(), false
+		if c.out, ok = appendNumber(c.out, text); !ok {
+			return refuse(c.dec.InputOffset()-int64(len(text)), fmt.Sprintf("a number with an exponent beyond %d", maxExponent),
 				"send a number of sensible size, or send it as a string")
 		}
 		return nil
@@ -229,5 +229,17 @@ func (c *canonicalizer) explain(err error, doc []byte) error {
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return refuse(int64(len(doc)), "the document ends too early", "send all of it")
 	}
-	return refuse(offset, "not valid JSON", "send a JSON document without lone surrogates, or fingerprint the bytes as they are")
+	if offset < int64(len(doc)) && startsSurrogate(doc[offset:]) {
+		return refuse(offset, "a lone surrogate", "send whole characters, or fingerprint the bytes as they are")
+	}
+	return refuse(offset, "not valid JSON", "send a JSON document, or fingerprint the bytes as they are")
+}
+
+// startsSurrogate reports whether text begins with an escape in \ud800 to \udfff.
+func startsSurrogate(text []byte) bool {
+	if len(text) < 6 || string(text[:2]) != `\u` {
+		return false
+	}
+	unit, err := strconv.ParseUint(string(text[2:6]), 16, 16)
+	return err == nil && utf16.IsSurrogate(rune(unit))
 }

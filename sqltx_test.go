@@ -173,7 +173,7 @@ func TestAnErrorOfPostgresKeepsItsCode(t *testing.T) {
 			return err
 		},
 		"Query that does not parse": func(ctx context.Context, tx samekey.Tx) error {
-			rows, err := tx.Query(ctx, "select 1/0 frm")
+			rows, err := tx.Query(ctx, "select from where")
 			if rows == nil || rows.Next() || rows.Err() == nil {
 				return errors.New("want closed rows that hold the error")
 			}
