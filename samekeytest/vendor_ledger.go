@@ -1,0 +1,289 @@
+package samekeytest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+)
+
+// Ledger is what a [Vendor] saw and did, up to the moment it was asked.
+type Ledger struct {
+	Calls    []VendorCall   `json:"calls"`    // every whole POST on the wire, in order of arrival
+	Effects  []VendorRecord `json:"effects"`  // every effect, in order
+	Declined []VendorRecord `json:"declined"` // every stored decision that is no effect
+	Counts   VendorCounts   `json:"counts"`
+}
+
+// VendorCall is one POST on the wire.
+type VendorCall struct {
+	Call       int64      `json:"call"` // 1, 2, ... in order of arrival
+	Path       string     `json:"path"` // with the query
+	Key        string     `json:"key"`
+	Nth        int        `json:"nth,omitempty"`     // the how-manieth call of its key
+	Attempt    int        `json:"attempt,omitempty"` // as the caller said; 0 if it did not
+	BodyHash   string     `json:"body_hash"`         // SHA-256, hex
+	Identity   string     `json:"identity"`
+	Fault      Fault      `json:"fault,omitempty"`
+	Effect     bool       `json:"effect,omitempty"`   // this call made the effect
+	Replayed   bool       `json:"replayed,omitempty"` // its key had its answer already
+	Status     int        `json:"status,omitempty"`   // as answered; 0 if it was not
+	ClientGone bool       `json:"client_gone,omitempty"`
+	Arrived    time.Time  `json:"arrived"`
+	Ended      *time.Time `json:"ended,omitempty"` // nil while it is open, or if the vendor died with it
+}
+
+// VendorRecord is a decision that the vendor made and remembers: an effect, or
+// a decline.
+type VendorRecord struct {
+	Call     int64        `json:"call"` // the call that made it
+	Key      string       `json:"key"`
+	Path     string       `json:"path"`
+	Identity string       `json:"identity"`
+	BodyHash string       `json:"body_hash"`
+	Body     []byte       `json:"body"` // base64 in JSON, so that it stays byte-exact
+	Answer   VendorAnswer `json:"answer"`
+	At       time.Time    `json:"at"`
+}
+
+func (r VendorRecord) effect() bool     { return r.Answer.Status >= 200 && r.Answer.Status < 300 }
+func (r VendorRecord) business() string { return r.Path + " " + r.Identity }
+
+// VendorCounts are a ledger's sums, cheap enough to poll.
+type VendorCounts struct {
+	Open     int            `json:"open"`     // calls open right now
+	MaxOpen  int            `json:"max_open"` // the most that were open at once
+	Calls    int            `json:"calls"`
+	Effects  int            `json:"effects"`
+	Declined int            `json:"declined"`
+	Doubles  int            `json:"doubles"` // effects beyond the first of each path and identity
+	Lookups  int            `json:"lookups"` // since this vendor started
+	Faults   map[string]int `json:"faults"`  // injected, by kind
+}
+
+// VendorDouble is a business operation that had more than one effect.
+type VendorDouble struct {
+	Path     string
+	Identity string
+	Effects  []VendorRecord
+}
+
+// Doubles returns the operations, by path and identity, that had more than one
+// effect, in order of their first: the harm that idempotency is there to
+// prevent, whatever keys the calls came under.
+func (l Ledger) Doubles() []VendorDouble {
+	var order []string
+	by := map[string][]VendorRecord{}
+	for _, e := range l.Effects {
+		id := e.business()
+		if by[id] == nil {
+			order = append(order, id)
+		}
+		by[id] = append(by[id], e)
+	}
+	var doubles []VendorDouble
+	for _, id := range order {
+		if effects := by[id]; len(effects) > 1 {
+			doubles = append(doubles, VendorDouble{Path: effects[0].Path, Identity: effects[0].Identity, Effects: effects})
+		}
+	}
+	return doubles
+}
+
+// KeyCounts are what one key came to.
+type KeyCounts struct {
+	Calls, Effects, Replays, Faults int
+}
+
+// ByKey returns the counts of each key; calls without one are under "".
+func (l Ledger) ByKey() map[string]KeyCounts {
+	by := map[string]KeyCounts{}
+	for _, c := range l.Calls {
+		n := by[c.Key]
+		n.Calls++
+		if c.Replayed {
+			n.Replays++
+		}
+		if c.Fault != "" {
+			n.Faults++
+		}
+		by[c.Key] = n
+	}
+	for _, e := range l.Effects {
+		n := by[e.Key]
+		n.Effects++
+		by[e.Key] = n
+	}
+	return by
+}
+
+// Ledger returns a copy of the ledger. A call is in it from its arrival, an
+// effect before its answer is sent, and a call's end before its client can have
+// read the whole answer.
+func (v *Vendor) Ledger() Ledger {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return Ledger{
+		Calls:    slices.Clone(v.calls),
+		Effects:  slices.Clone(v.effects),
+		Declined: slices.Clone(v.declined),
+		Counts:   v.counts(),
+	}
+}
+
+// Counts returns the ledger's sums.
+func (v *Vendor) Counts() VendorCounts {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.counts()
+}
+
+func (v *Vendor) counts() VendorCounts {
+	return VendorCounts{
+		Open: v.open, MaxOpen: v.maxOpen, Calls: len(v.calls), Effects: len(v.effects),
+		Declined: len(v.declined), Doubles: v.doubles, Lookups: v.lookups, Faults: maps.Clone(v.faults),
+	}
+}
+
+// Open returns how many calls are open right now.
+func (v *Vendor) Open() int { return v.Counts().Open }
+
+// WaitOpen waits until n calls or more are open at once. If ctx ends first, the
+// error says how many there were.
+func (v *Vendor) WaitOpen(ctx context.Context, n int) error {
+	return v.waitFor(ctx, n, "calls open", func() int { return v.open })
+}
+
+// WaitEffects waits until n effects or more have been made.
+func (v *Vendor) WaitEffects(ctx context.Context, n int) error {
+	return v.waitFor(ctx, n, "effects", func() int { return len(v.effects) })
+}
+
+func (v *Vendor) waitFor(ctx context.Context, n int, what string, count func() int) error {
+	for {
+		v.mu.Lock()
+		have, changed := count(), v.changed
+		v.mu.Unlock()
+		if have >= n {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("samekeytest: vendor: %d of %d %s: %w", have, n, what, ctx.Err())
+		}
+	}
+}
+
+// event is one line of the ledger file.
+type event struct {
+	Kind   string        `json:"event"` // start, call, record, end
+	Call   *VendorCall   `json:"call,omitempty"`
+	Record *VendorRecord `json:"record,omitempty"`
+}
+
+// append writes one event; a write that has returned survives the death of this
+// process. v.mu is held.
+func (v *Vendor) append(e event) error {
+	if v.broken != nil || v.file == nil {
+		return v.broken
+	}
+	line, err := json.Marshal(e)
+	if err == nil {
+		_, err = v.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		v.broken = fmt.Errorf("samekeytest: vendor ledger: %w", err)
+	}
+	return v.broken
+}
+
+func (v *Vendor) openLedger(path string) error {
+	whole, err := v.load(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("samekeytest: vendor ledger: %w", err)
+	}
+	// A vendor killed in mid-write leaves half a line, whose answer was not sent.
+	if err := file.Truncate(whole); err != nil {
+		_ = file.Close()
+		return fmt.Errorf("samekeytest: vendor ledger: %w", err)
+	}
+	v.file = file
+	v.apply(event{Kind: "start"})
+	return v.append(event{Kind: "start"})
+}
+
+// load replays the file into memory and returns the length of its whole lines.
+func (v *Vendor) load(path string) (int64, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("samekeytest: vendor ledger: %w", err)
+	}
+	whole := bytes.LastIndexByte(data, '\n') + 1
+	for i, line := range bytes.Split(data[:whole], []byte("\n")) {
+		if len(line) == 0 {
+			continue
+		}
+		var e event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return 0, fmt.Errorf("samekeytest: vendor ledger: line %d: %w", i+1, err)
+		}
+		if !v.apply(e) {
+			return 0, fmt.Errorf("samekeytest: vendor ledger: line %d: %q does not follow from the lines before it", i+1, e.Kind)
+		}
+	}
+	return int64(whole), nil
+}
+
+// apply replays one event; it says false if the event makes no sense here.
+func (v *Vendor) apply(e event) bool {
+	switch {
+	case e.Kind == "start":
+		v.open = 0 // what was open died with the vendor
+	case e.Kind == "call" && e.Call != nil:
+		if e.Call.Call != int64(len(v.calls))+1 {
+			return false
+		}
+		v.calls = append(v.calls, *e.Call)
+		v.state(e.Call.Key).calls++
+		if e.Call.Fault != "" {
+			v.faults[e.Call.Fault.kind()]++
+		}
+		v.open++
+		v.maxOpen = max(v.maxOpen, v.open)
+	case e.Kind == "record" && e.Record != nil && v.has(e.Record.Call):
+		v.calls[e.Record.Call-1].Effect = e.Record.effect()
+		v.keep(*e.Record)
+	case e.Kind == "end" && e.Call != nil && v.has(e.Call.Call):
+		v.calls[e.Call.Call-1] = *e.Call
+		v.open--
+	default:
+		return false
+	}
+	return true
+}
+
+func (v *Vendor) has(call int64) bool { return call >= 1 && call <= int64(len(v.calls)) }
+
+// ReadLedger reads a vendor's ledger file, also while the vendor is writing it
+// or after it was killed.
+func ReadLedger(path string) (Ledger, error) {
+	v, err := NewVendor(nil)
+	if err != nil {
+		return Ledger{}, err
+	}
+	if _, err := v.load(path); err != nil {
+		return Ledger{}, err
+	}
+	return v.Ledger(), nil
+}
