@@ -1,0 +1,223 @@
+// Package schema makes the tables of samekey, and River's beside them, in the Postgres schema "samekey".
+//
+// Call [Migrate] once before anything else, from a deployment step (`worker migrate`) or at the start of a service:
+//
+//	if err := schema.Migrate(ctx, pool); err != nil { ... }
+//
+// It may run in several processes at once and any number of times. [Check] tells a program at its start whether the
+// database fits it. Teams with a migration tool of their own take the statements from [All]. [Grants] gives an
+// application's role and the worker's role what they need, and no more.
+//
+// A migration is never edited after its release: a change is a new file with the next number.
+package schema
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+)
+
+// Name is the Postgres schema that holds samekey's tables and River's. It is fixed, so that SQL written by hand, by a
+// trigger or in another language finds them.
+const Name = "samekey"
+
+// ErrTooNew is returned where the database was migrated by a newer release than this one. Nothing was changed. Deploy
+// the newer release, or wait until its roll-out has reached this process.
+var ErrTooNew = errors.New("schema: the database is newer than this release of samekey")
+
+// ErrTooOld is returned by [Check] where migrations are missing. Run `worker migrate` or call [Migrate].
+var ErrTooOld = errors.New("schema: the database lacks migrations of this release of samekey")
+
+//go:embed migrations/*.sql
+var files embed.FS
+
+// own holds samekey's migrations in their order: own[i] has version i+1.
+var own = load()
+
+type migration struct {
+	name string
+	sql  string
+}
+
+func load() []migration {
+	entries, err := fs.ReadDir(files, "migrations")
+	if err != nil {
+		panic(err)
+	}
+	var out []migration
+	for i, entry := range entries {
+		number, _, _ := strings.Cut(entry.Name(), "_")
+		if n, err := strconv.Atoi(number); err != nil || n != i+1 {
+			panic(fmt.Sprintf("schema: migration %q: want number %04d", entry.Name(), i+1))
+		}
+		text, err := files.ReadFile(path.Join("migrations", entry.Name()))
+		if err != nil {
+			panic(err)
+		}
+		out = append(out, migration{name: strings.TrimSuffix(entry.Name(), ".sql"), sql: string(text)})
+	}
+	return out
+}
+
+// Latest is the version that this release needs: the number of its last migration.
+func Latest() int { return len(own) }
+
+// Fingerprint names this release's migrations, samekey's and River's: it changes whenever one of them does.
+// samekeytest names its template databases by it.
+func Fingerprint() string {
+	digest := sha256.New()
+	for _, m := range own {
+		fmt.Fprintf(digest, "%s\x00%s\x00", m.name, m.sql)
+	}
+	if migrator, err := riverMigrator(nil); err == nil {
+		for _, m := range migrator.AllVersions() {
+			fmt.Fprintf(digest, "river %d\x00%s\x00", m.Version, m.SQLUp)
+		}
+	}
+	return hex.EncodeToString(digest.Sum(nil))[:16]
+}
+
+// DB is what a look at the schema needs: a pool, a connection or a transaction.
+type DB interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Version says which of samekey's migrations the database has: 0 where none was run.
+func Version(ctx context.Context, db DB) (int, error) {
+	var version int
+	err := db.QueryRow(ctx, `select coalesce(max(version), 0)::int from samekey.migrations`).Scan(&version)
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000") {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("schema: read version: %w", err)
+	}
+	return version, nil
+}
+
+// Check reports whether the database fits this release: nil, or an error that is [ErrTooOld] or [ErrTooNew] and names
+// both versions. A worker calls it at its start.
+func Check(ctx context.Context, db DB) error {
+	version, err := Version(ctx, db)
+	switch {
+	case err != nil:
+		return err
+	case version < Latest():
+		return fmt.Errorf("%w: it has version %d, this release needs %d: run `worker migrate`", ErrTooOld, version, Latest())
+	case version > Latest():
+		return fmt.Errorf("%w: it has version %d, this release knows %d", ErrTooNew, version, Latest())
+	}
+	return nil
+}
+
+// migrateLock is the session lock under which a migration runs, so that three processes may start at once.
+const migrateLock = 7309453202
+
+// Migrate brings the database to this release: samekey's migrations and River's, each committed by itself, under one
+// session lock. Afterwards all of them are there; where it fails or is killed, those that were committed stay and the
+// next call goes on. A database that is up to date is left untouched. It needs a direct connection (no PgBouncer in
+// transaction mode) whose role may create the schema, and returns [ErrTooNew] before changing anything where a newer
+// release was there first. A River of the application's own in another schema is left alone.
+func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	conn, err := connect(ctx, pool)
+	if err != nil {
+		return fmt.Errorf("schema: connect: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) // ends the session, and the lock with it
+
+	if _, err := conn.Exec(ctx, `select pg_advisory_lock($1)`, int64(migrateLock)); err != nil {
+		return fmt.Errorf("schema: lock: %w", err)
+	}
+	version, err := Version(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if version > Latest() {
+		return fmt.Errorf("%w: it has version %d, this release knows %d", ErrTooNew, version, Latest())
+	}
+	if err := prepare(ctx, conn); err != nil {
+		return err
+	}
+	for i := version; i < len(own); i++ {
+		if err := apply(ctx, conn, i+1, own[i]); err != nil {
+			return err
+		}
+	}
+	return migrateRiver(ctx, pool)
+}
+
+// connect opens a connection of its own, outside the pool: the lock must not take the only one that a pool has.
+func connect(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
+	config := pool.Config()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
+			return nil, err
+		}
+	}
+	return pgx.ConnectConfig(ctx, config.ConnConfig)
+}
+
+func prepare(ctx context.Context, conn *pgx.Conn) error {
+	const sql = `
+do $$ begin
+    if to_regnamespace('samekey') is null then create schema samekey; end if;
+    if to_regclass('samekey.migrations') is null then
+        create table samekey.migrations (
+            version    integer     primary key check (version > 0),
+            name       text        not null,
+            applied_at timestamptz not null default clock_timestamp()
+        );
+    end if;
+end $$`
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		return fmt.Errorf("schema: create schema %q: %w", Name, err)
+	}
+	return nil
+}
+
+func apply(ctx context.Context, conn *pgx.Conn, version int, m migration) error {
+	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, m.sql); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `insert into samekey.migrations (version, name) values ($1, $2)`, version, m.name)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("schema: migration %s: %w", m.name, err)
+	}
+	return nil
+}
+
+func migrateRiver(ctx context.Context, pool *pgxpool.Pool) error {
+	migrator, err := riverMigrator(pool)
+	if err != nil {
+		return err
+	}
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return fmt.Errorf("schema: River's migrations: %w", err)
+	}
+	return nil
+}
+
+func riverMigrator(pool *pgxpool.Pool) (*rivermigrate.Migrator[pgx.Tx], error) {
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: Name})
+	if err != nil {
+		return nil, fmt.Errorf("schema: River's migrations: %w", err)
+	}
+	return migrator, nil
+}
