@@ -2,6 +2,7 @@ package samekeytest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,9 @@ func (l Ledger) describe(key string) string {
 		fmt.Fprintf(&b, "\t... and %d more calls\n", shown-most)
 	}
 	for _, d := range l.Doubles() {
+		if key != "" && !slices.ContainsFunc(d.Effects, func(e VendorRecord) bool { return e.Key == key }) {
+			continue
+		}
 		fmt.Fprintf(&b, "\t%s %s has %d effects\n", d.Path, d.Identity, len(d.Effects))
 	}
 	return b.String()

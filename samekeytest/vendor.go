@@ -200,7 +200,8 @@ func (v *Vendor) Close() error {
 //
 //	GET    /_control/ledger    the [Ledger]
 //	GET    /_control/open      the [VendorCounts]; ?at_least=10&within=5s first
-//	                           waits until so many calls are open, at most so long
+//	                           waits until so many calls are open, at most so
+//	                           long; ?effects=10 waits for effects
 //	GET    /_control/faults    the [FaultPlan]
 //	PUT    /_control/faults    replaces it; {} turns all faults off
 //	POST   /_control/hold      [Vendor.Hold]; ?answers=true: [Vendor.HoldAnswers]

@@ -42,22 +42,32 @@ func (v *Vendor) serveControl(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveOpen answers the counts as they were when enough calls were open: a
-// caller that kills its worker on this answer has so many calls in the air.
+// serveOpen answers the counts as they were when enough calls were open (or
+// enough effects made): a caller that kills its worker on this answer has so
+// many calls in the air.
 func (v *Vendor) serveOpen(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	if query.Has("at_least") {
-		n, err := strconv.Atoi(query.Get("at_least"))
-		within, err2 := time.ParseDuration(query.Get("within"))
-		if err != nil || err2 != nil {
-			write(w, refusal(http.StatusBadRequest, "control", "want ?at_least=10&within=5s"))
+	if query.Has("at_least") || query.Has("effects") {
+		within, err := time.ParseDuration(query.Get("within"))
+		open, err2 := optionalInt(query.Get("at_least"))
+		effects, err3 := optionalInt(query.Get("effects"))
+		if err != nil || err2 != nil || err3 != nil {
+			write(w, refusal(http.StatusBadRequest, "control", "want ?at_least=10&within=5s or ?effects=10&within=5s"))
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), within)
 		defer cancel()
-		_ = v.WaitOpen(ctx, n) // the counts tell
+		_ = v.WaitEffects(ctx, effects) // the counts tell
+		_ = v.WaitOpen(ctx, open)
 	}
 	writeJSON(w, v.Counts())
+}
+
+func optionalInt(s string) (int, error) {
+	if s == "" {
+		return 0, nil
+	}
+	return strconv.Atoi(s)
 }
 
 func (v *Vendor) putFaults(w http.ResponseWriter, r *http.Request) {
