@@ -49,7 +49,8 @@
 //   - outbox writes intents in that transaction, and has what people do to
 //     them: look, cancel, approve, redrive, resolve.
 //   - dispatcher claims committed intents, calls your handlers and settles the
-//     outcomes. It needs River; the three above do not.
+//     outcomes. It needs River; what a service that only writes imports does
+//     not.
 //   - samekeytest gives your tests a database, a vendor that honours keys, and
 //     assertions such as one effect for two requests.
 package samekey
