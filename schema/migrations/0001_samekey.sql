@@ -229,7 +229,7 @@ create function samekey.worker_class() returns integer
 as $$ select 1935764331 $$;
 
 -- Writes an intent in the caller's transaction and returns its id. The same key, action, part and payload again is a
--- no-op that returns the first id; another payload raises SK001. It runs as its owner, so that a role needs EXECUTE on
+-- no-op that returns the first id (raises SK002 with must_be_new); another payload raises SK001. It runs as its owner, so that a role needs EXECUTE on
 -- it and nothing else.
 create function samekey.enqueue(
     scope         text,
@@ -243,7 +243,8 @@ create function samekey.enqueue(
     due_at        timestamptz default null,
     deadline      timestamptz default null,
     trace_context text        default null,
-    id            uuid        default null
+    id            uuid        default null,
+    must_be_new   boolean     default false
 ) returns uuid
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -282,6 +283,10 @@ begin
                 left(encode(sha256(convert_to(enqueue.idem_key, 'UTF8')), 'hex'), 8)
                 using errcode = 'SK001',
                       hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
+        end if;
+        if enqueue.must_be_new then
+            raise exception 'samekey: intent "%" part "%" exists already', enqueue.action, coalesce(enqueue.part, '')
+                using errcode = 'SK002', hint = 'Roll back and insert it without must_be_new, which returns the first id.';
         end if;
         return v_have;
     end if;
