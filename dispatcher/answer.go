@@ -1,0 +1,187 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey"
+)
+
+// Call is one attempt to deliver an intent, as a handler sees it. DeliveryKey and Payload are the same bytes at every
+// attempt of the intent, across restarts, deploys and redrives.
+type Call struct {
+	ID           uuid.UUID   // the intent's
+	DeliveryKey  uuid.UUID   // what the vendor must be given
+	Key          samekey.Key // of the request that wrote the intent
+	Action, Part string
+	Attempt      int // grows with every claim; not dense
+	Payload      []byte
+	ContentType  string
+	Headers      map[string]string // never nil
+	TraceContext string            // W3C traceparent, or empty
+	CreatedAt    time.Time         // by the database's clock
+}
+
+// Answer is what a vendor said. It is stored in the intent's history; Body is cut at the policy's ResponseCap.
+type Answer struct {
+	Code        string // a status or an error code, such as "200" or "card_declined"; at most 128 bytes are kept
+	ContentType string
+	Body        []byte
+}
+
+// Handler makes one attempt. Its context ends at the attempt's deadline; what it sends after that may meet the attempt
+// that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead] and [Unknown] say what
+// kind of error it was; of any other error, or a panic, the outcome is unknown, but for one that net/http or net
+// reports before a connection stood (a failed dial or look-up of a name), which is unsent.
+type Handler func(ctx context.Context, call *Call) (Answer, error)
+
+type verdict int
+
+const (
+	verdictUnknown verdict = iota
+	verdictRefused
+	verdictRetryAfter
+	verdictUnsent
+	verdictDead
+)
+
+// attemptError carries a handler's verdict through any wrapping.
+type attemptError struct {
+	verdict verdict
+	after   time.Duration
+	answer  Answer
+	err     error
+}
+
+func (e *attemptError) Error() string {
+	if e.err != nil {
+		return e.err.Error()
+	}
+	return fmt.Sprintf("refused with code %q", e.answer.Code)
+}
+
+func (e *attemptError) Unwrap() error { return e.err }
+
+// Refused says that the vendor answered with a business no, such as a declined card. The intent is finished as refused,
+// and its Apply is told.
+func Refused(answer Answer) error {
+	return &attemptError{verdict: verdictRefused, answer: answer}
+}
+
+// RetryAfter says that the vendor declared that it did not act and wants to be asked again later (429, or an answer
+// that means "still running under this key"). It spends no attempt; the wait is the longer of d and the policy's
+// backoff, at most an hour. Any class may be retried after it but an irreversible write, which waits for approval.
+func RetryAfter(d time.Duration, err error) error {
+	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
+}
+
+// Unsent says that provably nothing was sent: the name did not resolve, no connection stood, TLS failed, a breaker was
+// open. It spends no attempt and nothing of the key window.
+func Unsent(err error) error {
+	return &attemptError{verdict: verdictUnsent, err: orText(err, "nothing was sent")}
+}
+
+// Dead says that the vendor did not act and will not until a person mends something (401, 404, a malformed request).
+// The intent rests as dead, visible, until it is redriven, resolved or cancelled. The answer is kept.
+func Dead(answer Answer, err error) error {
+	return &attemptError{verdict: verdictDead, answer: answer, err: orText(err, "the vendor will not act")}
+}
+
+// Unknown says that the vendor may or may not have acted; any error that is not listed here means the same. The answer,
+// if there was any, is kept.
+func Unknown(answer Answer, err error) error {
+	return &attemptError{verdict: verdictUnknown, answer: answer, err: orText(err, "the outcome is unknown")}
+}
+
+func orText(err error, text string) error {
+	if err == nil {
+		return errors.New(text)
+	}
+	return err
+}
+
+// Finding is what a look-up found out. The zero Finding is inconclusive.
+type Finding struct {
+	outcome string
+	answer  Answer
+}
+
+// Found says that the vendor acted: the intent is delivered with this answer.
+func Found(answer Answer) Finding { return Finding{outcome: outcomeDelivered, answer: answer} }
+
+// FoundRefused says that the vendor recorded a business no: the intent is refused with this answer.
+func FoundRefused(answer Answer) Finding { return Finding{outcome: outcomeRefused, answer: answer} }
+
+// Absent says that the vendor knows nothing of the delivery key. The intent is parked with that evidence.
+func Absent(answer Answer) Finding { return Finding{outcome: outcomeAbsent, answer: answer} }
+
+// Inconclusive says that the look-up could not tell. The intent is parked with that evidence.
+func Inconclusive(answer Answer) Finding {
+	return Finding{outcome: outcomeInconclusive, answer: answer}
+}
+
+// Outcome is what an intent came to, as its Apply is told.
+type Outcome struct {
+	Call
+	Answer   Answer
+	Refused  bool // a business no; else delivered
+	Resolved bool // recorded by a person, not by a call of a worker
+}
+
+// An Option adds to an action what not every action has: [WithLookup], [WithApply].
+type Option func(*action) error
+
+// WithLookup registers how to ask the vendor whether it acted under a delivery key. It is called, never the handler,
+// where an outcome is unknown or the key window is over. An error means that the vendor could not be asked: the look-up
+// is tried again with the policy's backoff, up to its attempts, then the intent is parked.
+func WithLookup[T any](fn func(ctx context.Context, call *Call, payload T) (Finding, error)) Option {
+	return func(a *action) error {
+		a.lookup = func(ctx context.Context, call *Call) (Finding, error) {
+			payload, err := decode[T](call)
+			if err != nil {
+				return Finding{}, err
+			}
+			return fn(ctx, call, payload)
+		}
+		return nil
+	}
+}
+
+// WithApply registers what the application does in the transaction that finishes the intent, whether delivered,
+// refused or resolved: fn's rows and the end of the intent are committed together, once. It may insert further intents
+// with outbox.Insert, which takes the key of the intent's own request. An error or a panic rolls it back and it is tried
+// again with backoff for as long as it takes; the vendor is not called again. Keep it short: it must not call out, and
+// it ends at the policy's Timeout.
+func WithApply[T any](fn func(ctx context.Context, tx pgx.Tx, payload T, outcome Outcome) error) Option {
+	return func(a *action) error {
+		a.apply = func(ctx context.Context, tx pgx.Tx, outcome Outcome) error {
+			payload, err := decode[T](&outcome.Call)
+			if err != nil {
+				return err
+			}
+			return fn(ctx, tx, payload, outcome)
+		}
+		return nil
+	}
+}
+
+type applyFunc func(ctx context.Context, tx pgx.Tx, outcome Outcome) error
+
+// The outcomes of an attempt, a look-up or a person's word, as the history names them.
+const (
+	outcomeDelivered    = "delivered"
+	outcomeRefused      = "refused"
+	outcomeRetry        = "retry"
+	outcomeUnsent       = "unsent"
+	outcomeUnknown      = "unknown"
+	outcomeDead         = "dead"
+	outcomeParked       = "parked"
+	outcomeAwaiting     = "awaiting_approval"
+	outcomeAbsent       = "absent"
+	outcomeInconclusive = "inconclusive"
+)

@@ -1,0 +1,260 @@
+package dispatcher
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Config is a dispatcher's settings; nil and the zero value of each field are the defaults.
+type Config struct {
+	// Logger gets structured logs: a line per failed attempt and per thing that a person should know. A key appears
+	// as a short hash; payloads, answers and header values never do. Default: slog.Default().
+	Logger *slog.Logger
+
+	// Name is this worker's in samekey.workers and in logs. Default: host name and process id. At most 255 bytes.
+	Name string
+
+	// SweepInterval is how often every node looks for intents that nobody holds. It bounds what a lost notification
+	// costs, and half the time after which a killed worker's intents are taken over. Default 400 ms; 10 ms to 1 min.
+	SweepInterval time.Duration
+
+	// StopTimeout is how long [Dispatcher.Run] lets calls under way go on after its context ended; then their contexts
+	// are cancelled, and what they came to is settled. Default 20 s: within the 30 s that Kubernetes allows.
+	StopTimeout time.Duration
+
+	// Retention is how long a finished intent that was written without a processed record is kept. (One with a record
+	// is kept as long as the record, see processed.Request.) Default 72 h.
+	Retention time.Duration
+}
+
+func (c *Config) withDefaults() Config {
+	var out Config
+	if c != nil {
+		out = *c
+	}
+	if out.Logger == nil {
+		out.Logger = slog.Default()
+	}
+	if out.Name == "" {
+		host, _ := os.Hostname()
+		out.Name = fmt.Sprintf("%s-%d", host, os.Getpid())
+	}
+	out.SweepInterval = or(out.SweepInterval, 400*time.Millisecond)
+	out.StopTimeout = or(out.StopTimeout, 20*time.Second)
+	out.Retention = or(out.Retention, 72*time.Hour)
+	return out
+}
+
+func (c Config) check() (errs []error) {
+	if len(c.Name) > 255 {
+		errs = append(errs, fmt.Errorf("dispatcher: Config.Name has %d bytes, at most 255 are allowed", len(c.Name)))
+	}
+	if c.SweepInterval < 10*time.Millisecond || c.SweepInterval > time.Minute {
+		errs = append(errs, fmt.Errorf("dispatcher: Config.SweepInterval %v is outside 10ms to 1m", c.SweepInterval))
+	}
+	if c.StopTimeout < 0 {
+		errs = append(errs, fmt.Errorf("dispatcher: Config.StopTimeout %v is negative", c.StopTimeout))
+	}
+	if c.Retention < 0 {
+		errs = append(errs, fmt.Errorf("dispatcher: Config.Retention %v is negative", c.Retention))
+	}
+	return errs
+}
+
+// Limits are a destination's, on this process.
+type Limits struct {
+	// Concurrency is how many calls are under way at once, at most. Default 32, at most 10,000.
+	Concurrency int
+}
+
+// Dispatcher delivers intents: it claims them, calls the handlers and settles what came of it. Make one per process
+// with [New], register what it handles, then [Dispatcher.Run] it.
+type Dispatcher struct {
+	pool   *pgxpool.Pool
+	config Config
+	log    *slog.Logger
+
+	mu           sync.Mutex // guards what follows until the first Run or Drain, after which it does not change
+	actions      map[string]*action
+	destinations map[string]*destination
+	mistakes     []error
+
+	running sync.Mutex // held by the one Run or Drain
+	health  health
+}
+
+// action is a registered kind of intent.
+type action struct {
+	name   string
+	policy Policy
+	handle Handler
+	lookup func(context.Context, *Call) (Finding, error)
+	apply  applyFunc
+}
+
+// destination is a vendor account, shared by the actions that name it.
+type destination struct {
+	name     string
+	limits   Limits
+	declared bool
+	actions  []*action
+}
+
+// New makes a dispatcher on a pool. The pool needs room for the claims and settles of each destination, the listener
+// and River: 10 connections are plenty. It is not closed by the dispatcher.
+func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
+	d := &Dispatcher{
+		pool: pool, config: config.withDefaults(),
+		actions: map[string]*action{}, destinations: map[string]*destination{},
+	}
+	d.log = d.config.Logger
+	return d
+}
+
+// River's rule for names of queues, less the prefix that ours get.
+var (
+	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
+	actionName      = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
+)
+
+// Destination declares a vendor account and its limits. Its River queue is "samekey_" and the name: pausing that queue,
+// from River UI too, stops its claims on every node.
+func (d *Dispatcher) Destination(name string, limits Limits) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dest := d.destination(name)
+	if dest.declared {
+		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q is declared twice", name))
+	}
+	if limits.Concurrency < 0 || limits.Concurrency > 10_000 {
+		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: Concurrency %d is outside 1 to 10000", name, limits.Concurrency))
+	}
+	dest.declared = true
+	dest.limits.Concurrency = or(limits.Concurrency, 32)
+}
+
+func (d *Dispatcher) destination(name string) *destination {
+	dest := d.destinations[name]
+	if dest == nil {
+		dest = &destination{name: name, limits: Limits{Concurrency: 32}}
+		d.destinations[name] = dest
+		if !destinationName.MatchString(name) {
+			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: use 1 to 56 lowercase letters, digits, _ and -", name))
+		}
+	}
+	return dest
+}
+
+// Handle registers the handler of an action, with the payload decoded from JSON into T exactly (unknown members are
+// allowed; a T of []byte or json.RawMessage gets the bytes). A payload that does not decode makes its intent dead, with
+// the reason in its history; its neighbours are not touched. Mistakes are kept for [Dispatcher.Check].
+func Handle[T any](d *Dispatcher, name string, policy Policy, fn func(ctx context.Context, call *Call, payload T) (Answer, error), options ...Option) {
+	d.Handle(name, policy, func(ctx context.Context, call *Call) (Answer, error) {
+		payload, err := decode[T](call)
+		if err != nil {
+			return Answer{}, Dead(Answer{Code: "payload"}, err)
+		}
+		return fn(ctx, call, payload)
+	}, options...)
+}
+
+// Handle is the raw form of the function [Handle]: the handler reads call.Payload itself.
+func (d *Dispatcher) Handle(name string, policy Policy, fn Handler, options ...Option) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a := &action{name: name, policy: policy.withDefaults(), handle: fn}
+	for _, option := range options {
+		if err := option(a); err != nil {
+			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: %s: %w", name, err))
+		}
+	}
+	switch {
+	case !actionName.MatchString(name):
+		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q: use 1 to 63 of a-z, 0-9, _ . - with a letter first", name))
+	case d.actions[name] != nil:
+		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q is registered twice", name))
+	case fn == nil:
+		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q has no handler", name))
+	}
+	d.mistakes = append(d.mistakes, a.policy.check(name)...)
+
+	dest := d.destination(or(policy.Destination, name))
+	if policy.Destination == "" {
+		dest.declared = true
+	}
+	dest.actions = append(dest.actions, a)
+	d.actions[name] = a
+}
+
+// decode reads a payload without losing a digit on the way: numbers go straight from the text into T's fields.
+func decode[T any](call *Call) (payload T, err error) {
+	switch p := any(&payload).(type) {
+	case *[]byte:
+		*p = call.Payload
+		return payload, nil
+	case *json.RawMessage:
+		*p = call.Payload
+		return payload, nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
+	if err := decoder.Decode(&payload); err != nil {
+		return payload, fmt.Errorf("payload does not decode into %T: %w", payload, cleanJSONError(err))
+	}
+	if decoder.More() {
+		return payload, fmt.Errorf("payload does not decode into %T: there is data after it", payload)
+	}
+	return payload, nil
+}
+
+// cleanJSONError leaves out what encoding/json quotes from the payload.
+func cleanJSONError(err error) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("not JSON at byte %d", syntax.Offset)
+	case errors.As(err, &kind):
+		return fmt.Errorf("member %q at byte %d does not fit %v", kind.Field, kind.Offset, kind.Type)
+	}
+	return errors.New("it was refused by its decoder")
+}
+
+// Check returns every mistake in what was registered so far, joined, or nil. [Dispatcher.Run] and [Dispatcher.Drain]
+// begin with it. It needs no database.
+func (d *Dispatcher) Check() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	errs := slices.Concat(d.config.check(), d.mistakes)
+	for _, dest := range d.sortedDestinations() {
+		if !dest.declared {
+			errs = append(errs, fmt.Errorf("dispatcher: %s: Destination %q is not declared: call Destination(%q, ...) or correct the name",
+				dest.actions[0].name, dest.name, dest.name))
+		}
+	}
+	if len(d.actions) == 0 {
+		errs = append(errs, errors.New("dispatcher: no action is registered"))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Dispatcher) sortedDestinations() []*destination {
+	var out []*destination
+	for _, dest := range d.destinations {
+		if len(dest.actions) > 0 {
+			out = append(out, dest)
+		}
+	}
+	slices.SortFunc(out, func(a, b *destination) int { return bytes.Compare([]byte(a.name), []byte(b.name)) })
+	return out
+}

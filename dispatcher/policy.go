@@ -1,0 +1,153 @@
+package dispatcher
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// Policy says how an action's intents are delivered. Class is required, and KeyWindow for an [IdempotentWrite]; the
+// zero value of every other field is its default. [Dispatcher.Check] and [Dispatcher.Run] return every contradiction at
+// once, each naming the action and the field.
+type Policy struct {
+	// Class says what may be repeated. Required.
+	Class Class
+
+	// Destination names the vendor account, declared with [Dispatcher.Destination]. Default: one of the action's own
+	// name with default limits.
+	Destination string
+
+	// Timeout bounds one attempt, connecting and reading included. Default 30 s, at least 1 ms, at most 1 h.
+	Timeout time.Duration
+
+	// Lease is how long a claim is good for. It must exceed Timeout, since a write that may not be repeated is touched
+	// only when its lease has run out. Default: Timeout and 10 s.
+	Lease time.Duration
+
+	// Attempts is how often an intent may be sent before it is dead; attempts that were provably unsent or that the
+	// vendor put off do not count. Default: as many as fit the KeyWindow, at most 25. For a [NonIdempotentWrite] and an
+	// [IrreversibleWrite] the number bounds look-ups instead: they are sent again only where nothing was sent.
+	Attempts int
+
+	// Backoff is the longest wait before the second attempt; it doubles with each further one up to MaxBackoff, and the
+	// wait is drawn between zero and that (full jitter). Defaults: 1 s and 10 min.
+	Backoff, MaxBackoff time.Duration
+
+	// Deadline is the age after which an intent is dead instead of sent, counted from its insert. An intent's own
+	// deadline holds besides. Default: none.
+	Deadline time.Duration
+
+	// KeyWindow is how long the vendor remembers a key, counted from the first attempt that may have reached it.
+	// Required for an IdempotentWrite; [Forever] is a value. Past it, less Timeout and 10 s, nothing is sent: the intent
+	// is looked up, else parked.
+	KeyWindow time.Duration
+
+	// SettlingDelay is how long an outcome stays unknown before it is looked up, so that a call still under way at the
+	// vendor can end. Default 5 s; negative: none.
+	SettlingDelay time.Duration
+
+	// ResponseCap is how much of an answer's body is kept, in bytes. Default 64 KiB, at most 1 MiB; negative: nothing.
+	ResponseCap int
+
+	// PassFailed lets the next intent of an ordering key go on past a dead or parked one. Default: it waits until a
+	// person has redriven, resolved or cancelled the failed one.
+	PassFailed bool
+}
+
+// windowMargin is kept free at the end of a key window, besides the attempt's own timeout.
+const windowMargin = 10 * time.Second
+
+// maxDelay caps what a vendor may ask for with RetryAfter.
+const maxDelay = time.Hour
+
+const maxAttempts = 25
+
+func (p Policy) withDefaults() Policy {
+	p.Timeout = or(p.Timeout, 30*time.Second)
+	p.Lease = or(p.Lease, p.Timeout+10*time.Second)
+	p.Backoff = or(p.Backoff, time.Second)
+	p.MaxBackoff = or(p.MaxBackoff, max(10*time.Minute, p.Backoff))
+	p.SettlingDelay = or(p.SettlingDelay, 5*time.Second)
+	p.ResponseCap = or(p.ResponseCap, 64<<10)
+	if p.Attempts == 0 {
+		p.Attempts = maxAttempts
+		for p.Class == IdempotentWrite && p.Attempts > 1 && p.horizon() > p.KeyWindow {
+			p.Attempts--
+		}
+	}
+	return p
+}
+
+func or[T comparable](value, fallback T) T {
+	var zero T
+	if value == zero {
+		return fallback
+	}
+	return value
+}
+
+// horizon is the longest time from the first attempt's start to the last one's end.
+func (p Policy) horizon() time.Duration {
+	total := time.Duration(p.Attempts)*p.Timeout + windowMargin
+	for n := 1; n < p.Attempts; n++ {
+		total += p.ceiling(n)
+	}
+	return total
+}
+
+// ceiling is the longest wait after n attempts.
+func (p Policy) ceiling(n int) time.Duration {
+	wait := p.Backoff
+	for ; n > 1 && wait < p.MaxBackoff; n-- {
+		wait *= 2
+	}
+	return min(wait, p.MaxBackoff)
+}
+
+// delay draws the wait after n attempts: full jitter.
+func (p Policy) delay(n int) time.Duration {
+	return rand.N(p.ceiling(max(n, 1)) + 1)
+}
+
+// check returns every contradiction of a policy that has its defaults.
+func (p Policy) check(action string) (errs []error) {
+	fail := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("dispatcher: %s: %s %s", action, field, fmt.Sprintf(format, args...)))
+	}
+	if p.Class < Read || p.Class > IrreversibleWrite {
+		fail("Class", "is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)")
+	}
+	if p.Timeout < time.Millisecond || p.Timeout > time.Hour {
+		fail("Timeout", "%v is outside 1ms to 1h", p.Timeout)
+	}
+	if p.Lease <= p.Timeout {
+		fail("Lease", "%v is not longer than Timeout %v", p.Lease, p.Timeout)
+	}
+	if p.Lease > 24*time.Hour {
+		fail("Lease", "%v is longer than 24h", p.Lease)
+	}
+	if p.Attempts < 1 || p.Attempts > 1000 {
+		fail("Attempts", "%d is outside 1 to 1000", p.Attempts)
+	}
+	if p.Backoff < 0 || p.MaxBackoff < p.Backoff {
+		fail("MaxBackoff", "%v is less than Backoff %v", p.MaxBackoff, p.Backoff)
+	}
+	if p.Deadline < 0 {
+		fail("Deadline", "%v is negative", p.Deadline)
+	}
+	if p.ResponseCap > 1<<20 {
+		fail("ResponseCap", "%d is more than 1 MiB", p.ResponseCap)
+	}
+	switch {
+	case p.KeyWindow < 0:
+		fail("KeyWindow", "%v is negative", p.KeyWindow)
+	case p.Class == IdempotentWrite && p.KeyWindow == 0:
+		fail("KeyWindow", "is missing: say how long the vendor remembers a key (dispatcher.Forever is a value)")
+	case p.Class == IdempotentWrite && p.horizon() > p.KeyWindow:
+		fail("KeyWindow", "%v is shorter than the retry horizon %v (%d attempts of %v and the waits between them)",
+			p.KeyWindow, p.horizon(), p.Attempts, p.Timeout)
+	case p.Class != IdempotentWrite && p.KeyWindow != 0:
+		fail("KeyWindow", "%v has no meaning for %v: only an idempotent_write has one", p.KeyWindow, p.Class)
+	}
+	return errs
+}
