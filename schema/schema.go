@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -80,11 +81,11 @@ func Latest() int { return len(own) }
 func Fingerprint() string {
 	digest := sha256.New()
 	for _, m := range own {
-		fmt.Fprintf(digest, "%s\x00%s\x00", m.name, m.sql)
+		_, _ = fmt.Fprintf(digest, "%s\x00%s\x00", m.name, m.sql)
 	}
 	if migrator, err := riverMigrator(nil); err == nil {
 		for _, m := range migrator.AllVersions() {
-			fmt.Fprintf(digest, "river %d\x00%s\x00", m.Version, m.SQLUp)
+			_, _ = fmt.Fprintf(digest, "river %d\x00%s\x00", m.Version, m.SQLUp)
 		}
 	}
 	return hex.EncodeToString(digest.Sum(nil))[:16]
@@ -99,8 +100,7 @@ type DB interface {
 func Version(ctx context.Context, db DB) (int, error) {
 	var version int
 	err := db.QueryRow(ctx, `select coalesce(max(version), 0)::int from samekey.migrations`).Scan(&version)
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000") {
+	if missing(err) {
 		return 0, nil
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func Version(ctx context.Context, db DB) (int, error) {
 }
 
 // Check reports whether the database fits this release: nil, or an error that is [ErrTooOld] or [ErrTooNew] and names
-// both versions. A worker calls it at its start.
+// both versions. A worker calls it at its start. A newer River is not too new: it works with the tables of its successors.
 func Check(ctx context.Context, db DB) error {
 	version, err := Version(ctx, db)
 	switch {
@@ -121,7 +121,36 @@ func Check(ctx context.Context, db DB) error {
 	case version > Latest():
 		return fmt.Errorf("%w: it has version %d, this release knows %d", ErrTooNew, version, Latest())
 	}
+	return checkRiver(ctx, db)
+}
+
+func checkRiver(ctx context.Context, db DB) error {
+	migrator, err := riverMigrator(nil)
+	if err != nil {
+		return err
+	}
+	all := migrator.AllVersions()
+	need := all[len(all)-1].Version
+
+	const sql = `select coalesce(max(version), 0)::int from samekey.river_migration where line = 'main'`
+	var version int
+	err = db.QueryRow(ctx, sql).Scan(&version)
+	if missing(err, "42703") { // its first versions have no "line"
+		err = nil
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("schema: read River's version: %w", err)
+	case version < need:
+		return fmt.Errorf("%w: River's tables have version %d, this release needs %d: run `worker migrate`", ErrTooOld, version, need)
+	}
 	return nil
+}
+
+// missing says whether a table or its schema is not there, or what else is named by the codes.
+func missing(err error, codes ...string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && slices.Contains(append(codes, "42P01", "3F000"), pgErr.Code)
 }
 
 // migrateLock is the session lock under which a migration runs, so that three processes may start at once.
@@ -157,7 +186,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 	}
-	return migrateRiver(ctx, pool)
+	return migrateRiver(ctx, pool, conn)
 }
 
 // connect opens a connection of its own, outside the pool: the lock must not take the only one that a pool has.
@@ -168,11 +197,19 @@ func connect(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
 			return nil, err
 		}
 	}
-	return pgx.ConnectConfig(ctx, config.ConnConfig)
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil || config.AfterConnect == nil {
+		return conn, err
+	}
+	if err := config.AfterConnect(ctx, conn); err != nil { // such as `set role`: who owns the tables
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return conn, nil
 }
 
-func prepare(ctx context.Context, conn *pgx.Conn) error {
-	const sql = `
+// prepareSQL makes the place where migrations are recorded. It asks first: `if not exists` needs the right to create.
+const prepareSQL = `
 do $$ begin
     if to_regnamespace('samekey') is null then create schema samekey; end if;
     if to_regclass('samekey.migrations') is null then
@@ -183,10 +220,24 @@ do $$ begin
         );
     end if;
 end $$`
-	if _, err := conn.Exec(ctx, sql); err != nil {
-		return fmt.Errorf("schema: create schema %q: %w", Name, err)
+
+func prepare(ctx context.Context, conn *pgx.Conn) error {
+	if _, err := conn.Exec(ctx, prepareSQL); err != nil {
+		return fmt.Errorf("schema: create schema %q: %w", Name, explain(err, conn))
 	}
 	return nil
+}
+
+// explain adds what to do where the role lacks a right.
+func explain(err error, conn *pgx.Conn) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != "42501" {
+		return err
+	}
+	config := conn.Config()
+	return fmt.Errorf("%w: migrate as the owner of schema %q, or, where there is none yet, as a role that may create one "+
+		"(grant create on database %s to %s)", err, Name,
+		pgx.Identifier{config.Database}.Sanitize(), pgx.Identifier{config.User}.Sanitize())
 }
 
 func apply(ctx context.Context, conn *pgx.Conn, version int, m migration) error {
@@ -198,18 +249,18 @@ func apply(ctx context.Context, conn *pgx.Conn, version int, m migration) error 
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("schema: migration %s: %w", m.name, err)
+		return fmt.Errorf("schema: migration %s: %w", m.name, explain(err, conn))
 	}
 	return nil
 }
 
-func migrateRiver(ctx context.Context, pool *pgxpool.Pool) error {
+func migrateRiver(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn) error {
 	migrator, err := riverMigrator(pool)
 	if err != nil {
 		return err
 	}
 	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
-		return fmt.Errorf("schema: River's migrations: %w", err)
+		return fmt.Errorf("schema: River's migrations: %w", explain(err, conn))
 	}
 	return nil
 }

@@ -316,4 +316,6 @@ begin
 end
 $$;
 
-revoke all on function samekey.enqueue from public;
+-- Nothing is for everybody: see the grants for the application's role and the worker's.
+revoke all on function samekey.enqueue, samekey.delivery_key, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock,
+    samekey.worker_class from public;
