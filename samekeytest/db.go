@@ -1,0 +1,256 @@
+package samekeytest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/schema"
+)
+
+// DatabaseURL is the environment variable that names the server on which
+// [NewDB] creates its databases.
+const DatabaseURL = "SAMEKEY_TEST_DATABASE_URL"
+
+const advice = DatabaseURL + ` is not set: these tests need a Postgres server.
+
+  make test                       starts one for the whole run, and stops it at the end
+  ` + DatabaseURL + `=...   any Postgres 14 or later, and a role that may create databases, such as
+      docker run --rm -e POSTGRES_PASSWORD=postgres -p 127.0.0.1:54329:5432 postgres:17
+      export ` + DatabaseURL + `=postgres://postgres:postgres@127.0.0.1:54329/postgres`
+
+// patience bounds each step on the server. A database takes about 50 ms; only a
+// server that is overloaded or gone takes longer than this.
+const patience = 60 * time.Second
+
+// DB is a database that belongs to one test. Its pool is embedded, so that a DB
+// can be queried as it is, and db.Pool is what goes to the code under test.
+type DB struct {
+	*pgxpool.Pool
+
+	// DSN is the URL or connection string of this database, for code that opens
+	// connections of its own: a second pool, a worker in a process, database/sql.
+	DSN string
+}
+
+// NewDB returns a migrated database that no other test sees, on the server
+// named by SAMEKEY_TEST_DATABASE_URL, and drops it at the end of the test, with
+// whatever is still connected to it.
+//
+// The first call on a server migrates a template; each database is a copy of
+// it, in tens of milliseconds. The template's name holds [schema.Fingerprint]:
+// another version of the migrations gets a template of its own, and test
+// binaries that run at the same time share one.
+//
+// The test fails at once where the variable is not set or the server cannot be
+// reached: a test that needs a database is never skipped in silence. It also
+// fails if a connection of the pool was not given back within ten seconds of
+// its end.
+//
+// The pool has 16 connections, unless the DSN says pool_max_conns.
+func NewDB(t testing.TB) *DB {
+	t.Helper()
+	server := serverDSN(t)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	template, err := ensureTemplate(ctx, server, schema.Fingerprint(), schema.Migrate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newDB(ctx, t, server, template)
+}
+
+// NewEmptyDB is [NewDB] without the migration: a database in which nothing is
+// yet, for tests of migrations themselves.
+func NewEmptyDB(t testing.TB) *DB {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return newDB(ctx, t, serverDSN(t), "template0")
+}
+
+func serverDSN(t testing.TB) string {
+	t.Helper()
+	server := os.Getenv(DatabaseURL)
+	if server == "" {
+		t.Fatal(advice)
+	}
+	return server
+}
+
+func newDB(ctx context.Context, t testing.TB, server, template string) *DB {
+	t.Helper()
+	name := databaseName(t.Name())
+	dsn, err := withDatabase(server, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		t.Fatalf("samekeytest: %s: %v", DatabaseURL, err)
+	}
+	if !strings.Contains(server, "pool_max_conns") {
+		config.MaxConns = 16
+	}
+	create := fmt.Sprintf("create database %s template %s", quote(name), quote(template))
+	if err := onServer(ctx, server, execute(create)); err != nil {
+		t.Fatalf("samekeytest: create a database: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := onServer(ctx, server, execute("drop database if exists "+quote(name)+" with (force)")); err != nil {
+			t.Errorf("samekeytest: drop the database: %v", err)
+		}
+	})
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		t.Fatalf("samekeytest: open the pool: %v", err)
+	}
+	t.Cleanup(func() { closePool(t, pool, 10*time.Second) })
+	return &DB{Pool: pool, DSN: dsn}
+}
+
+// closePool says so where a connection was never given back, instead of waiting
+// for it until the test binary times out.
+func closePool(t testing.TB, pool *pgxpool.Pool, within time.Duration) {
+	t.Helper()
+	closed := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(within):
+		t.Errorf("samekeytest: %d connections were not given back to the pool: close rows, end transactions, stop workers before the test ends",
+			pool.Stat().AcquiredConns())
+	}
+}
+
+// ensureTemplate returns the name of a database that holds the schema and that
+// nobody can connect to. Of several processes that come at once, one builds it.
+func ensureTemplate(ctx context.Context, server, fingerprint string, migrate func(context.Context, *pgxpool.Pool) error) (string, error) {
+	template := "samekey_template_" + fingerprint[:min(16, len(fingerprint))]
+	err := onServer(ctx, server, func(ctx context.Context, conn *pgx.Conn) error {
+		ready := func() (ready bool, err error) {
+			err = conn.QueryRow(ctx, "select exists (select from pg_database where datname = $1)", template).Scan(&ready)
+			return ready, err
+		}
+		if ok, err := ready(); err != nil || ok {
+			return err
+		}
+		// The lock goes with the connection, also when this process is killed.
+		if _, err := conn.Exec(ctx, "select pg_advisory_lock(hashtextextended($1, 0))", template); err != nil {
+			return err
+		}
+		if ok, err := ready(); err != nil || ok {
+			return err
+		}
+		return buildTemplate(ctx, conn, server, template, migrate)
+	})
+	if err != nil {
+		return "", fmt.Errorf("samekeytest: make the template database: %w", err)
+	}
+	return template, nil
+}
+
+// buildTemplate works under another name, so that a template that exists is a
+// finished one, and what a killed process left is thrown away.
+func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string, migrate func(context.Context, *pgxpool.Pool) error) error {
+	draft := template + "_draft"
+	for _, statement := range []string{
+		"drop database if exists " + quote(draft) + " with (force)",
+		"create database " + quote(draft) + " template template0",
+	} {
+		if _, err := conn.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
+	dsn, err := withDatabase(server, draft)
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.New(ctx, dsn)
+	if err != nil {
+		return err
+	}
+	err = migrate(ctx, pool)
+	pool.Close()
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	// A copy needs a source that nobody is connected to.
+	for _, statement := range []string{
+		"alter database " + quote(draft) + " allow_connections false",
+		"alter database " + quote(draft) + " rename to " + quote(template),
+	} {
+		if _, err := conn.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onServer runs do on a connection of its own: a pool that outlives the test
+// would look like a leak to the test's leak detector.
+func onServer(ctx context.Context, server string, do func(context.Context, *pgx.Conn) error) error {
+	conn, err := pgx.Connect(ctx, server)
+	if err != nil {
+		return fmt.Errorf("cannot reach the server that %s names: %w", DatabaseURL, err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	err = do(ctx, conn)
+	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "42501" {
+		return fmt.Errorf("the role of %s must be allowed to create databases (alter role .. createdb): %w", DatabaseURL, err)
+	}
+	return err
+}
+
+func execute(statement string) func(context.Context, *pgx.Conn) error {
+	return func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, statement)
+		return err
+	}
+}
+
+// withDatabase is dsn, which is a URL or a list of keywords, for another database.
+func withDatabase(dsn, name string) (string, error) {
+	if !strings.HasPrefix(dsn, "postgres://") && !strings.HasPrefix(dsn, "postgresql://") {
+		return dsn + " dbname=" + name, nil // the last one counts
+	}
+	u, err := url.Parse(dsn)
+	if err != nil {
+		return "", fmt.Errorf("samekeytest: %s is not a valid URL", DatabaseURL) // its error would print the password
+	}
+	u.Path, u.RawPath = "/"+name, ""
+	query := u.Query()
+	query.Del("dbname")
+	query.Del("database")
+	u.RawQuery = query.Encode()
+	return u.String(), nil
+}
+
+var notInName = regexp.MustCompile(`[^a-z0-9]+`)
+
+// databaseName starts with the test's name, for a person who looks at the server.
+func databaseName(test string) string {
+	test = strings.Trim(notInName.ReplaceAllString(strings.ToLower(test), "_"), "_")
+	var random [6]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return "samekey_" + test[:min(36, len(test))] + "_" + hex.EncodeToString(random[:])
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

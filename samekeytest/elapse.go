@@ -1,0 +1,88 @@
+package samekeytest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Elapse lets d pass for all that is stored: afterwards every row of the
+// Postgres schema samekey is d older. Due times come, leases and deadlines run
+// out, key windows close and retention ends, without a wait; a test stands on
+// both sides of a limit by two calls, 59 s and then 2 s around a limit of 60 s.
+//
+// It moves each timestamptz column of each table, all in one transaction, as
+// found in the catalog, so that a column added later moves too. It moves
+// neither River's tables, nor what a program holds in memory: a running
+// dispatcher finds what has become due at its next full scan, within about a
+// second. The times inside UUIDs stay.
+//
+// A negative d moves everything into the future. The test fails if a row stays
+// locked for ten seconds: end open transactions first.
+func Elapse(t testing.TB, db interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}, d time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "set local lock_timeout = '10s'"); err != nil {
+			return err
+		}
+		statements, err := elapseStatements(ctx, tx)
+		if err != nil {
+			return err
+		}
+		for _, statement := range statements {
+			if _, err := tx.Exec(ctx, statement, d); err != nil {
+				return fmt.Errorf("%s: %w", statement, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("samekeytest: let %s pass: %v", d, err)
+	}
+}
+
+// elapseStatements holds one UPDATE for each table that stores a time.
+// Partitions move through their parent; generated columns follow by themselves.
+func elapseStatements(ctx context.Context, tx pgx.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `
+		select c.relname, array_agg(a.attname::text order by a.attnum)
+		from pg_class c
+		join pg_namespace n on n.oid = c.relnamespace
+		join pg_attribute a on a.attrelid = c.oid
+		where n.nspname = 'samekey'
+		  and c.relkind in ('r', 'p') and not c.relispartition
+		  and c.relname not like 'river\_%'
+		  and a.atttypid = 'timestamptz'::regtype
+		  and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+		group by c.relname
+		order by c.relname`)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		statements []string
+		table      string
+		columns    []string
+	)
+	_, err = pgx.ForEachRow(rows, []any{&table, &columns}, func() error {
+		moves := make([]string, len(columns))
+		for i, column := range columns {
+			moves[i] = fmt.Sprintf("%[1]s = %[1]s - $1::interval", quote(column))
+		}
+		statements = append(statements, fmt.Sprintf("update %s set %s",
+			pgx.Identifier{"samekey", table}.Sanitize(), strings.Join(moves, ", ")))
+		return nil
+	})
+	if err == nil && len(statements) == 0 {
+		err = fmt.Errorf("no table with times in schema samekey: use a migrated database")
+	}
+	return statements, err
+}
