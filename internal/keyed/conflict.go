@@ -1,0 +1,50 @@
+package keyed
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ConflictError says that an intent's key, action and part are taken by one
+// with another payload. It is exported as outbox.ConflictError, and is here
+// because a queued intent meets its conflict in the commit of processed.Run.
+type ConflictError struct {
+	Action, Part string
+	KeyHash      string // samekey.Key.Hash
+	Err          error  // what the database said; nil where both were written in this transaction's queue
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("outbox: insert %q intent, part %q: key:%s has one with another payload: "+
+		"this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part",
+		e.Action, e.Part, e.KeyHash)
+}
+
+// Unwrap returns the database's error, which says SQLSTATE SK001.
+func (e *ConflictError) Unwrap() error { return e.Err }
+
+// InsertError names the intent that samekey.enqueue refused: a *ConflictError
+// for another payload, else the database's error with more words. It is nil for
+// nil.
+func InsertError(in Intent, err error) error {
+	if err == nil {
+		return nil
+	}
+	code, advice := "", ""
+	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) {
+		code = refused.Code
+	}
+	switch code {
+	case "SK001":
+		return &ConflictError{Action: in.Action, Part: in.Part, KeyHash: in.Key.Hash(), Err: err}
+	case "40001", "40P01":
+		advice = " (roll back and run the transaction again)"
+	case "25P02":
+		advice = " (an earlier statement of this transaction failed: roll it back)"
+	case "42883", "3F000":
+		advice = " (this database lacks samekey's schema: run schema.Migrate)"
+	}
+	return fmt.Errorf("outbox: insert %q intent: %w%s", in.Action, err, advice)
+}

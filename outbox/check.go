@@ -1,0 +1,182 @@
+package outbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/internal/keyed"
+)
+
+// Limits, all in bytes, that the tables' CHECKs state too.
+const (
+	maxPart        = 255
+	maxOrderingKey = 255
+	maxPayload     = 1 << 20
+	maxContentType = 255
+	maxHeaders     = 16384
+	maxTrace       = 512
+)
+
+var (
+	actionName = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
+	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$") // a token of RFC 9110
+)
+
+// The headers that the worker sets, or that name one connection.
+var workersHeaders = []string{"idempotency-key", "x-idempotency-key", "host", "content-length", "content-type",
+	"transfer-encoding", "connection", "te", "trailer", "upgrade", "expect", "traceparent", "tracestate"}
+
+// The headers that carry secrets.
+var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"}
+
+// checked returns the intent as samekey.enqueue takes it, with a new id and
+// without a key. Its error names the field and what to do, and holds nothing
+// of what was in it.
+func (in Intent) checked() (keyed.Intent, error) {
+	if !actionName.MatchString(in.Action) {
+		return keyed.Intent{}, errors.New(`Action must match ` + actionName.String() + `, such as "charge_card"`)
+	}
+	payload, contentType, err := encodePayload(in.Payload, in.ContentType)
+	if err != nil {
+		return keyed.Intent{}, err
+	}
+	headers, err := encodeHeaders(in.Headers)
+	if err != nil {
+		return keyed.Intent{}, err
+	}
+	if err := errors.Join(
+		checkText("Part", in.Part, maxPart),
+		checkText("OrderingKey", in.OrderingKey, maxOrderingKey),
+		checkTimes(in.DueAt, in.Deadline),
+		checkTrace(in.TraceContext),
+	); err != nil {
+		return keyed.Intent{}, err
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return keyed.Intent{}, fmt.Errorf("make an id: %w", err)
+	}
+	return keyed.Intent{
+		ID: id, Action: in.Action, Part: in.Part, Payload: payload, ContentType: contentType, Headers: headers,
+		OrderingKey: orNil(in.OrderingKey), DueAt: orNil(in.DueAt), Deadline: orNil(in.Deadline), TraceContext: orNil(in.TraceContext),
+	}, nil
+}
+
+func encodePayload(value any, contentType string) (payload []byte, mediaType string, err error) {
+	if contentType == "" {
+		contentType = "application/json"
+	}
+	mediaType, _, err = mime.ParseMediaType(contentType)
+	if err != nil || len(contentType) > maxContentType || !visible(contentType) || !strings.Contains(mediaType, "/") {
+		return nil, "", fmt.Errorf(`ContentType must be a media type of at most %d bytes, such as "application/json"`, maxContentType)
+	}
+	isJSON := mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
+	switch v := value.(type) {
+	case nil:
+		return nil, "", errors.New("Payload is nil: use struct{}{} for an effect without one")
+	case []byte:
+		payload = v
+	case json.RawMessage:
+		payload = v
+	default:
+		if !isJSON {
+			return nil, "", fmt.Errorf("Payload is a %T, which would be encoded as JSON, and ContentType is another: give a []byte", value)
+		}
+		if payload, err = encodeValue(v); err != nil {
+			return nil, "", err
+		}
+	}
+	switch {
+	case len(payload) > maxPayload:
+		return nil, "", fmt.Errorf("Payload is %d bytes long, more than %d: store it elsewhere and send a reference", len(payload), maxPayload)
+	case isJSON && !(utf8.Valid(payload) && json.Valid(payload)):
+		return nil, "", errors.New("Payload is not JSON in valid UTF-8: name its ContentType, such as application/octet-stream")
+	case payload == nil:
+		payload = []byte{} // nil would be NULL
+	}
+	return payload, contentType, nil
+}
+
+// encodeHeaders returns a JSON object, its members sorted.
+func encodeHeaders(headers map[string]string) ([]byte, error) {
+	if len(headers) == 0 {
+		return []byte("{}"), nil
+	}
+	seen := make(map[string]bool, len(headers))
+	size := 2
+	for name, value := range headers {
+		lower := strings.ToLower(name)
+		switch {
+		case !headerName.MatchString(name):
+			return nil, errors.New("Headers has a name that is not an HTTP token: use letters, digits and -")
+		case slices.Contains(workersHeaders, lower):
+			return nil, fmt.Errorf("Headers has %q, which the worker sets: leave it out", name)
+		case slices.Contains(secretHeaders, lower):
+			return nil, fmt.Errorf("Headers has %q: secrets have no place in rows, set it in the worker's configuration", name)
+		case !visible(value):
+			return nil, fmt.Errorf("Headers: the value of %q must be visible ASCII, without spaces at its ends", name)
+		case seen[lower]:
+			return nil, fmt.Errorf("Headers has %q twice, in two spellings: keep one", name)
+		}
+		seen[lower] = true
+		size += len(`"": "", `) + len(name) + len(value) + strings.Count(value, `"`) + strings.Count(value, `\`)
+	}
+	if size > maxHeaders {
+		return nil, fmt.Errorf("Headers are %d bytes long, more than %d: move what is large to the payload", size, maxHeaders)
+	}
+	return encodeJSON(headers)
+}
+
+// visible is what a header's value may be: visible ASCII, with spaces or tabs
+// between, not at the ends.
+func visible(value string) bool {
+	return strings.Trim(value, " \t") == value &&
+		!strings.ContainsFunc(value, func(r rune) bool { return r != '\t' && (r < ' ' || r > '~') })
+}
+
+func checkText(field, text string, limit int) error {
+	switch {
+	case len(text) > limit:
+		return fmt.Errorf("%s is %d bytes long, more than %d: shorten it, or use a digest", field, len(text), limit)
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return fmt.Errorf("%s must be printable text in valid UTF-8", field)
+	}
+	return nil
+}
+
+func checkTimes(due, deadline time.Time) error {
+	for field, at := range map[string]time.Time{"DueAt": due, "Deadline": deadline} {
+		if !at.IsZero() && (at.Year() < 1970 || at.Year() > 9999) {
+			return fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", field, at.Year())
+		}
+	}
+	if !deadline.IsZero() && !deadline.After(due) {
+		return errors.New("Deadline is not after DueAt: the intent could never be sent")
+	}
+	return nil
+}
+
+func checkTrace(trace string) error {
+	if len(trace) > maxTrace || !visible(trace) {
+		return fmt.Errorf("TraceContext must be at most %d bytes of visible ASCII, as in the header traceparent", maxTrace)
+	}
+	return nil
+}
+
+// orNil is how SQL sees a zero value: as NULL.
+func orNil[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
+	}
+	return &v
+}

@@ -1,0 +1,2 @@
+// Package outbox writes intents, and has what people do to them.
+package outbox

@@ -1,0 +1,222 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/wake"
+)
+
+// ConflictError says that an intent with the same key, action and part and with
+// another payload exists. The database's error (SQLSTATE SK001) aborted the
+// transaction: roll it back. The intent that exists is untouched. Where two
+// effects of one action are meant, give each its own Part; where the payload
+// merely changed between two attempts, the later one is the mistake.
+type ConflictError = keyed.ConflictError
+
+// Insert writes an intent in the caller's transaction and returns its id: the
+// intent exists exactly if the transaction commits. The same key, action, part
+// and payload again is a no-op that returns the first id (its other fields are
+// not compared); another payload is a [*ConflictError].
+//
+// In processed.Run the intent takes the request's key and goes to the database
+// with the commit, without a round trip of its own; a conflict then comes out
+// of Run. In processed.Do and a handler's Apply it takes the key and is written
+// at once. In any other transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx)
+// it needs a Key and is written at once; call [Flush] after the commit.
+//
+// What breaks the rules of [Intent] is refused before any SQL, and leaves the
+// transaction usable. Any error of the database aborts it, as a failed
+// statement does: roll it back. SQLSTATE 40001, found with errors.As, means to
+// run it again.
+//
+// With an ordering key Insert takes a lock on it until the transaction ends;
+// two transactions that insert several in opposite orders deadlock (40P01), so
+// use [InsertMany], which sorts them.
+func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
+	ready, err := prepare(tx, in)
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("outbox: insert %q intent: %w", in.Action, err)
+	}
+	queue, queues := tx.(keyed.Queue)
+	if queues {
+		id, queued, err := queue.Enqueue(ready)
+		if err != nil || queued {
+			return id, err
+		}
+	}
+	id, err := db.New(tx).OutboxEnqueue(ctx, ready.Params(false))
+	if err != nil {
+		return uuid.Nil, keyed.InsertError(ready, err)
+	}
+	if queues {
+		queue.Wrote(ready.Action)
+	}
+	return id, nil
+}
+
+// InsertMany writes the intents in the caller's transaction, in one round trip,
+// and returns their ids in the order given. Each is treated as [Insert] does;
+// where one breaks the rules nothing is written. Those of one ordering key keep
+// the order given.
+//
+// It never deadlocks with another InsertMany, whatever the order of either.
+// Over [samekey.SQL] it makes a round trip per intent.
+func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UUID, error) {
+	ready := make([]keyed.Intent, len(intents))
+	for i, in := range intents {
+		var err error
+		if ready[i], err = prepare(tx, in); err != nil {
+			return nil, fmt.Errorf("outbox: insert intent %d of %d, %q: %w", i+1, len(intents), in.Action, err)
+		}
+	}
+	ids := make([]uuid.UUID, len(intents))
+	rest, err := enqueue(tx, ready, ids)
+	if err != nil || len(rest) == 0 {
+		return ids, err
+	}
+	orders := sortForLocks(ready, rest)
+	if batcher, ok := tx.(interface {
+		SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
+	}); ok {
+		err = insertBatch(ctx, batcher.SendBatch, ready, rest, orders, ids)
+	} else {
+		err = insertEach(ctx, tx, ready, rest, orders, ids)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if queue, ok := tx.(keyed.Queue); ok {
+		for _, i := range rest {
+			queue.Wrote(ready[i].Action)
+		}
+	}
+	return ids, nil
+}
+
+// Flush wakes the workers that handle the actions. Call it after the commit of
+// a transaction of your own in which you inserted; processed.Run does it by
+// itself. It returns at once and never fails: without it, or where the
+// notification is lost, a worker's sweep finds the intents within half a
+// second.
+func Flush(pool *pgxpool.Pool, actions ...string) { wake.Flush(pool, actions...) }
+
+// prepare checks the intent and gives it its key.
+func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
+	key := in.Key
+	switch t := tx.(type) {
+	case nil:
+		return keyed.Intent{}, errors.New("tx is nil: an intent is written in the transaction of the rows that it belongs to")
+	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
+		return keyed.Intent{}, fmt.Errorf("tx is a %T, where the intent would be committed by itself: begin a transaction", tx)
+	case keyed.Tx:
+		if key.IsZero() {
+			key = t.RequestKey()
+		}
+		if key != t.RequestKey() {
+			return keyed.Intent{}, errors.New("Key is not the request's: the delivery key must follow from the request, so that its repetition is the same effect; leave Key zero, and use Part to tell intents apart")
+		}
+	default:
+		if key.IsZero() {
+			return keyed.Intent{}, errors.New("Key is required outside processed.Run, Do and Apply: give the key of the operation that this effect belongs to")
+		}
+	}
+	if err := key.Validate(); err != nil {
+		return keyed.Intent{}, err
+	}
+	ready, err := in.checked()
+	ready.Key = key
+	return ready, err
+}
+
+// enqueue queues what the transaction queues, and returns the indexes of the
+// rest.
+func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, err error) {
+	queue, queues := tx.(keyed.Queue)
+	for i, in := range ready {
+		queued := false
+		if queues {
+			if ids[i], queued, err = queue.Enqueue(in); err != nil {
+				return nil, err
+			}
+		}
+		if !queued {
+			rest = append(rest, i)
+		}
+	}
+	return rest, nil
+}
+
+// sortForLocks puts the intents, given by their indexes, into the order in
+// which they are written, and returns the ordering keys to be locked before.
+// Every transaction that writes several takes its locks in one order: first
+// those on ordering keys, as the database sorts them, then the entries of the
+// unique index, sorted here. Ordered intents come first, as they were given.
+func sortForLocks(ready []keyed.Intent, order []int) (orderingKeys []string) {
+	slices.SortStableFunc(order, func(i, j int) int {
+		a, b := ready[i], ready[j]
+		switch {
+		case a.OrderingKey != nil && b.OrderingKey != nil:
+			return 0
+		case a.OrderingKey != nil:
+			return -1
+		case b.OrderingKey != nil:
+			return 1
+		}
+		return cmp.Or(cmp.Compare(a.Key.Value, b.Key.Value), cmp.Compare(a.Key.Scope, b.Key.Scope),
+			cmp.Compare(a.Action, b.Action), cmp.Compare(a.Part, b.Part))
+	})
+	for _, i := range order {
+		if k := ready[i].OrderingKey; k != nil {
+			orderingKeys = append(orderingKeys, *k)
+		}
+	}
+	return orderingKeys
+}
+
+func insertBatch(ctx context.Context, send func(context.Context, *pgx.Batch) pgx.BatchResults,
+	ready []keyed.Intent, order []int, orderingKeys []string, ids []uuid.UUID,
+) error {
+	batch := &pgx.Batch{}
+	if len(orderingKeys) > 0 {
+		batch.Queue(db.OutboxQueueLockOrder, orderingKeys)
+	}
+	for _, i := range order {
+		batch.Queue(db.OutboxEnqueue, ready[i].Args(false)...).QueryRow(func(row pgx.Row) error {
+			return keyed.InsertError(ready[i], row.Scan(&ids[i]))
+		})
+	}
+	if err := send(ctx, batch).Close(); err != nil {
+		if conflict := (*ConflictError)(nil); errors.As(err, &conflict) {
+			return conflict
+		}
+		return fmt.Errorf("outbox: insert %d intents: %w", len(order), err)
+	}
+	return nil
+}
+
+func insertEach(ctx context.Context, tx samekey.Tx, ready []keyed.Intent, order []int, orderingKeys []string, ids []uuid.UUID) error {
+	q := db.New(tx)
+	if len(orderingKeys) > 0 {
+		if err := q.OutboxQueueLockOrder(ctx, orderingKeys); err != nil {
+			return fmt.Errorf("outbox: insert %d intents: lock their ordering keys: %w", len(order), err)
+		}
+	}
+	for _, i := range order {
+		var err error
+		if ids[i], err = q.OutboxEnqueue(ctx, ready[i].Params(false)); err != nil {
+			return keyed.InsertError(ready[i], err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func newKey(t testing.TB, value string, scope ...string) samekey.Key {
+	t.Helper()
+	if len(scope) == 0 {
+		scope = []string{"acme", "orders.create"}
+	}
+	key, err := samekey.NewKey(value, scope...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// inTx runs do in a transaction of its own and commits it.
+func inTx(t testing.TB, db interface {
+	Begin(context.Context) (pgx.Tx, error)
+}, do func(tx pgx.Tx) error) error {
+	t.Helper()
+	return pgx.BeginFunc(t.Context(), db, do)
+}
+
+// insert writes one intent and commits.
+func insert(t testing.TB, db interface {
+	Begin(context.Context) (pgx.Tx, error)
+}, in outbox.Intent) uuid.UUID {
+	t.Helper()
+	var id uuid.UUID
+	err := inTx(t, db, func(tx pgx.Tx) (err error) {
+		id, err = outbox.Insert(t.Context(), tx, in)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func count(t testing.TB, db *samekeytest.DB, query string, args ...any) (n int) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestInsertOfTheSameIntentAgainReturnsTheFirstIdAndTheTransactionStaysUsable(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Payload: map[string]int{"amount": 5}}
+	first := insert(t, db, in)
+	err := inTx(t, db, func(tx pgx.Tx) error {
+		again, err := outbox.Insert(t.Context(), tx, in)
+		if err != nil {
+			return err
+		}
+		if again != first {
+			t.Errorf("the second insert returned %s, want the first id %s", again, first)
+		}
+		_, err = tx.Exec(t.Context(), "select 1")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, db, "select count(*) from samekey.outbox_queue"); n != 1 {
+		t.Errorf("%d rows in the queue, want 1", n)
+	}
+}
+
+func TestInsertOfAnotherPayloadUnderTheSameKeyIsRefused(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Payload: map[string]int{"amount": 5}}
+	insert(t, db, in)
+	in.Payload = map[string]int{"amount": 6}
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	_, err = outbox.Insert(t.Context(), tx, in)
+	var conflict *outbox.ConflictError
+	if !errors.As(err, &conflict) || conflict.Action != "charge_card" || conflict.KeyHash != in.Key.Hash() {
+		t.Fatalf("got %v, want a ConflictError of charge_card", err)
+	}
+	const want = `outbox: insert "charge_card" intent, part "": key:ff043d13 has one with another payload: ` +
+		`this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part`
+	if err.Error() != want {
+		t.Errorf("the error says\n%s\nwant\n%s", err, want)
+	}
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || refused.Code != "SK001" {
+		t.Errorf("the error does not hold SQLSTATE SK001: %v", err)
+	}
+	_, err = outbox.Insert(t.Context(), tx, in)
+	if !errors.As(err, &refused) || refused.Code != "25P02" {
+		t.Errorf("the next statement got %v, want 25P02: the transaction is aborted, as the error said", err)
+	}
+}
+
+func TestInsertManyWritesInOneBatchAndKeepsTheOrderOfIds(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	key := newKey(t, "order-1")
+	intents := []outbox.Intent{
+		{Key: key, Action: "send_mail", Part: "b", Payload: 1},
+		{Key: key, Action: "charge_card", OrderingKey: "o2", Payload: 2},
+		{Key: key, Action: "send_mail", Part: "a", Payload: 3},
+		{Key: key, Action: "capture", OrderingKey: "o1", Payload: 4},
+		{Key: key, Action: "refund", OrderingKey: "o2", Payload: 5},
+		{Key: key, Action: "send_mail", Part: "b", Payload: 1},
+	}
+	var ids []uuid.UUID
+	err := inTx(t, db, func(tx pgx.Tx) (err error) {
+		ids, err = outbox.InsertMany(t.Context(), tx, intents)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids[5] != ids[0] {
+		t.Errorf("the same intent twice has two ids")
+	}
+	for i, in := range intents {
+		var action, part string
+		if err := db.QueryRow(t.Context(), "select action, part from samekey.outbox where id = $1", ids[i]).Scan(&action, &part); err != nil {
+			t.Fatalf("intent %d: %v", i, err)
+		}
+		if action != in.Action || part != in.Part {
+			t.Errorf("id %d is of %s/%s, want %s/%s", i, action, part, in.Action, in.Part)
+		}
+	}
+	if n := count(t, db, "select count(*) from samekey.outbox_queue where ordering_key = 'o2' and status = 'pending' and action = 'charge_card'"); n != 1 {
+		t.Errorf("the head of o2 is not the first that was given")
+	}
+}
