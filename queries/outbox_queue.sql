@@ -57,7 +57,7 @@ cross join lateral (select * from samekey.outbox x where x.id = c.id offset 0) o
 -- equality tempts the planner away from the primary key (PITFALLS: 201 ms instead of 11 ms per 1,000).
 with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
-           unnest(@delays::bigint[]) as delay_us, unnest(@spends::int[]) as spend, unnest(@unsends::boolean[]) as unsend,
+           unnest(@delays::bigint[]) as delay_us, unnest(@spents::int[]) as spent, unnest(@unsends::boolean[]) as unsend,
            unnest(@keeps::boolean[]) as keep, unnest(@leaves::boolean[]) as leave,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
@@ -72,7 +72,7 @@ with u as materialized (
     update samekey.outbox_queue q
     set status        = u.status,
         due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
-        spent         = case when u.status = 'answered' and q.status <> 'answered' then 0 else q.spent + u.spend end,
+        spent         = u.spent,
         leased_by     = case when u.keep then q.leased_by end,
         lease_until   = case when u.keep then q.lease_until end,
         first_sent_at = case when u.unsend then null else q.first_sent_at end,

@@ -467,7 +467,7 @@ func (q *Queries) OutboxQueueRestore(ctx context.Context, arg OutboxQueueRestore
 const OutboxQueueSettle = `-- name: OutboxQueueSettle :many
 with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
-           unnest($5::bigint[]) as delay_us, unnest($6::int[]) as spend, unnest($7::boolean[]) as unsend,
+           unnest($5::bigint[]) as delay_us, unnest($6::int[]) as spent, unnest($7::boolean[]) as unsend,
            unnest($8::boolean[]) as keep, unnest($9::boolean[]) as leave,
            unnest($10::text[]) as event, unnest($11::text[]) as outcome, unnest($12::text[]) as code,
            unnest($13::text[]) as error, unnest($14::text[]) as response_type,
@@ -482,7 +482,7 @@ with u as materialized (
     update samekey.outbox_queue q
     set status        = u.status,
         due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
-        spent         = case when u.status = 'answered' and q.status <> 'answered' then 0 else q.spent + u.spend end,
+        spent         = u.spent,
         leased_by     = case when u.keep then q.leased_by end,
         lease_until   = case when u.keep then q.lease_until end,
         first_sent_at = case when u.unsend then null else q.first_sent_at end,
@@ -515,7 +515,7 @@ type OutboxQueueSettleParams struct {
 	Attempts      []int32
 	Statuses      []string
 	Delays        []int64
-	Spends        []int32
+	Spents        []int32
 	Unsends       []bool
 	Keeps         []bool
 	Leaves        []bool
@@ -540,7 +540,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.Attempts,
 		arg.Statuses,
 		arg.Delays,
-		arg.Spends,
+		arg.Spents,
 		arg.Unsends,
 		arg.Keeps,
 		arg.Leaves,
