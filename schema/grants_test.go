@@ -1,0 +1,380 @@
+package schema_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/samekey/samekey/samekeytest"
+	"github.com/samekey/samekey/schema"
+)
+
+// grantBundle is a migrated database with two roles, each with a pool of real logins.
+type grantBundle struct {
+	owner       *samekeytest.DB
+	roles       schema.Roles
+	app, worker *pgxpool.Pool
+}
+
+func setupGrants(t *testing.T) grantBundle {
+	t.Helper()
+	b := grantBundle{owner: samekeytest.NewDB(t)}
+	suffix := strings.ToLower(rand.Text())
+	b.roles = schema.Roles{App: `app "one" ` + suffix, Worker: `Worker; ` + suffix} // names that need their quotes
+	for _, role := range []string{b.roles.App, b.roles.Worker} {
+		name := pgx.Identifier{role}.Sanitize()
+		exec(t, b.owner, `create role `+name+` login password 'secret'`)
+		t.Cleanup(func() {
+			ctx := context.Background()
+			for _, sql := range []string{`drop owned by ` + name, `drop role ` + name} {
+				if _, err := b.owner.Exec(ctx, sql); err != nil {
+					t.Errorf("%s: %v", sql, err)
+				}
+			}
+		})
+	}
+	if err := schema.Grant(t.Context(), b.owner.Pool, b.roles); err != nil {
+		t.Fatal(err)
+	}
+	b.app, b.worker = login(t, b.owner.DSN, b.roles.App), login(t, b.owner.DSN, b.roles.Worker)
+	return b
+}
+
+func login(t *testing.T, dsn, role string) *pgxpool.Pool {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "secret")
+	pool, err := pgxpool.New(t.Context(), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+const enqueueSQL = `select samekey.enqueue('tenant', $1, 'charge_card', 'payload', ordering_key => 'order-1')`
+
+func TestEachRoleMayDoWhatItNeeds(t *testing.T) {
+	b := setupGrants(t)
+	const insertProcessed = `
+		insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, status, payload_hash, completed_at)
+		values ($1, 's', now(), 1, 'done', sha256(''), now()) on conflict do nothing returning idem_key`
+	allowed := []struct {
+		pool *pgxpool.Pool
+		sql  string
+		args []any
+	}{
+		{b.app, enqueueSQL, []any{"by app"}},
+		{b.app, enqueueSQL, []any{"by app"}}, // a no-op reads the first one's payload, as the owner
+		{b.app, insertProcessed, []any{"by app"}},
+		{b.app, `select * from samekey.processed_events`, nil},
+		{b.app, `select pg_advisory_xact_lock(samekey.key_lock('s', 'k'))`, nil},
+		{b.app, `select samekey.delivery_key('s', 'k', 'a', ''), samekey.uuidv7()`, nil},
+		{b.worker, enqueueSQL, []any{"by worker"}}, // an Apply's further intent
+		{b.worker, insertProcessed, []any{"by worker"}},
+		{b.worker, `insert into samekey.workers (name, actions) values ('w', '{charge_card}')`, nil},
+		{b.worker, `insert into samekey.outbox_stats (action, status, intents, handled) values ('charge_card', 'pending', 1, true)`, nil},
+		{b.worker, `delete from samekey.processed_events where (idem_key, scope) in
+			(select idem_key, scope from samekey.processed_events limit 1 for update skip locked)`, nil},
+		{b.worker, `delete from samekey.outbox where idem_key = 'by worker'`, nil},
+	}
+	for _, a := range allowed {
+		exec(t, a.pool, a.sql, a.args...)
+	}
+	for _, pool := range []*pgxpool.Pool{b.app, b.worker} {
+		if err := schema.Check(t.Context(), pool); err != nil {
+			t.Error(err)
+		}
+		if err := schema.Migrate(t.Context(), pool); err != nil {
+			t.Errorf("Migrate of a database that is up to date: %v", err)
+		}
+	}
+}
+
+func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
+	b := setupGrants(t)
+	exec(t, b.app, enqueueSQL, "key")
+	denied := map[*pgxpool.Pool][]string{
+		b.app: {
+			`select payload from samekey.outbox`,
+			`select id from samekey.outbox`,
+			`insert into samekey.outbox default values`,
+			`update samekey.outbox set payload = ''`,
+			`delete from samekey.outbox`,
+			`select * from samekey.outbox_queue`,
+			`insert into samekey.outbox_queue default values`,
+			`update samekey.outbox_queue set status = 'dead'`,
+			`delete from samekey.outbox_queue`,
+			`select response from samekey.outbox_history`,
+			`select request from samekey.outbox_sends`,
+			`update samekey.processed_events set response_body = ''`,
+			`select * from samekey.processed_events for update`,
+			`delete from samekey.processed_events`,
+			`truncate samekey.processed_events`,
+			`select * from samekey.workers`,
+			`select * from samekey.outbox_stats`,
+			`select nextval('samekey.outbox_seq')`,
+			`select * from samekey.river_job`,
+			`insert into samekey.river_job (kind, args, max_attempts) values ('samekey.drain', '{}', 1)`,
+			`update samekey.river_queue set paused_at = now()`,
+			`delete from samekey.river_migration`,
+			`insert into samekey.migrations (version, name) values (999, 'x')`,
+			`create table samekey.mine (id int)`,
+			`drop table samekey.outbox`,
+			`alter table samekey.outbox add column x int`,
+		},
+		b.worker: {
+			`update samekey.outbox set payload = ''`,
+			`update samekey.outbox set delivery_key = gen_random_uuid()`,
+			`insert into samekey.outbox default values`,
+			`truncate samekey.outbox`,
+			`update samekey.outbox_history set response = ''`,
+			`truncate samekey.outbox_history`,
+			`update samekey.outbox_sends set request = ''`,
+			`update samekey.processed_events set response_body = ''`,
+			`update samekey.processed_events set payload_hash = ''`,
+			`truncate samekey.processed_events`,
+			`select setval('samekey.outbox_seq', 1)`,
+			`insert into samekey.migrations (version, name) values (999, 'x')`,
+			`delete from samekey.river_migration`,
+			`create table samekey.mine (id int)`,
+			`create function samekey.mine() returns int language sql as 'select 1'`,
+			`drop table samekey.outbox_queue`,
+			`alter table samekey.outbox_queue add column x int`,
+			`reindex table samekey.river_job`,
+		},
+	}
+	for pool, statements := range denied {
+		for _, sql := range statements {
+			if err := dryRun(t, pool, sql); !isDenied(err) {
+				t.Errorf("%s: as %s: %v, want it denied", sql, pool.Config().ConnConfig.User, err)
+			}
+		}
+	}
+}
+
+// Public means every role of the server: none may see or run anything here without a grant.
+func TestNothingIsGrantedToPublic(t *testing.T) {
+	b := setupGrants(t)
+	granted := one[*string](t, b.owner.Pool, `
+		select string_agg(what, ', ') from (
+		    select nspname::text as what, coalesce(nspacl, acldefault('n', nspowner)) as acl from pg_namespace where nspname = 'samekey'
+		    union all
+		    select relname, coalesce(relacl, acldefault(case relkind when 'S' then 's' else 'r' end::"char", relowner))
+		    from pg_class where relnamespace = 'samekey'::regnamespace and relkind in ('r', 'S', 'v')
+		    union all
+		    select proname, coalesce(proacl, acldefault('f', proowner))
+		    from pg_proc where pronamespace = 'samekey'::regnamespace and proname !~ '^river_') o
+		where exists (select from aclexplode(o.acl) where grantee = 0)`)
+	if granted != nil {
+		t.Errorf("granted to public: %s", *granted)
+	}
+}
+
+// A query that somebody adds is held against the grants without anybody's thinking of it.
+func TestTheGrantsCoverEveryQuery(t *testing.T) {
+	b := setupGrants(t)
+	queries := readQueries(t)
+	if len(queries) < 10 {
+		t.Fatalf("found %d queries, want those of internal/db", len(queries))
+	}
+	for name, sql := range queries {
+		if err := explainQuery(t, b.worker, sql); err != nil {
+			t.Errorf("the worker: %s: %v", name, err)
+		}
+		if err := explainQuery(t, b.app, sql); isApp(name) != (err == nil) {
+			t.Errorf("the application: %s: %v, want allowed = %v", name, err, isApp(name))
+		}
+	}
+}
+
+// isApp says whether the application's role runs a query.
+func isApp(name string) bool {
+	return name == "OutboxEnqueue" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
+		name == "OutboxQueueLockOrder"
+}
+
+// explainQuery has the server check the permissions for a query as it does when it runs, and runs nothing.
+func explainQuery(t *testing.T, pool *pgxpool.Pool, sql string) error {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	prepared, err := tx.Conn().Prepare(t.Context(), "q", sql)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Conn().Deallocate(context.WithoutCancel(t.Context()), "q") }()
+	arguments := ""
+	if n := len(prepared.ParamOIDs); n > 0 {
+		arguments = "(" + strings.Repeat("null, ", n-1) + "null)"
+	}
+	_, err = tx.Exec(t.Context(), "explain execute q"+arguments)
+	return err
+}
+
+func readQueries(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("../internal/db/*.sql.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	queries := map[string]string{}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			spec, ok := node.(*ast.ValueSpec)
+			if !ok || len(spec.Values) != 1 {
+				return true
+			}
+			if text, ok := spec.Values[0].(*ast.BasicLit); ok && text.Kind == token.STRING {
+				if queries[spec.Names[0].Name], err = strconv.Unquote(text.Value); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return true
+		})
+	}
+	return queries
+}
+
+func TestGrantingAgainSaysTheSameAndTakesAwayTheRest(t *testing.T) {
+	b := setupGrants(t)
+	acls := func() string {
+		return one[string](t, b.owner.Pool, `
+			select string_agg(line, E'\n' order by line collate "C") from (
+			    select format('%s %s', relname, (select string_agg(a::text, ',' order by a::text collate "C") from unnest(relacl) a)) as line
+			    from pg_class where relnamespace = 'samekey'::regnamespace and relkind in ('r', 'S')
+			    union all
+			    select format('%s %s', proname, (select string_agg(a::text, ',' order by a::text collate "C") from unnest(proacl) a))
+			    from pg_proc where pronamespace = 'samekey'::regnamespace) s`)
+	}
+	want := acls()
+	exec(t, b.owner, `grant all on all tables in schema samekey to `+pgx.Identifier{b.roles.App}.Sanitize())
+	if err := dryRun(t, b.app, `update samekey.outbox set payload = ''`); err != nil {
+		t.Fatalf("the test's own grant: %v", err)
+	}
+	failed := make(chan error, 3)
+	for range cap(failed) { // three processes may do it at once
+		go func() { failed <- schema.Grant(t.Context(), b.owner.Pool, b.roles) }()
+	}
+	for range cap(failed) {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+	if got := acls(); got != want {
+		t.Errorf("granted again:\n%s", firstDifference(want, got))
+	}
+}
+
+func TestARoleThatIsNotNamedIsLeftOutAndNoneIsRefused(t *testing.T) {
+	if text := schema.Grants("app", ""); strings.Contains(text, "river_job") || !strings.Contains(text, `"app"`) {
+		t.Errorf("for the application alone:\n%s", text)
+	}
+	if err := schema.Grant(t.Context(), nil, schema.Roles{}); err == nil {
+		t.Error("nobody was named, want an error")
+	}
+}
+
+type noopArgs struct{}
+
+func (noopArgs) Kind() string { return "noop" }
+
+type noopWorker struct {
+	river.WorkerDefaults[noopArgs]
+	worked chan struct{}
+}
+
+func (w *noopWorker) Work(context.Context, *river.Job[noopArgs]) error {
+	close(w.worked)
+	return nil
+}
+
+func TestRiverWorksAsTheWorkersRole(t *testing.T) {
+	b := setupGrants(t)
+	worker := &noopWorker{worked: make(chan struct{})}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, worker)
+	client, err := river.NewClient(riverpgxv5.New(b.worker), &river.Config{
+		Schema: schema.Name, Workers: workers, ReindexerIndexNames: []string{},
+		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	completed, unsubscribe := client.Subscribe(river.EventKindJobCompleted)
+	defer unsubscribe()
+	if err := client.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Insert(ctx, noopArgs{}, nil); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-completed:
+	case <-ctx.Done():
+		t.Error("the job was not completed")
+	}
+	if err := client.QueuePause(ctx, river.QueueDefault, nil); err != nil {
+		t.Error(err)
+	}
+	if err := client.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// dryRun runs a statement and rolls it back.
+func dryRun(t *testing.T, pool *pgxpool.Pool, sql string) error {
+	t.Helper()
+	undo := errors.New("undo")
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), sql); err != nil {
+			return err
+		}
+		return undo
+	})
+	if errors.Is(err, undo) {
+		return nil
+	}
+	return err
+}
+
+// isDenied: drop, alter and reindex say "must be owner" under the same code.
+func isDenied(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "42501"
+}
+
+func TestAGrantNamesTheRoleThatIsMissing(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	err := schema.Grant(t.Context(), db.Pool, schema.Roles{App: "samekey_no_such_role"})
+	if err == nil || !strings.Contains(err.Error(), "samekey_no_such_role") {
+		t.Errorf("got %v", err)
+	}
+}
