@@ -1,0 +1,39 @@
+#!/bin/sh
+# What the official Postgres image promises, as far as tests rely on it: the
+# variables POSTGRES_USER, POSTGRES_PASSWORD and POSTGRES_DB, settings as
+# arguments, and a first start for set-up before the one that counts, so that
+# "ready to accept connections" is logged twice.
+set -eu
+PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
+export PATH LANG=C.UTF-8
+data=/var/lib/postgresql/data
+
+case "${1:-}" in
+'' | -*) set -- postgres "$@" ;;
+postgres) ;;
+*) exec "$@" ;;
+esac
+
+if [ "$(id -u)" = 0 ]; then
+	mkdir -p "$data" /var/run/postgresql
+	chown postgres:postgres "$data" /var/run/postgresql
+	chmod 700 "$data"
+	exec setpriv --reuid=postgres --regid=postgres --init-groups "$0" "$@"
+fi
+
+if [ ! -s "$data/PG_VERSION" ]; then
+	user=${POSTGRES_USER:-postgres}
+	database=${POSTGRES_DB:-$user}
+	password=$(mktemp)
+	echo "${POSTGRES_PASSWORD:?must be set}" >"$password"
+	initdb -D "$data" -U "$user" --encoding=UTF8 --pwfile="$password" \
+		--auth-local=trust --auth-host=scram-sha-256 >/dev/null
+	rm "$password"
+	echo 'host all all all scram-sha-256' >>"$data/pg_hba.conf"
+	# Nobody outside can connect yet.
+	pg_ctl -D "$data" -w start -o "-c listen_addresses='' -c unix_socket_directories=/var/run/postgresql"
+	[ "$database" = postgres ] || createdb -h /var/run/postgresql -U "$user" "$database"
+	pg_ctl -D "$data" -m fast -w stop
+fi
+
+exec "$@" -D "$data" -c listen_addresses='*' -c unix_socket_directories=/var/run/postgresql
