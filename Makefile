@@ -1,0 +1,75 @@
+# samekey. Two commands matter to most: `make demo` and `make test`.
+
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './internal/tools/*')))
+TOOL := go tool -modfile=internal/tools/go.mod
+BIN := $(CURDIR)/bin
+
+# A checkout that belongs to another user has no version control to ask.
+export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
+
+say = @printf '\n==> %s\n' $(1)
+each = for module in $(MODULES); do printf -- '--- %s\n' "$$module"; (cd "$$module" && $(1)); done
+
+.PHONY: help
+help: ## show this list
+	@echo 'samekey: same key, same effect. Usage: make TARGET'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
+		while IFS=$$'\t' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+
+.PHONY: demo
+demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key shows what goes wrong without keys
+	$(call say,'Building the demo')
+	@mkdir -p $(BIN) && go build -C examples/createorder/demo -o $(BIN)/demo .
+	$(call say,'Running the demo')
+	@BREAK='$(BREAK)' $(BIN)/demo
+
+.PHONY: test
+test: need-test $(BIN)/withpostgres ## all tests with the race detector, on one Postgres server; TESTFLAGS='-run X' for some
+	$(call say,'Testing with one Postgres server for all modules')
+	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 $(TESTFLAGS) -- $(MODULES)
+
+.PHONY: bench
+bench: need-test $(BIN)/withpostgres ## the benchmarks
+	$(call say,'Running the benchmarks')
+	@$(BIN)/withpostgres -- internal/tools/testall.sh -run '^$$' -bench . -benchmem $(TESTFLAGS) -- $(MODULES)
+
+.PHONY: generate
+generate: need-go ## what sqlc makes of queries/ and schema/
+	$(call say,'Generating internal/db (the first build of sqlc takes some minutes)')
+	@$(TOOL) sqlc generate
+
+.PHONY: verify
+verify: need-go ## generated code is current, format, vet, lint, go.mod
+	$(call say,'Checking the format')
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "$$unformatted"; echo 'run: gofmt -w .'; exit 1; }
+	$(call say,'Checking that each go.mod is tidy')
+	@$(call each,go mod tidy -diff || { echo "run: go mod tidy"; exit 1; })
+	$(call say,'Vetting')
+	@$(call each,go vet ./...)
+	@$(MAKE) lint
+	$(call say,'Checking that internal/db is what sqlc makes (the first build of sqlc takes some minutes)')
+	@$(TOOL) sqlc diff || { echo 'run: make generate'; exit 1; }
+
+.PHONY: lint
+lint: need-go ## staticcheck
+	$(call say,'Linting')
+	@mkdir -p $(BIN) && go build -C internal/tools -o $(BIN)/staticcheck honnef.co/go/tools/cmd/staticcheck
+	@$(call each,$(BIN)/staticcheck ./...)
+
+.PHONY: clean
+clean: ## remove what was built here
+	rm -rf $(BIN)
+
+# Always asked: go knows what is current.
+.PHONY: $(BIN)/withpostgres
+$(BIN)/withpostgres: need-go
+	@mkdir -p $(BIN) && go build -C integration -o $@ ./cmd/withpostgres
+
+.PHONY: need-go need-demo need-test
+need-go need-demo need-test: need-%:
+	@internal/tools/need.sh $*
