@@ -186,14 +186,14 @@ func appendNumber(out []byte, text string) ([]byte, bool) {
 }
 
 // parseExponent reads an exponent's text, which may be empty; false if it does
-// not fit, so that no document in memory can bring it back into range.
+// not fit 64 bits. Near their ends the sum with the digits may wrap around,
+// which leaves it as far out of range: no document is that long.
 func parseExponent(text string) (int64, bool) {
 	if text == "" {
 		return 0, true
 	}
 	exponent, err := strconv.ParseInt(text, 10, 64)
-	const farBeyondAnyDocument = 1 << 60
-	return exponent, err == nil && exponent > -farBeyondAnyDocument && exponent < farBeyondAnyDocument
+	return exponent, err == nil
 }
 
 // invalidUTF8 returns the offset of the first byte that is no UTF-8, or -1.

@@ -77,7 +77,6 @@ func (t sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row 
 type sqlRow struct{ rows pgx.Rows }
 
 func (r sqlRow) Scan(dest ...any) error {
-	defer r.rows.Close()
 	if !r.rows.Next() {
 		if err := r.rows.Err(); err != nil {
 			return err

@@ -3,6 +3,7 @@ package samekey_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"os"
 	"reflect"
@@ -111,6 +112,10 @@ func TestEveryTypeThatSamekeyStoresComesBackInBothKindsOfTransaction(t *testing.
 		{"float8", "$1::float8", 0.25, new(float64), 0.25},
 		{"bytea", "$1::bytea", []byte("\x00\xff\\x41"), new([]byte), []byte("\x00\xff\\x41")},
 		{"empty bytea", "$1::bytea", []byte{}, new([]byte), []byte{}},
+		{"bytea into a named type", "$1::bytea", []byte("\x00\xff"), new(json.RawMessage), json.RawMessage("\x00\xff")},
+		{"json into a named type", "$1::json", []byte(`[1]`), new(json.RawMessage), json.RawMessage(`[1]`)},
+		{"int8 into a pointer to a scanner", "$1::int8", 7, new(*pgtype.Int8), &pgtype.Int8{Int64: 7, Valid: true}},
+		{"time into a pointer", "$1::timestamptz", time.Unix(0, 0), new(*time.Time), ptr(time.Unix(0, 0))},
 		{"uuid", "$1::uuid", id, new(uuid.UUID), id},
 		{"uuid into pgtype", "$1::uuid", id, new(pgtype.UUID), pgtype.UUID{Bytes: id, Valid: true}},
 		{"null text", "$1::text", nil, ptr(ptr("old")), (*string)(nil)},
@@ -213,6 +218,13 @@ func TestRowsServePgxsCollectorsInBothKindsOfTransaction(t *testing.T) {
 			if rows.CommandTag().RowsAffected() != 2 {
 				t.Errorf("by %s: 2 rows were read, the tag says %d", name, rows.CommandTag().RowsAffected())
 			}
+		}
+		rows, err := tx.Query(ctx, "select 'a'::text as name, 7::int8 as n")
+		must(t, err)
+		got, err := pgx.CollectOneRow(rows, pgx.RowToMap)
+		must(t, err)
+		if want := map[string]any{"name": "a", "n": int64(7)}; !reflect.DeepEqual(got, want) {
+			t.Errorf("as a map: got %v, want %v", got, want)
 		}
 	})
 }
