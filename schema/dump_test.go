@@ -1,14 +1,12 @@
 package schema_test
 
 import (
-	"context"
 	"flag"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/samekeytest"
@@ -121,13 +119,4 @@ func firstDifference(want, got string) string {
 		}
 	}
 	return ""
-}
-
-func exec(t testing.TB, db interface {
-	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
-}, sql string, args ...any) {
-	t.Helper()
-	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
 }

@@ -50,7 +50,8 @@ var workerGrants = []string{
 
 // Grants is the SQL that gives an application's role and the worker's role what they need in the schema, and takes away
 // whatever else they had there. Run it in one transaction, as the owner of the tables, after each migration: it says
-// the same however often it runs. The names are quoted as they stand; an empty one is left out.
+// the same however often it runs. The names are quoted as they stand; an empty one is left out. Neither may be the owner,
+// whose own rights it would take away.
 //
 // What the application's own tables need it cannot know: grant that to the worker's role where an Apply uses them.
 func Grants(app, worker string) string {
@@ -77,7 +78,7 @@ func Grants(app, worker string) string {
 }
 
 // Grant runs [Grants] in a transaction: both roles have exactly what they need afterwards, or nothing changed. The pool's
-// role must own the tables. It may run in several processes at once, and any number of times, also while they work.
+// role must own the tables, and neither of the two may. It may run in several processes at once, and any number of times, also while they work.
 func Grant(ctx context.Context, pool *pgxpool.Pool, roles Roles) error {
 	if roles.App == "" && roles.Worker == "" {
 		return errors.New("schema: Grant: both Roles.App and Roles.Worker are empty: name at least one")
@@ -86,11 +87,20 @@ func Grant(ctx context.Context, pool *pgxpool.Pool, roles Roles) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, Grants(roles.App, roles.Worker))
+		var owns *string
+		err := tx.QueryRow(ctx, `select min(tableowner) from pg_tables where schemaname = 'samekey' and tableowner = any ($1)`,
+			[]string{roles.App, roles.Worker}).Scan(&owns)
+		if err != nil {
+			return err
+		}
+		if owns != nil {
+			return fmt.Errorf("role %q owns tables of the schema and would lose its own rights: name another", *owns)
+		}
+		_, err = tx.Exec(ctx, Grants(roles.App, roles.Worker))
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("schema: grant to %q and %q: %w", roles.App, roles.Worker, err)
+		return fmt.Errorf("schema: grant: %w", err)
 	}
 	return nil
 }

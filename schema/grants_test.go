@@ -7,18 +7,14 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/samekey/samekey/samekeytest"
 	"github.com/samekey/samekey/schema"
@@ -37,37 +33,13 @@ func setupGrants(t *testing.T) grantBundle {
 	suffix := strings.ToLower(rand.Text())
 	b.roles = schema.Roles{App: `app "one" ` + suffix, Worker: `Worker; ` + suffix} // names that need their quotes
 	for _, role := range []string{b.roles.App, b.roles.Worker} {
-		name := pgx.Identifier{role}.Sanitize()
-		exec(t, b.owner, `create role `+name+` login password 'secret'`)
-		t.Cleanup(func() {
-			ctx := context.Background()
-			for _, sql := range []string{`drop owned by ` + name, `drop role ` + name} {
-				if _, err := b.owner.Exec(ctx, sql); err != nil {
-					t.Errorf("%s: %v", sql, err)
-				}
-			}
-		})
+		createRole(t, b.owner, role)
 	}
 	if err := schema.Grant(t.Context(), b.owner.Pool, b.roles); err != nil {
 		t.Fatal(err)
 	}
 	b.app, b.worker = login(t, b.owner.DSN, b.roles.App), login(t, b.owner.DSN, b.roles.Worker)
 	return b
-}
-
-func login(t *testing.T, dsn, role string) *pgxpool.Pool {
-	t.Helper()
-	u, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword(role, "secret")
-	pool, err := pgxpool.New(t.Context(), u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
 }
 
 const enqueueSQL = `select samekey.enqueue('tenant', $1, 'charge_card', 'payload', ordering_key => 'order-1')`
@@ -97,7 +69,7 @@ func TestEachRoleMayDoWhatItNeeds(t *testing.T) {
 		{b.worker, `delete from samekey.outbox where idem_key = 'by worker'`, nil},
 	}
 	for _, a := range allowed {
-		exec(t, a.pool, a.sql, a.args...)
+		execSQL(t, a.pool, a.sql, a.args...)
 	}
 	for _, pool := range []*pgxpool.Pool{b.app, b.worker} {
 		if err := schema.Check(t.Context(), pool); err != nil {
@@ -111,7 +83,7 @@ func TestEachRoleMayDoWhatItNeeds(t *testing.T) {
 
 func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 	b := setupGrants(t)
-	exec(t, b.app, enqueueSQL, "key")
+	execSQL(t, b.app, enqueueSQL, "key")
 	denied := map[*pgxpool.Pool][]string{
 		b.app: {
 			`select payload from samekey.outbox`,
@@ -273,7 +245,7 @@ func TestGrantingAgainSaysTheSameAndTakesAwayTheRest(t *testing.T) {
 			    from pg_proc where pronamespace = 'samekey'::regnamespace) s`)
 	}
 	want := acls()
-	exec(t, b.owner, `grant all on all tables in schema samekey to `+pgx.Identifier{b.roles.App}.Sanitize())
+	execSQL(t, b.owner, `grant all on all tables in schema samekey to `+pgx.Identifier{b.roles.App}.Sanitize())
 	if err := dryRun(t, b.app, `update samekey.outbox set payload = ''`); err != nil {
 		t.Fatalf("the test's own grant: %v", err)
 	}
@@ -300,53 +272,9 @@ func TestARoleThatIsNotNamedIsLeftOutAndNoneIsRefused(t *testing.T) {
 	}
 }
 
-type noopArgs struct{}
-
-func (noopArgs) Kind() string { return "noop" }
-
-type noopWorker struct {
-	river.WorkerDefaults[noopArgs]
-	worked chan struct{}
-}
-
-func (w *noopWorker) Work(context.Context, *river.Job[noopArgs]) error {
-	close(w.worked)
-	return nil
-}
-
 func TestRiverWorksAsTheWorkersRole(t *testing.T) {
 	b := setupGrants(t)
-	worker := &noopWorker{worked: make(chan struct{})}
-	workers := river.NewWorkers()
-	river.AddWorker(workers, worker)
-	client, err := river.NewClient(riverpgxv5.New(b.worker), &river.Config{
-		Schema: schema.Name, Workers: workers, ReindexerIndexNames: []string{},
-		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	completed, unsubscribe := client.Subscribe(river.EventKindJobCompleted)
-	defer unsubscribe()
-	if err := client.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Insert(ctx, noopArgs{}, nil); err != nil {
-		t.Error(err)
-	}
-	select {
-	case <-completed:
-	case <-ctx.Done():
-		t.Error("the job was not completed")
-	}
-	if err := client.QueuePause(ctx, river.QueueDefault, nil); err != nil {
-		t.Error(err)
-	}
-	if err := client.Stop(ctx); err != nil {
-		t.Error(err)
-	}
+	runJob(t, b.worker, schema.Name)
 }
 
 // dryRun runs a statement and rolls it back.

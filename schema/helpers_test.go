@@ -1,10 +1,30 @@
 package schema_test
 
 import (
+	"context"
+	"crypto/rand"
+	"net/url"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
+	"github.com/samekey/samekey/samekeytest"
 )
+
+func execSQL(t testing.TB, db interface {
+	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
+}, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
 
 func one[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) T {
 	t.Helper()
@@ -52,4 +72,85 @@ func catalogVersion(t testing.TB, pool *pgxpool.Pool) string {
 		    select format('migration %s %s', version, xmin) from samekey.migrations
 		    union all
 		    select format('river migration %s %s', version, xmin) from samekey.river_migration) s`)
+}
+
+// createRole makes a role for the test's time. Roles belong to the server, not to the test's database.
+func createRole(t *testing.T, db *samekeytest.DB, role string) {
+	t.Helper()
+	name := pgx.Identifier{role}.Sanitize()
+	execSQL(t, db, `create role `+name+` login password 'secret'`)
+	t.Cleanup(func() {
+		for _, sql := range []string{`drop owned by ` + name + ` cascade`, `drop role ` + name} {
+			if _, err := db.Exec(context.Background(), sql); err != nil {
+				t.Errorf("%s: %v", sql, err)
+			}
+		}
+	})
+}
+
+func newLogin(t *testing.T, db *samekeytest.DB) (role string, pool *pgxpool.Pool) {
+	t.Helper()
+	role = "samekey_test_" + strings.ToLower(rand.Text())
+	createRole(t, db, role)
+	return role, login(t, db.DSN, role)
+}
+
+func login(t *testing.T, dsn, role string) *pgxpool.Pool {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, "secret")
+	pool, err := pgxpool.New(t.Context(), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+type noopArgs struct{}
+
+func (noopArgs) Kind() string { return "noop" }
+
+type noopWorker struct{ river.WorkerDefaults[noopArgs] }
+
+func (*noopWorker) Work(context.Context, *river.Job[noopArgs]) error { return nil }
+
+// runJob has River work one job in a schema, and pause a queue.
+func runJob(t *testing.T, pool *pgxpool.Pool, name string) {
+	t.Helper()
+	workers := river.NewWorkers()
+	river.AddWorker(workers, &noopWorker{})
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Schema: name, Workers: workers, ReindexerIndexNames: []string{},
+		Queues: map[string]river.QueueConfig{"noop": {MaxWorkers: 1}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	completed, unsubscribe := client.Subscribe(river.EventKindJobCompleted)
+	defer unsubscribe()
+	if err := client.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := client.Stop(context.WithoutCancel(ctx)); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := client.Insert(ctx, noopArgs{}, &river.InsertOpts{Queue: "noop"}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-completed:
+	case <-ctx.Done():
+		t.Fatalf("River in schema %s did not complete a job", name)
+	}
+	if err := client.QueuePause(ctx, "noop", nil); err != nil {
+		t.Error(err)
+	}
 }
