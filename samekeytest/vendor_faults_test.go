@@ -41,7 +41,9 @@ func TestEachFaultDoesWhatItSaysAndTheRetryFindsOneEffect(t *testing.T) {
 		{FaultRetryAfter(503, "Wed, 21 Oct 2026 07:28:00 GMT"), retryAfter(503, "Wed, 21 Oct 2026 07:28:00 GMT"), false, 201, 1},
 		{Fault402, status(402), false, 402, 0},
 		{FaultSlow(time.Millisecond), status(201), true, 201, 1},
-		{FaultTruncate, func(r reply) bool { return r.status == 201 && errors.Is(r.err, io.ErrUnexpectedEOF) && r.body == `{"id":"` }, true, 201, 1},
+		{FaultTruncate, func(r reply) bool {
+			return r.status == 201 && errors.Is(r.err, io.ErrUnexpectedEOF) && r.body == `{"id":"`
+		}, true, 201, 1},
 	} {
 		t.Run(string(c.fault), func(t *testing.T) {
 			v := StartVendor(t, nil)

@@ -2,6 +2,8 @@ package samekeytest
 
 import (
 	"bytes"
+	"errors"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,25 +94,30 @@ func TestAVendorStartedOnItsLedgerRemembersItsKeys(t *testing.T) {
 }
 
 func TestAVendorThatCannotWriteItsLedgerDoesNotAct(t *testing.T) {
-	if _, err := os.Stat("/dev/full"); err != nil {
-		t.Skip("no /dev/full here")
-	}
-	v := StartVendor(t, nil)
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	v, err := NewVendor(&VendorOptions{LedgerFile: filepath.Join(t.TempDir(), "ledger")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	v.mu.Lock()
-	v.file = full
-	v.mu.Unlock()
-	wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k", "{}"), 500)
-	wantEffects(t, v, 0)
-	if err := v.Close(); err == nil {
-		t.Error("Close hides that the ledger is not whole")
+	server := httptest.NewServer(v)
+	defer server.Close()
+	wantStatus(t, post(testContext(t), server.URL+"/v1/charges", "k0", "{}"), 201)
+	v.Hold()
+	call := posting(testContext(t), server.URL+"/v1/charges", "k1", "{}")
+	if err := v.WaitOpen(testContext(t), 1); err != nil {
+		t.Fatal(err)
 	}
 	v.mu.Lock()
-	v.broken = nil // for the cleanup
+	v.file.Close() // the disk fails between the call's arrival and its effect
 	v.mu.Unlock()
+	v.Release()
+	wantStatus(t, <-call, 500)
+	for _, key := range []string{"k0", "k2"} { // not even a replay goes unrecorded
+		wantStatus(t, post(testContext(t), server.URL+"/v1/charges", key, "{}"), 500)
+	}
+	AssertEffects(t, v, 1)
+	if err := v.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Close hides that the ledger is not whole: %v", err)
+	}
 }
 
 func TestABrokenLedgerFileIsRefused(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
 // reply is what a caller got from one POST.
@@ -317,4 +319,27 @@ func TestClosingTheVendorEndsParkedCallsAndKeepsTheLedgerReadable(t *testing.T) 
 	if c := v.Ledger().Calls[0]; c.Status != 0 || c.Ended == nil || v.Open() != 0 {
 		t.Errorf("call: %+v", c)
 	}
+}
+
+func TestNoGoroutineIsLeftWhenAVendorIsClosedUnderLoad(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	v := StartVendor(t, nil)
+	faults := []Fault{FaultHang, FaultHangAfter, FaultLate, FaultSlow(time.Hour)}
+	v.Next(faults...)
+	var calls []<-chan reply
+	for i := range faults {
+		calls = append(calls, posting(testContext(t), v.URL+"/v1/charges", fmt.Sprint("k", i), "{}"))
+	}
+	if err := v.WaitOpen(testContext(t), len(faults)); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range calls {
+		if r := <-call; r.err == nil {
+			t.Errorf("a parked call was answered %d", r.status)
+		}
+	}
+	goleak.VerifyNone(t, before)
 }
