@@ -6,3 +6,100 @@ select samekey.enqueue(@scope::text, @idem_key::text, @action::text, @payload::b
                        @headers::jsonb, sqlc.narg('ordering_key')::text, sqlc.narg('due_at')::timestamptz,
                        sqlc.narg('deadline')::timestamptz, sqlc.narg('trace_context')::text, @id::uuid,
                        @must_be_new::boolean)::uuid;
+
+-- What people read. Each list finds ids, newest first, from one index that is already in that order, so that a page
+-- costs its own rows and those that its filters drop, however many there are; OutboxEntries then looks the ids up. A
+-- cursor is the last id of a page: ids are no strict order of time (UUIDs of version 7, made by writers whose clocks
+-- differ), but each intent keeps its place. `offset 0` keeps the plan a look-up of the outbox by primary key for each
+-- row that the index gives; a hash join would read all of both tables. Absent filters are empty, or 0 for the age.
+
+-- name: OutboxListAll :many
+-- Intents of any state: the primary key, backwards.
+select o.id
+from samekey.outbox o
+where o.id < @before
+  and (@action::text = '' or o.action = @action)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by o.id desc
+limit @max_count;
+
+-- name: OutboxListByKey :many
+-- Intents of one key: the unique index starts with it.
+select o.id
+from samekey.outbox o
+left join samekey.outbox_queue q on q.id = o.id
+left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+where o.idem_key = @idem_key
+  and o.id < @before
+  and (@status::text = '' or coalesce(q.status, h.finished) = @status)
+  and (@action::text = '' or o.action = @action)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by o.id desc
+limit @max_count;
+
+-- name: OutboxListResting :many
+-- What waits for a person. The status is compared twice, so that a plan for any parameter may use outbox_queue_resting.
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = @status
+  and q.id < @before
+  and (@action::text = '' or q.action = @action)
+  and (@code::text = '' or q.last_code = @code)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by q.id desc
+limit @max_count;
+
+-- name: OutboxListWorking :many
+-- What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status = @status
+  and q.id < @before
+  and (@action::text = '' or q.action = @action)
+  and (@code::text = '' or q.last_code = @code)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by q.id desc
+limit @max_count;
+
+-- name: OutboxListFinished :many
+-- What is finished: outbox_history_finish, backwards.
+select h.intent_id
+from samekey.outbox_history h
+cross join lateral (select o.action, o.scope, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
+where h.finished is not null and h.finished = @status
+  and h.intent_id < @before
+  and (@action::text = '' or o.action = @action)
+  and (@code::text = '' or h.code = @code)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by h.intent_id desc
+limit @max_count;
+
+-- name: OutboxEntries :many
+-- The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
+select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
+       (case when @with_payload::boolean then o.payload end)::bytea as payload,
+       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.created_at,
+       q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, q.window_ends, q.leased_by, q.lease_until,
+       q.approved_at, q.repeatable, q.last_code,
+       h.finished, h.at as finished_at, h.code as finished_code
+from samekey.outbox o
+left join samekey.outbox_queue q on q.id = o.id
+left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+where o.id = any (@ids::uuid[])
+order by o.id desc;
+
+-- name: OutboxHistory :many
+-- What happened to an intent, in order.
+select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
+       h.finished, h.actor, h.reason
+from samekey.outbox_history h
+where h.intent_id = @id
+order by h.id;

@@ -58,3 +58,430 @@ func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (u
 	err := row.Scan(&column_1)
 	return column_1, err
 }
+
+const OutboxEntries = `-- name: OutboxEntries :many
+select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
+       (case when $1::boolean then o.payload end)::bytea as payload,
+       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.created_at,
+       q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, q.window_ends, q.leased_by, q.lease_until,
+       q.approved_at, q.repeatable, q.last_code,
+       h.finished, h.at as finished_at, h.code as finished_code
+from samekey.outbox o
+left join samekey.outbox_queue q on q.id = o.id
+left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+where o.id = any ($2::uuid[])
+order by o.id desc
+`
+
+type OutboxEntriesParams struct {
+	WithPayload bool
+	Ids         []uuid.UUID
+}
+
+type OutboxEntriesRow struct {
+	ID           uuid.UUID
+	Scope        string
+	IdemKey      string
+	Action       string
+	Part         string
+	DeliveryKey  uuid.UUID
+	Payload      []byte
+	ContentType  string
+	Headers      []byte
+	OrderingKey  *string
+	DueAt        time.Time
+	Deadline     *time.Time
+	TraceContext *string
+	CreatedAt    time.Time
+	Status       *string
+	QueueDueAt   *time.Time
+	Attempt      *int32
+	Spent        *int32
+	FirstSentAt  *time.Time
+	WindowEnds   *time.Time
+	LeasedBy     *int32
+	LeaseUntil   *time.Time
+	ApprovedAt   *time.Time
+	Repeatable   *bool
+	LastCode     *string
+	Finished     *string
+	FinishedAt   *time.Time
+	FinishedCode *string
+}
+
+// The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
+func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([]OutboxEntriesRow, error) {
+	rows, err := q.db.Query(ctx, OutboxEntries, arg.WithPayload, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxEntriesRow
+	for rows.Next() {
+		var i OutboxEntriesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Scope,
+			&i.IdemKey,
+			&i.Action,
+			&i.Part,
+			&i.DeliveryKey,
+			&i.Payload,
+			&i.ContentType,
+			&i.Headers,
+			&i.OrderingKey,
+			&i.DueAt,
+			&i.Deadline,
+			&i.TraceContext,
+			&i.CreatedAt,
+			&i.Status,
+			&i.QueueDueAt,
+			&i.Attempt,
+			&i.Spent,
+			&i.FirstSentAt,
+			&i.WindowEnds,
+			&i.LeasedBy,
+			&i.LeaseUntil,
+			&i.ApprovedAt,
+			&i.Repeatable,
+			&i.LastCode,
+			&i.Finished,
+			&i.FinishedAt,
+			&i.FinishedCode,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxHistory = `-- name: OutboxHistory :many
+select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
+       h.finished, h.actor, h.reason
+from samekey.outbox_history h
+where h.intent_id = $1
+order by h.id
+`
+
+type OutboxHistoryRow struct {
+	At           time.Time
+	Event        string
+	Outcome      *string
+	Code         *string
+	Error        *string
+	ResponseType *string
+	Response     []byte
+	StartedAt    *time.Time
+	Attempt      *int32
+	Worker       *int32
+	Finished     *string
+	Actor        *string
+	Reason       *string
+}
+
+// What happened to an intent, in order.
+func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHistoryRow, error) {
+	rows, err := q.db.Query(ctx, OutboxHistory, id)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxHistoryRow
+	for rows.Next() {
+		var i OutboxHistoryRow
+		if err := rows.Scan(
+			&i.At,
+			&i.Event,
+			&i.Outcome,
+			&i.Code,
+			&i.Error,
+			&i.ResponseType,
+			&i.Response,
+			&i.StartedAt,
+			&i.Attempt,
+			&i.Worker,
+			&i.Finished,
+			&i.Actor,
+			&i.Reason,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListAll = `-- name: OutboxListAll :many
+
+select o.id
+from samekey.outbox o
+where o.id < $1
+  and ($2::text = '' or o.action = $2)
+  and ($3::text = '' or o.scope = $3)
+  and ($4::bigint = 0 or o.created_at < clock_timestamp() - ($4::bigint) * interval '1 microsecond')
+order by o.id desc
+limit $5
+`
+
+type OutboxListAllParams struct {
+	Before   uuid.UUID
+	Action   string
+	Scope    string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// What people read. Each list finds ids, newest first, from one index that is already in that order, so that a page
+// costs its own rows and those that its filters drop, however many there are; OutboxEntries then looks the ids up. A
+// cursor is the last id of a page: ids are no strict order of time (UUIDs of version 7, made by writers whose clocks
+// differ), but each intent keeps its place. `offset 0` keeps the plan a look-up of the outbox by primary key for each
+// row that the index gives; a hash join would read all of both tables. Absent filters are empty, or 0 for the age.
+// Intents of any state: the primary key, backwards.
+func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListAll,
+		arg.Before,
+		arg.Action,
+		arg.Scope,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListByKey = `-- name: OutboxListByKey :many
+select o.id
+from samekey.outbox o
+left join samekey.outbox_queue q on q.id = o.id
+left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+where o.idem_key = $1
+  and o.id < $2
+  and ($3::text = '' or coalesce(q.status, h.finished) = $3)
+  and ($4::text = '' or o.action = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::text = '' or coalesce(q.last_code, h.code) = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+order by o.id desc
+limit $8
+`
+
+type OutboxListByKeyParams struct {
+	IdemKey  string
+	Before   uuid.UUID
+	Status   string
+	Action   string
+	Scope    string
+	Code     string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// Intents of one key: the unique index starts with it.
+func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListByKey,
+		arg.IdemKey,
+		arg.Before,
+		arg.Status,
+		arg.Action,
+		arg.Scope,
+		arg.Code,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListFinished = `-- name: OutboxListFinished :many
+select h.intent_id
+from samekey.outbox_history h
+cross join lateral (select o.action, o.scope, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
+where h.finished is not null and h.finished = $1
+  and h.intent_id < $2
+  and ($3::text = '' or o.action = $3)
+  and ($4::text = '' or h.code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+order by h.intent_id desc
+limit $7
+`
+
+type OutboxListFinishedParams struct {
+	Status   *string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// What is finished: outbox_history_finish, backwards.
+func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinishedParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListFinished,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var intent_id uuid.UUID
+		if err := rows.Scan(&intent_id); err != nil {
+			return nil, err
+		}
+		items = append(items, intent_id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListResting = `-- name: OutboxListResting :many
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
+  and q.id < $2
+  and ($3::text = '' or q.action = $3)
+  and ($4::text = '' or q.last_code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+order by q.id desc
+limit $7
+`
+
+type OutboxListRestingParams struct {
+	Status   string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// What waits for a person. The status is compared twice, so that a plan for any parameter may use outbox_queue_resting.
+func (q *Queries) OutboxListResting(ctx context.Context, arg OutboxListRestingParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListResting,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListWorking = `-- name: OutboxListWorking :many
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status = $1
+  and q.id < $2
+  and ($3::text = '' or q.action = $3)
+  and ($4::text = '' or q.last_code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+order by q.id desc
+limit $7
+`
+
+type OutboxListWorkingParams struct {
+	Status   string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
+func (q *Queries) OutboxListWorking(ctx context.Context, arg OutboxListWorkingParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListWorking,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}

@@ -1,0 +1,48 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+)
+
+// ErrNotFound says that there is no intent with this id: it was never
+// committed, or is past retention and pruned.
+var ErrNotFound = errors.New("outbox: no such intent")
+
+// StateError says that an intent's present state does not allow what a person
+// asked for, or not yet. Nothing was changed.
+type StateError struct {
+	ID     uuid.UUID
+	Verb   string // "redrive"
+	Status Status // the present state; empty where reconcile has to restore its queue row first
+	Do     string // what is possible
+}
+
+func (e *StateError) Error() string {
+	return fmt.Sprintf("outbox: %s intent %s: not while it is %s: %s", e.Verb, e.ID, e.Status, e.Do)
+}
+
+// advice says what a person can do about an intent in this state.
+func advice(s Status) string {
+	switch s {
+	case StatusPending:
+		return "it will be sent when it is due; Cancel takes it back if it was never sent"
+	case StatusBlocked:
+		return "it waits for those before it with the same ordering key; Cancel takes it out"
+	case StatusLeased:
+		return "a worker is sending it right now: look again after the attempt"
+	case StatusUnknown:
+		return "the vendor may or may not have acted: wait for the look-up, or find out and Resolve it"
+	case StatusAnswered:
+		return "the vendor has answered and a worker applies the answer: it will be finished"
+	case StatusAwaitingApproval:
+		return "Approve or Reject it"
+	case StatusParked, StatusDead:
+		return "Redrive, Cancel or Resolve it"
+	case StatusDelivered, StatusRefused, StatusCancelled:
+		return "it is finished; insert a new intent under another key or part if another effect is meant"
+	}
+	return "it lost its row in the queue: reconcile, in a worker, gives it back"
+}

@@ -1,0 +1,160 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/db"
+)
+
+// Querier is what reading needs: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+type Querier interface{ samekey.Tx }
+
+// Entry is an intent and where it stands. Times are the database's; a zero time
+// stands for one that is not set.
+type Entry struct {
+	ID          uuid.UUID
+	Key         samekey.Key
+	Action      string
+	Part        string
+	DeliveryKey uuid.UUID // what the vendor sees
+	Payload     []byte    // of Get only
+	ContentType string
+	Headers     map[string]string
+	OrderingKey string
+	Deadline    time.Time
+	CreatedAt   time.Time
+
+	// TraceContext is that of the request that inserted it.
+	TraceContext string
+
+	// Status is empty where the intent lost its row in the queue without being
+	// finished, until a worker's reconcile gives it back.
+	Status Status
+
+	// DueAt is when it is tried next; when it was first due, once it is finished.
+	DueAt time.Time
+
+	// Code is that of the last outcome, such as "503" or "timeout".
+	Code string
+
+	// Attempt is the number of its last claim, look-up or decision by a person;
+	// Spent is how many count against the policy's attempts. Both are 0 once it is
+	// finished: see History.
+	Attempt, Spent int
+
+	FirstSentAt time.Time // when a vendor may first have seen the delivery key
+	WindowEnds  time.Time // until when that vendor remembers it
+	Worker      int       // who holds it now, samekey.workers.id
+	LeaseUntil  time.Time // for how long
+	ApprovedAt  time.Time
+	FinishedAt  time.Time
+
+	// History is what happened, in order; of Get only.
+	History []Event
+}
+
+// Event is a line of an intent's history. What does not apply to it is zero.
+type Event struct {
+	At    time.Time
+	Event string // attempt, lookup, apply, orphaned, late, approved, rejected, redriven, resolved, cancelled, restored
+
+	Attempt   int
+	Worker    int
+	StartedAt time.Time
+	Outcome   string // delivered, refused, retry, unsent, unknown, dead, parked, awaiting_approval, absent, inconclusive, not_sent
+	Code      string
+	Error     string
+
+	Response     []byte
+	ResponseType string
+
+	Actor, Reason string // of a person's decision
+
+	Finished Status // the final state that this event put the intent in
+}
+
+// Get returns the intent with its payload and its history, or [ErrNotFound].
+func Get(ctx context.Context, on Querier, id uuid.UUID) (Entry, error) {
+	q := db.New(on)
+	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: []uuid.UUID{id}, WithPayload: true})
+	if err == nil && len(rows) == 0 {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Entry{}, fmt.Errorf("outbox: get intent %s: %w", id, err)
+	}
+	events, err := q.OutboxHistory(ctx, id)
+	if err != nil {
+		return Entry{}, fmt.Errorf("outbox: get intent %s: read its history: %w", id, err)
+	}
+	e := entry(rows[0])
+	for _, row := range events {
+		event := event(row)
+		if event.Finished != "" { // since the first query, perhaps
+			e.Status, e.FinishedAt, e.Code = event.Finished, event.At, event.Code
+		}
+		e.History = append(e.History, event)
+	}
+	return e, nil
+}
+
+// entry is how a row reads.
+func entry(r db.OutboxEntriesRow) Entry {
+	e := Entry{
+		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
+		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
+		OrderingKey: orZero(r.OrderingKey), Deadline: orZero(r.Deadline), CreatedAt: r.CreatedAt,
+		TraceContext: orZero(r.TraceContext), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
+		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.Spent)), FirstSentAt: orZero(r.FirstSentAt),
+		WindowEnds: orZero(r.WindowEnds), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
+		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
+	}
+	if r.QueueDueAt != nil {
+		e.DueAt = *r.QueueDueAt
+	}
+	if r.Finished != nil {
+		e.Status, e.Code = Status(*r.Finished), orZero(r.FinishedCode)
+	}
+	return e
+}
+
+func event(r db.OutboxHistoryRow) Event {
+	return Event{
+		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
+		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
+		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), Finished: Status(orZero(r.Finished)),
+	}
+}
+
+// headers reads what is stored; a member that SQL wrote with another type than
+// a string reads as its JSON text, so that every intent can be looked at.
+func headers(stored []byte) map[string]string {
+	members := map[string]json.RawMessage{}
+	_ = json.Unmarshal(stored, &members) // a CHECK says that it is an object
+	if len(members) == 0 {
+		return nil
+	}
+	texts := make(map[string]string, len(members))
+	for name, member := range members {
+		var text string
+		if json.Unmarshal(member, &text) != nil {
+			text = string(member)
+		}
+		texts[name] = text
+	}
+	return texts
+}
+
+// orZero is how Go sees a NULL.
+func orZero[T any](p *T) T {
+	if p == nil {
+		return *new(T)
+	}
+	return *p
+}

@@ -1,0 +1,84 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// Outcome is what really happened to an intent, as a person found out.
+type Outcome string
+
+const (
+	Delivered Outcome = "delivered" // the vendor did it
+	Refused   Outcome = "refused"   // the vendor said no, such as a declined card
+	NotSent   Outcome = "not_sent"  // the vendor never saw it
+)
+
+// Resolution is an outcome and the evidence for it.
+type Resolution struct {
+	// Outcome is required.
+	Outcome Outcome
+
+	// Code is the vendor's code for it, such as "200" or "card_declined". At most
+	// 128 bytes of printable text.
+	Code string
+
+	// Response is the vendor's answer as far as it is known, such as the charge
+	// from its dashboard. The handler's Apply gets it as if the vendor had just
+	// answered, and it is stored with the intent: at most 1 MiB, without secrets.
+	Response []byte
+
+	// ResponseType is the media type of Response, at most 255 bytes.
+	ResponseType string
+}
+
+// Resolve records what really happened to an intent that is unknown, parked or
+// dead; any other state is a [*StateError].
+//
+// Delivered or refused: a worker runs the action's Apply with this answer, as
+// if the vendor had given it, and finishes the intent. Not sent: the intent
+// rests, parked (or dead, as it was), and can then be redriven or cancelled. A
+// look-up that is under way loses: its result is kept in the history only.
+//
+// With NotSent you vouch that no attempt reached the vendor and none will: a
+// redrive sends it again, and a vendor that does not honour keys acts again.
+func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) error {
+	if err := r.check(); err != nil {
+		return fmt.Errorf("outbox: resolve intent %s: %w", id, err)
+	}
+	return decide(ctx, on, "resolve", id, by, func(d *decision) error {
+		if err := d.in(StatusUnknown, StatusParked, StatusDead); err != nil {
+			return err
+		}
+		if r.Outcome != NotSent {
+			d.due(d.row.Action)
+		}
+		return d.changed(d.q.OutboxPeopleResolve(ctx, db.OutboxPeopleResolveParams{
+			ID: d.id, Outcome: string(r.Outcome), Code: r.Code, ResponseType: r.ResponseType, Response: r.Response,
+			Actor: by.Actor, Reason: by.Reason,
+		}))
+	})
+}
+
+func (r Resolution) check() error {
+	switch r.Outcome {
+	case Delivered, Refused, NotSent:
+	default:
+		return errors.New("Outcome must be Delivered, Refused or NotSent")
+	}
+	if err := checkText("Code", r.Code, 128); err != nil {
+		return err
+	}
+	if len(r.Response) > maxPayload {
+		return fmt.Errorf("Response is %d bytes long, more than %d: keep what matters", len(r.Response), maxPayload)
+	}
+	if len(r.ResponseType) > maxContentType || !visible(r.ResponseType) {
+		return fmt.Errorf("ResponseType must be a media type of at most %d bytes", maxContentType)
+	}
+	return nil
+}

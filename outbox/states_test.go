@@ -1,0 +1,149 @@
+package outbox
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestTheTablesAllowExactlyTheStatesInCode(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for constraint, want := range map[string][]Status{
+		"outbox_queue_status":     unfinished,
+		"outbox_history_finished": finished,
+	} {
+		var definition string
+		err := db.QueryRow(t.Context(), "select pg_get_constraintdef(oid) from pg_constraint where conname = $1", constraint).Scan(&definition)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := quoted(definition); !slices.Equal(got, sorted(want)) {
+			t.Errorf("%s names %v, the code %v", constraint, got, sorted(want))
+		}
+	}
+}
+
+func TestEveryStateCanBeReachedAndEveryUnfinishedOneBeLeft(t *testing.T) {
+	for _, s := range slices.Concat(unfinished, finished) {
+		if !slices.ContainsFunc(transitions, func(c transition) bool { return c.to == s }) {
+			t.Errorf("nothing leads to %s", s)
+		}
+		leaves := slices.ContainsFunc(transitions, func(c transition) bool { return c.from == s })
+		if leaves == s.Finished() {
+			t.Errorf("%s: left = %v, finished = %v", s, leaves, s.Finished())
+		}
+	}
+}
+
+// queriesThatChangeStates says of each statement on samekey.outbox_queue which
+// changes it makes: what it is told by its caller ("settle" takes any outcome of
+// a claimed intent) counts too.
+var queriesThatChangeStates = map[string]map[Status][]Status{
+	"OutboxQueueClaim":         {StatusPending: {StatusLeased}},
+	"OutboxQueueSettle":        {StatusLeased: outcomes(StatusLeased), StatusUnknown: outcomes(StatusUnknown), StatusAnswered: outcomes(StatusAnswered)},
+	"OutboxQueueSettleLate":    {StatusUnknown: {StatusAnswered}, StatusParked: {StatusAnswered}},
+	"OutboxQueueFinishApplied": {StatusAnswered: {StatusDelivered, StatusRefused}},
+	"OutboxQueuePromote":       {StatusBlocked: {StatusPending}},
+	"OutboxQueueRelease":       {StatusLeased: {StatusPending, StatusUnknown}},
+	"OutboxQueueRestore":       {"": {StatusPending}},
+	"OutboxPeopleFinish": {StatusPending: {StatusCancelled}, StatusBlocked: {StatusCancelled}, StatusAwaitingApproval: {StatusCancelled},
+		StatusParked: {StatusCancelled}, StatusDead: {StatusCancelled}},
+	"OutboxPeopleApprove":    {StatusAwaitingApproval: {StatusPending}},
+	"OutboxPeopleResolve":    {StatusUnknown: {StatusAnswered, StatusParked}, StatusParked: {StatusAnswered}, StatusDead: {StatusAnswered}},
+	"OutboxPeopleRedrive":    {StatusParked: {StatusPending}, StatusDead: {StatusPending}},
+	"OutboxPeopleRedriveAll": {StatusParked: {StatusPending}, StatusDead: {StatusPending}},
+}
+
+// outcomes are the states that the table lets a claimed intent go to.
+func outcomes(from Status) (to []Status) {
+	for _, c := range transitions {
+		if c.from == from {
+			to = append(to, c.to)
+		}
+	}
+	return to
+}
+
+func TestEveryQueryThatChangesAStateMakesOnlyTransitionsOfTheTable(t *testing.T) {
+	changes := regexp.MustCompile(`(?i)(update|delete from|insert into) samekey\.outbox_queue\b`)
+	found := []string{}
+	for name, text := range queries(t) {
+		if changes.MatchString(text) {
+			found = append(found, name)
+		}
+	}
+	declared := []string{}
+	for name, moves := range queriesThatChangeStates {
+		declared = append(declared, name)
+		for from, to := range moves {
+			for _, s := range to {
+				if !slices.ContainsFunc(transitions, func(c transition) bool { return c.from == from && c.to == s }) {
+					t.Errorf("%s: %q -> %q is not in the table", name, from, s)
+				}
+			}
+		}
+	}
+	slices.Sort(found)
+	slices.Sort(declared)
+	if !slices.Equal(found, declared) {
+		t.Errorf("queries that change the queue: %v\ndeclared here: %v", found, declared)
+	}
+}
+
+func TestEveryStateThatAQueryNamesExists(t *testing.T) {
+	status := regexp.MustCompile(`(?i)status\s*(?:=|<>|in|not in)\s*(\([^)]*\)|'[a-z_]*')`)
+	for name, text := range queries(t) {
+		if !strings.HasPrefix(name, "Outbox") {
+			continue
+		}
+		for _, match := range status.FindAllStringSubmatch(text, -1) {
+			for _, s := range quoted(match[1]) {
+				if s != "" && !slices.Contains(slices.Concat(unfinished, finished), Status(s)) {
+					t.Errorf("%s names the state %q, which is none", name, s)
+				}
+			}
+		}
+	}
+}
+
+// queries are the statements of all query files, by name.
+func queries(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("../queries/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no query files: %v", err)
+	}
+	all := map[string]string{}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(content), "-- name: ")[1:] {
+			name, text, _ := strings.Cut(part, " ")
+			all[name] = text
+		}
+	}
+	return all
+}
+
+func quoted(text string) (names []string) {
+	for _, match := range regexp.MustCompile(`'([a-z_]*)'`).FindAllStringSubmatch(text, -1) {
+		names = append(names, match[1])
+	}
+	slices.Sort(names)
+	return names
+}
+
+func sorted(states []Status) (names []string) {
+	for _, s := range states {
+		names = append(names, string(s))
+	}
+	slices.Sort(names)
+	return names
+}
