@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -90,8 +91,8 @@ type Dispatcher struct {
 	destinations map[string]*destination
 	mistakes     []error
 
-	running sync.Mutex // held by the one Run or Drain
-	health  health
+	running sync.Mutex           // held by the one Run or Drain
+	node    atomic.Pointer[node] // the one that Run has at work
 }
 
 // action is a registered kind of intent.

@@ -105,45 +105,33 @@ with resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, spent = 0,
         attempt = q.attempt + 1
-    where q.id = @id and q.sent_attempt = @attempt and q.status in ('unknown', 'parked')
+    where q.id = @id::uuid and q.sent_attempt = @attempt::int and q.status in ('unknown', 'parked')
       and @outcome::text in ('delivered', 'refused')
       and not exists (select from samekey.outbox_history h
-                      where h.intent_id = @id and h.attempt = @attempt and h.worker = @worker::int
+                      where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
                         and h.event in ('attempt', 'lookup', 'apply', 'late'))
     returning q.id
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
-    select @id, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), nullif(@error::text, ''),
-           nullif(@response_type::text, ''), nullif(@response::bytea, ''), @attempt, @worker::int
+    select @id::uuid, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), nullif(@error::text, ''),
+           nullif(@response_type::text, ''), nullif(@response::bytea, ''), @attempt::int, @worker::int
     where not exists (select from samekey.outbox_history h
-                      where h.intent_id = @id and h.attempt = @attempt and h.worker = @worker::int
+                      where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
                         and h.event in ('attempt', 'lookup', 'apply', 'late'))
     returning intent_id
 )
 select (select count(*) from resolved)::int as resolved, (select count(*) from logged)::int as logged;
-
--- name: OutboxQueueGiveBack :execrows
--- Gives back what was claimed and never begun: nothing was sent, nothing is spent.
-update samekey.outbox_queue q
-set status        = case q.status when 'leased' then 'pending' else q.status end,
-    leased_by     = null,
-    lease_until   = null,
-    first_sent_at = case when u.unsend then null else q.first_sent_at end,
-    window_ends   = case when u.unsend then null else q.window_ends end,
-    due_at        = clock_timestamp()
-from (select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@unsends::boolean[]) as unsend) u
-where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int;
 
 -- name: OutboxQueueFinishApplied :execrows
 -- The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed,
 -- nothing is and the transaction must roll back.
 with finished as (
     delete from samekey.outbox_queue q
-    where q.id = @id and q.attempt = @attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered'
+    where q.id = @id and q.attempt = @attempt::int and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered'
     returning q.id, q.window_ends
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, finished, window_ends)
-select id, 'apply', @outcome::text, nullif(@code::text, ''), @attempt, @worker::int, @outcome::text, window_ends
+select id, 'apply', @outcome::text, nullif(@code::text, ''), @attempt::int, @worker::int, @outcome::text, window_ends
 from finished;
 
 -- name: OutboxQueueLockHeld :one

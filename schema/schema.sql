@@ -31,7 +31,7 @@ table samekey.outbox
     constraint outbox_ordering_key_length CHECK (((octet_length(ordering_key) >= 1) AND (octet_length(ordering_key) <= 255)))
     constraint outbox_part_length CHECK ((octet_length(part) <= 255))
     constraint outbox_payload_length CHECK ((octet_length(payload) <= 1048576))
-    constraint outbox_scope_length CHECK (((octet_length(scope) >= 1) AND (octet_length(scope) <= 255)))
+    constraint outbox_scope_ascii CHECK (((octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
     constraint outbox_trace_context_length CHECK ((octet_length(trace_context) <= 512))
 
 table samekey.outbox_history
@@ -136,7 +136,7 @@ table samekey.processed_events
     constraint processed_events_headers_length CHECK ((octet_length(response_headers) <= 65536))
     constraint processed_events_key_ascii CHECK ((idem_key ~ '^[!-~]([ -~]{0,253}[!-~])?$'::text))
     constraint processed_events_progress_length CHECK ((octet_length(progress) <= 1048576))
-    constraint processed_events_scope_length CHECK (((octet_length(scope) >= 1) AND (octet_length(scope) <= 255)))
+    constraint processed_events_scope_ascii CHECK (((octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
     constraint processed_events_status CHECK ((status = ANY (ARRAY['started'::text, 'done'::text])))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
 

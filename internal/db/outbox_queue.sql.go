@@ -156,18 +156,18 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 const OutboxQueueFinishApplied = `-- name: OutboxQueueFinishApplied :execrows
 with finished as (
     delete from samekey.outbox_queue q
-    where q.id = $5 and q.attempt = $3 and coalesce(q.leased_by, 0) = $4::int and q.status = 'answered'
+    where q.id = $5 and q.attempt = $3::int and coalesce(q.leased_by, 0) = $4::int and q.status = 'answered'
     returning q.id, q.window_ends
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, finished, window_ends)
-select id, 'apply', $1::text, nullif($2::text, ''), $3, $4::int, $1::text, window_ends
+select id, 'apply', $1::text, nullif($2::text, ''), $3::int, $4::int, $1::text, window_ends
 from finished
 `
 
 type OutboxQueueFinishAppliedParams struct {
 	Outcome string
 	Code    string
-	Attempt *int32
+	Attempt int32
 	Worker  int32
 	ID      uuid.UUID
 }
@@ -181,39 +181,6 @@ func (q *Queries) OutboxQueueFinishApplied(ctx context.Context, arg OutboxQueueF
 		arg.Attempt,
 		arg.Worker,
 		arg.ID,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
-const OutboxQueueGiveBack = `-- name: OutboxQueueGiveBack :execrows
-update samekey.outbox_queue q
-set status        = case q.status when 'leased' then 'pending' else q.status end,
-    leased_by     = null,
-    lease_until   = null,
-    first_sent_at = case when u.unsend then null else q.first_sent_at end,
-    window_ends   = case when u.unsend then null else q.window_ends end,
-    due_at        = clock_timestamp()
-from (select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::boolean[]) as unsend) u
-where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
-`
-
-type OutboxQueueGiveBackParams struct {
-	Worker   int32
-	Ids      []uuid.UUID
-	Attempts []int32
-	Unsends  []bool
-}
-
-// Gives back what was claimed and never begun: nothing was sent, nothing is spent.
-func (q *Queries) OutboxQueueGiveBack(ctx context.Context, arg OutboxQueueGiveBackParams) (int64, error) {
-	result, err := q.db.Exec(ctx, OutboxQueueGiveBack,
-		arg.Worker,
-		arg.Ids,
-		arg.Attempts,
-		arg.Unsends,
 	)
 	if err != nil {
 		return 0, err
@@ -575,18 +542,18 @@ with resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, spent = 0,
         attempt = q.attempt + 1
-    where q.id = $1 and q.sent_attempt = $2 and q.status in ('unknown', 'parked')
+    where q.id = $1::uuid and q.sent_attempt = $2::int and q.status in ('unknown', 'parked')
       and $3::text in ('delivered', 'refused')
       and not exists (select from samekey.outbox_history h
-                      where h.intent_id = $1 and h.attempt = $2 and h.worker = $4::int
+                      where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $4::int
                         and h.event in ('attempt', 'lookup', 'apply', 'late'))
     returning q.id
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
-    select $1, 'late', nullif($3::text, ''), nullif($5::text, ''), nullif($6::text, ''),
-           nullif($7::text, ''), nullif($8::bytea, ''), $2, $4::int
+    select $1::uuid, 'late', nullif($3::text, ''), nullif($5::text, ''), nullif($6::text, ''),
+           nullif($7::text, ''), nullif($8::bytea, ''), $2::int, $4::int
     where not exists (select from samekey.outbox_history h
-                      where h.intent_id = $1 and h.attempt = $2 and h.worker = $4::int
+                      where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $4::int
                         and h.event in ('attempt', 'lookup', 'apply', 'late'))
     returning intent_id
 )

@@ -25,7 +25,7 @@ create table samekey.outbox (
     -- The key first: the same index finds an intent by its key alone.
     constraint outbox_once unique (idem_key, scope, action, part),
 
-    constraint outbox_scope_length         check (octet_length(scope) between 1 and 255),
+    constraint outbox_scope_ascii          check (octet_length(scope) <= 255 and scope ~ '^[!-~]([ -~]*[!-~])?$'),
     constraint outbox_idem_key_ascii       check (idem_key ~ '^[!-~]([ -~]{0,253}[!-~])?$'),
     constraint outbox_action_name          check (action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
     constraint outbox_part_length          check (octet_length(part) <= 255),
@@ -154,7 +154,7 @@ create table samekey.processed_events (
     progress         bytea,
     primary key (idem_key, scope),
 
-    constraint processed_events_scope_length check (octet_length(scope) between 1 and 255),
+    constraint processed_events_scope_ascii  check (octet_length(scope) <= 255 and scope ~ '^[!-~]([ -~]*[!-~])?$'),
     constraint processed_events_key_ascii    check (idem_key ~ '^[!-~]([ -~]{0,253}[!-~])?$'),
     constraint processed_events_hash_length  check (octet_length(payload_hash) = 32),
     constraint processed_events_status       check (status in ('started', 'done')),

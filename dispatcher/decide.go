@@ -1,0 +1,213 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// settlement is what a claim comes to: the row's next state and the line in its history.
+type settlement struct {
+	status string        // the next state; delivered and refused finish the intent
+	delay  time.Duration // until it is due again
+	spent  int           // the new count of spent attempts
+	unsend bool          // no vendor saw the key: forget that it was sent
+	keep   bool          // keep the lease: the same worker goes on with it
+	leave  bool          // leave the order of its ordering key
+
+	event   string
+	outcome string
+	answer  Answer
+	err     string
+	took    time.Duration
+}
+
+// The states that a settlement may lead to, as in outbox's table of states.
+const (
+	statusPending   = "pending"
+	statusUnknown   = "unknown"
+	statusAnswered  = "answered"
+	statusAwaiting  = "awaiting_approval"
+	statusParked    = "parked"
+	statusDead      = "dead"
+	statusDelivered = "delivered"
+	statusRefused   = "refused"
+)
+
+func (s settlement) finishes() bool { return s.status == statusDelivered || s.status == statusRefused }
+
+// beforeSend decides whether a claimed pending intent is sent at all; ok is true where it is.
+func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
+	p := a.policy
+	s = settlement{event: "attempt", spent: int(c.Spent), unsend: c.FirstSend}
+	switch {
+	case !p.Class.repeatable() && !c.FirstSend:
+		// It may have been sent before, and nobody said that it was not.
+		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "maybe_sent"
+	case c.PastWindow && p.Class == IdempotentWrite:
+		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "key_window"
+		s.err = fmt.Sprintf("the key window of %v is over, or would be before the attempt's end: it is looked up, else parked", p.KeyWindow)
+		s.spent = 0
+	case c.PastDeadline || p.Deadline > 0 && c.Now.Sub(c.CreatedAt) >= p.Deadline:
+		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "deadline"
+	case p.Class == IrreversibleWrite && c.ApprovedAt == nil:
+		s.status, s.outcome, s.answer.Code = statusAwaiting, outcomeAwaiting, "approval"
+	case p.Class.repeatable() && int(c.Spent) >= p.Attempts:
+		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "attempts"
+	default:
+		return s, true
+	}
+	s.leave = p.PassFailed && s.status == statusDead
+	return s, false
+}
+
+// givenBack is a claim that came while the worker was stopping: nothing was sent, nothing is spent, and it is due.
+func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
+	return settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.Spent),
+		unsend: c.FirstSend, answer: Answer{Code: "given_back"}}
+}
+
+// afterCall decides what an attempt's answer or error means for its intent.
+func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) settlement {
+	p := a.policy
+	s := settlement{event: "attempt", spent: int(c.Spent), answer: answer}
+	if err == nil {
+		return a.finished(s, statusDelivered)
+	}
+	failure := classify(err)
+	if failure.verdict != verdictUnknown || answer.Code == "" && answer.Body == nil {
+		s.answer = failure.answer
+	}
+	s.err = failure.Error()
+	switch failure.verdict {
+	case verdictRefused:
+		s.err = ""
+		return a.finished(s, statusRefused)
+	case verdictUnsent:
+		s.status, s.outcome, s.unsend = statusPending, outcomeUnsent, c.FirstSend || !p.Class.repeatable()
+		s.answer.Code = or(s.answer.Code, "unsent")
+		s.delay = p.delay(int(c.Attempt))
+	case verdictRetryAfter:
+		// The vendor did not act: nothing is spent, and a write that may not be repeated counts as unsent.
+		s.status, s.outcome, s.unsend = statusPending, outcomeRetry, !p.Class.repeatable()
+		s.answer.Code = or(s.answer.Code, "retry_after")
+		s.delay = max(min(failure.after, maxDelay), p.delay(int(c.Attempt)))
+	case verdictDead:
+		s.status, s.outcome, s.unsend = statusDead, outcomeDead, !p.Class.repeatable()
+		s.answer.Code = or(s.answer.Code, "dead")
+		s.spent++
+	case verdictUnknown:
+		s.answer.Code = or(s.answer.Code, unknownCode(err))
+		return a.unknown(s)
+	}
+	if s.status == statusPending && p.Class == IrreversibleWrite {
+		// An approval is good for one claim.
+		s.status, s.delay = statusAwaiting, 0
+	}
+	s.leave = p.PassFailed && s.status == statusDead
+	return s
+}
+
+// finished leads to the end of an intent, by way of its Apply where there is one.
+func (a *action) finished(s settlement, status string) settlement {
+	s.status, s.outcome = status, status
+	if a.apply != nil {
+		s.status, s.keep, s.spent = statusAnswered, true, 0
+	}
+	return s
+}
+
+// unknown is an attempt of which nobody knows whether the vendor acted: it is made again where the class allows that,
+// else looked up.
+func (a *action) unknown(s settlement) settlement {
+	p := a.policy
+	s.outcome = outcomeUnknown
+	s.spent++
+	switch {
+	case !p.Class.repeatable():
+		s.status, s.spent, s.delay = statusUnknown, 0, max(p.SettlingDelay, 0)
+	case s.spent >= p.Attempts:
+		s.status, s.leave = statusDead, p.PassFailed
+	default:
+		s.status, s.delay = statusPending, p.delay(s.spent)
+		s.outcome = outcomeRetry
+	}
+	return s
+}
+
+// noLookup parks an unknown intent whose vendor cannot be asked.
+func (a *action) noLookup(c *db.OutboxQueueClaimRow) settlement {
+	return settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.Spent), leave: a.policy.PassFailed,
+		answer: Answer{Code: "no_lookup"}, err: "the action has no look-up: find out what happened at the vendor, then resolve the intent"}
+}
+
+// afterLookup decides what a finding means.
+func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err error) settlement {
+	s := settlement{event: "lookup", spent: int(c.Spent) + 1, answer: finding.answer, outcome: or(finding.outcome, outcomeInconclusive)}
+	switch {
+	case err != nil && s.spent < a.policy.Attempts:
+		s.status, s.outcome, s.err, s.delay = statusUnknown, outcomeRetry, err.Error(), a.policy.delay(s.spent)
+		s.answer.Code = or(s.answer.Code, "lookup_failed")
+	case err != nil:
+		s.status, s.outcome, s.err, s.leave = statusParked, outcomeInconclusive, err.Error(), a.policy.PassFailed
+		s.answer.Code = or(s.answer.Code, "lookup_failed")
+	case s.outcome == outcomeDelivered || s.outcome == outcomeRefused:
+		return a.finished(s, s.outcome)
+	default:
+		s.status, s.leave = statusParked, a.policy.PassFailed
+		s.answer.Code = or(s.answer.Code, s.outcome)
+	}
+	return s
+}
+
+// applyFailed leaves an answered intent to be applied again, for as long as it takes.
+func (a *action) applyFailed(c *db.OutboxQueueClaimRow, spent int, err error) settlement {
+	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, spent: spent + 1,
+		delay: a.policy.delay(spent + 1), answer: Answer{Code: "apply_failed"}, err: err.Error()}
+}
+
+// classify finds the verdict in a handler's error. Beside our own, it knows what net says before a connection stood.
+func classify(err error) *attemptError {
+	var own *attemptError
+	if errors.As(err, &own) {
+		return own
+	}
+	var op *net.OpError
+	var name *net.DNSError
+	if errors.As(err, &op) && op.Op == "dial" || errors.As(err, &name) {
+		return &attemptError{verdict: verdictUnsent, err: err}
+	}
+	return &attemptError{verdict: verdictUnknown, err: err}
+}
+
+func unknownCode(err error) string {
+	var panicked *panicError
+	switch {
+	case errors.As(err, &panicked):
+		return "panic"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, context.Canceled):
+		return "stopped"
+	}
+	return "unknown"
+}
+
+// panicError is a handler's panic, which must not take the worker along.
+type panicError struct{ value any }
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
+
+// guard turns a panic into an error.
+func guard[T any](fn func() (T, error)) (value T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{p}
+		}
+	}()
+	return fn()
+}

@@ -1,0 +1,137 @@
+package dispatcher
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Summary counts what a [Dispatcher.Drain] came to: each claim once, so that an intent which was retried within the
+// drain counts at each attempt.
+type Summary struct {
+	Delivered        int // finished: the vendor acted
+	Refused          int // finished: a business no
+	Retried          int // due again later, or an Apply that failed
+	Unknown          int // to be looked up later
+	Parked           int // waits for a person
+	Dead             int // waits for a person
+	AwaitingApproval int // waits for a person
+	TakenOver        int // somebody else took the intent over meanwhile
+}
+
+// Total is the number of claims.
+func (s Summary) Total() int {
+	return s.Delivered + s.Refused + s.Retried + s.Unknown + s.Parked + s.Dead + s.AwaitingApproval + s.TakenOver
+}
+
+// Drain delivers until nothing is due, and returns what came of it. It needs no running River, and holds a worker's lock
+// of its own while it lasts: for tests and for cron. What becomes due by a finished call's Apply or by a promotion is
+// delivered too; what is due later (a retry after its backoff) is left. Paused destinations are left alone.
+//
+// When ctx ends it stops as [Dispatcher.Run] does and returns ctx's error with what it counted.
+func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
+	if err := d.Check(); err != nil {
+		return Summary{}, err
+	}
+	if !d.running.TryLock() {
+		return Summary{}, ErrRunning
+	}
+	defer d.running.Unlock()
+
+	base := context.WithoutCancel(ctx)
+	calls, cancelCalls := context.WithCancel(base)
+	defer cancelCalls()
+	n := d.newNode(calls)
+	conn, err := n.session.open(ctx)
+	if err != nil {
+		return Summary{}, err
+	}
+	session, endSession := context.WithCancel(base)
+	defer endSession()
+	var sessions, settlers group
+	sessions.run(func() { n.session.keep(session, conn) })
+	settling, cancelSettling := context.WithCancel(base)
+	defer cancelSettling()
+	settlers.run(func() { n.newSettler().run(settling) })
+
+	err = n.takeOver(ctx)
+	if err == nil {
+		err = n.drainAll(ctx)
+	}
+	close(n.stopping)
+	n.finish(d.config.StopTimeout, cancelCalls)
+	cancelSettlingAfter(settlers.done(), stopMargin, cancelSettling)
+	endSession()
+	sessions.wait()
+
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.sum, err
+}
+
+// takeOver sweeps once, and once more where a worker's lock was missing.
+func (n *node) takeOver(ctx context.Context) error {
+	s := &sweeper{node: n, start: func(*lane) {}}
+	for look := 0; look == 0 || look == 1 && len(s.gone) > 0; look++ {
+		if look > 0 && !sleep(ctx, secondLook) {
+			return ctx.Err()
+		}
+		if err := s.sweep(ctx); err != nil {
+			return fmt.Errorf("dispatcher: drain: sweep: %w", err)
+		}
+	}
+	return nil
+}
+
+// drainAll claims in every lane until a round over all of them, with nothing under way, finds nothing.
+func (n *node) drainAll(ctx context.Context) error {
+	for {
+		claimed := 0
+		for _, lane := range n.lanes {
+			got, err := lane.drainDry(ctx)
+			claimed += got
+			if err != nil {
+				return fmt.Errorf("dispatcher: drain %q: %w", lane.name, err)
+			}
+		}
+		if err := n.settledAll(ctx); err != nil {
+			return err
+		}
+		if claimed == 0 {
+			return nil
+		}
+	}
+}
+
+// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing.
+func (l *lane) drainDry(ctx context.Context) (claimed int, err error) {
+	for {
+		l.flagAll()
+		for i := range l.marks {
+			l.marks[i].full = time.Time{}
+		}
+		select { // wait for a free slot
+		case l.slots <- struct{}{}:
+			<-l.slots
+		case <-ctx.Done():
+			return claimed, ctx.Err()
+		}
+		got, err := l.claimAll(ctx)
+		claimed += got
+		if err != nil || got == 0 {
+			return claimed, err
+		}
+	}
+}
+
+// settledAll waits until every claim is settled.
+func (n *node) settledAll(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() { n.open.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,262 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// lane is a destination at work on this node. It owns the calls: a drain claims for it and may end while they go on,
+// so one slow call never holds up its destination.
+type lane struct {
+	node    *node
+	name    string
+	queue   string // of River; pausing it stops the claims
+	actions []*action
+	marks   []mark
+
+	slots  chan struct{} // one for each call under way
+	poked  chan struct{} // something was flagged
+	paused atomic.Bool   // what the last sweep saw; the claim sees for itself
+
+	mu       sync.Mutex
+	due      map[string]bool // actions in which something may be due
+	draining bool            // a drain runs on this node
+	asked    time.Time       // when a drain was last asked for
+	next     int             // the action whose turn it is
+}
+
+// mark is an action's low-water mark of due_at: entries of the index before it are dead (a long snapshot keeps them), so
+// claims start from it. What comes in below it, by a late commit, is met by a full scan about once a second.
+type mark struct {
+	dueAt time.Time
+	full  time.Time // when the last full scan began
+}
+
+const (
+	// markSlack keeps the mark behind the youngest claimed row by as much as an insert's commit usually takes.
+	markSlack = 100 * time.Millisecond
+	// fullScan is how often a claim starts from the beginning.
+	fullScan = time.Second
+	// claimLimit bounds one claim, claimTimeout how long it may take.
+	claimLimit   = 1000
+	claimTimeout = 10 * time.Second
+	// shift is how long a drain lasts at most, linger how long it waits for more when nothing is due.
+	shift  = 20 * time.Second
+	linger = 3 * time.Second
+)
+
+func newLane(n *node, dest *destination) *lane {
+	l := &lane{
+		node: n, name: dest.name, queue: queueName(dest.name), actions: dest.actions, marks: make([]mark, len(dest.actions)),
+		slots: make(chan struct{}, dest.limits.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
+	}
+	l.flagAll()
+	return l
+}
+
+func (l *lane) flag(action string) {
+	l.mu.Lock()
+	l.due[action] = true
+	l.mu.Unlock()
+	select {
+	case l.poked <- struct{}{}:
+	default:
+	}
+}
+
+func (l *lane) flagAll() {
+	for _, a := range l.actions {
+		l.flag(a.name)
+	}
+}
+
+// take removes and returns the flagged actions, beginning with the one whose turn it is.
+func (l *lane) take() (indexes []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.actions {
+		index := (l.next + i) % len(l.actions)
+		if name := l.actions[index].name; l.due[name] {
+			delete(l.due, name)
+			indexes = append(indexes, index)
+		}
+	}
+	l.next = (l.next + 1) % len(l.actions)
+	return indexes
+}
+
+// drain claims and starts calls until the shift is over, or until nothing was due for linger. It ends at once when ctx
+// does. What is under way then stays the lane's.
+func (l *lane) drain(ctx context.Context, shift, linger time.Duration) {
+	end := time.NewTimer(shift)
+	defer end.Stop()
+	idle := time.NewTimer(linger)
+	defer idle.Stop()
+	for !l.paused.Load() && l.node.session.holds() {
+		select { // wait for a free slot
+		case l.slots <- struct{}{}:
+			<-l.slots
+		case <-end.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+		claimed, err := l.claimAll(ctx)
+		if err != nil && ctx.Err() == nil {
+			l.node.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", l.name), slog.String("error", errorText(err)))
+			return // the sweep starts a drain again when the database answers
+		}
+		if claimed > 0 {
+			idle.Reset(linger)
+			select {
+			case <-end.C:
+				return
+			case <-ctx.Done():
+				return
+			default:
+				continue
+			}
+		}
+		select {
+		case <-l.poked:
+		case <-idle.C:
+			return
+		case <-end.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// claimAll claims once from each flagged action, as far as slots are free, and starts what it got.
+func (l *lane) claimAll(ctx context.Context) (claimed int, err error) {
+	indexes := l.take()
+	for i, index := range indexes {
+		free := l.reserve()
+		got := 0
+		if free > 0 {
+			got, err = l.claim(ctx, index, free)
+		}
+		claimed += got
+		if err != nil || free == 0 {
+			for _, rest := range indexes[i:] { // their turn is still to come
+				l.flag(l.actions[rest].name)
+			}
+			return claimed, err
+		}
+		if got == free {
+			l.flag(l.actions[index].name) // there may be more
+		}
+	}
+	return claimed, nil
+}
+
+// reserve takes all free slots, up to the limit of one claim.
+func (l *lane) reserve() (free int) {
+	for free < claimLimit {
+		select {
+		case l.slots <- struct{}{}:
+			free++
+		default:
+			return free
+		}
+	}
+	return free
+}
+
+func (l *lane) release(slots int) {
+	for range slots {
+		<-l.slots
+	}
+}
+
+// claim takes up to max due intents of one action and starts a goroutine for each. The rows are read to their end, which
+// is after the claim's commit, before the first is started: a fast settle must find what it settles.
+func (l *lane) claim(ctx context.Context, index, maxCount int) (int, error) {
+	a, m := l.actions[index], &l.marks[index]
+	from := m.dueAt
+	if time.Since(m.full) >= fullScan {
+		from, m.full = time.Time{}, time.Now()
+	}
+	asked := time.Now()
+	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
+	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
+	defer cancel()
+	rows, err := l.node.q.OutboxQueueClaim(claiming, l.claimParams(a, from, maxCount))
+	if err != nil {
+		l.release(maxCount)
+		return 0, err
+	}
+	l.release(maxCount - len(rows))
+	var latest time.Time
+	for i := range rows {
+		if rows[i].DueAt.After(latest) {
+			latest = rows[i].DueAt
+		}
+		c := &claim{OutboxQueueClaimRow: rows[i], action: a, asked: asked}
+		l.node.open.Add(1)
+		go func() {
+			defer l.release(1)
+			l.node.work(c)
+		}()
+	}
+	if mark := latest.Add(-markSlack); len(rows) == maxCount || mark.After(m.dueAt) {
+		m.dueAt = mark // a full batch may lower it: there may be more above what a full scan met
+	}
+	return len(rows), nil
+}
+
+func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
+	p := db.OutboxQueueClaimParams{
+		Action: a.name, Mark: from, Worker: l.node.session.id, Queue: l.queue, MaxCount: int32(maxCount),
+		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), Reserve: a.policy.Timeout + windowMargin,
+	}
+	if w := a.policy.KeyWindow; w > 0 {
+		p.KeyWindow = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true} // Forever is 292 years
+	}
+	return p
+}
+
+// flagged says whether something may be due.
+func (l *lane) flagged() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.due) > 0
+}
+
+// begin marks that a drain runs on this node; false where one does already.
+func (l *lane) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.draining {
+		return false
+	}
+	l.draining = true
+	return true
+}
+
+func (l *lane) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.draining = false
+	l.asked = time.Time{}
+}
+
+// ask says whether a drain should be asked for: none runs here, and none was asked for within patience.
+func (l *lane) ask(patience time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.draining || l.paused.Load() || time.Since(l.asked) < patience {
+		return false
+	}
+	l.asked = time.Now()
+	return true
+}

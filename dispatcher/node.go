@@ -1,0 +1,190 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// node is a dispatcher at work: one Run or Drain, from its start to its end.
+type node struct {
+	pool    *pgxpool.Pool
+	q       *db.Queries
+	log     *slog.Logger
+	config  Config
+	session *session
+	lanes   []*lane
+	byName  map[string]*lane // the lane of an action
+
+	calls      context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
+	results    chan result
+	applySlots chan struct{}
+	kicked     chan struct{} // something was flagged: see to it that a drain runs
+
+	open      sync.WaitGroup // claims whose settlement is not written yet
+	stopping  chan struct{}  // closed when no call may begin any more
+	abandoned chan struct{}  // closed when nobody reads results any more
+
+	mu    sync.Mutex
+	sum   Summary
+	swept time.Time // the last sweep that the database answered
+}
+
+// applyConcurrency bounds the connections that applies take from the pool.
+const applyConcurrency = 4
+
+func (d *Dispatcher) newNode(calls context.Context) *node {
+	n := &node{
+		pool: d.pool, q: db.New(d.pool), log: d.log, config: d.config,
+		byName: map[string]*lane{}, calls: calls,
+		results:    make(chan result, settleBatch),
+		applySlots: make(chan struct{}, applyConcurrency),
+		kicked:     make(chan struct{}, 1),
+		stopping:   make(chan struct{}),
+		abandoned:  make(chan struct{}),
+	}
+	n.session = &session{pool: d.pool, log: d.log, name: clean(d.config.Name, 255), woken: n.woken}
+	for _, dest := range d.sortedDestinations() {
+		lane := newLane(n, dest)
+		n.lanes = append(n.lanes, lane)
+		for _, a := range dest.actions {
+			n.byName[a.name] = lane
+			n.session.actions = append(n.session.actions, a.name)
+		}
+	}
+	return n
+}
+
+func (n *node) newSettler() *settler {
+	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake}
+}
+
+// woken takes a notification: work of this action was committed. An empty one means: look everywhere.
+func (n *node) woken(action string) {
+	if action == "" {
+		for _, lane := range n.lanes {
+			lane.flagAll()
+		}
+		n.kick()
+		return
+	}
+	n.wake(action)
+}
+
+// kick has the starter look at every lane; several kicks are one.
+func (n *node) kick() {
+	select {
+	case n.kicked <- struct{}{}:
+	default:
+	}
+}
+
+// keepStarting starts drains for what is flagged, until ctx ends.
+func (n *node) keepStarting(ctx context.Context, start func(*lane)) {
+	for {
+		select {
+		case <-n.kicked:
+		case <-ctx.Done():
+			return
+		}
+		for _, lane := range n.lanes {
+			if lane.flagged() {
+				start(lane)
+			}
+		}
+	}
+}
+
+// wake tells the lanes of these actions that something is due.
+func (n *node) wake(actions ...string) {
+	for _, action := range actions {
+		if lane := n.byName[action]; lane != nil {
+			lane.flag(action)
+		}
+	}
+	if len(actions) > 0 {
+		n.kick()
+	}
+}
+
+// count ends a claim: what came of it is written, or somebody else has taken it over.
+func (n *node) count(s settlement, settled bool) {
+	defer n.open.Done()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !settled {
+		n.sum.TakenOver++
+		return
+	}
+	switch s.status {
+	case statusDelivered:
+		n.sum.Delivered++
+	case statusRefused:
+		n.sum.Refused++
+	case statusPending, statusAnswered:
+		n.sum.Retried++
+	case statusUnknown:
+		n.sum.Unknown++
+	case statusParked:
+		n.sum.Parked++
+	case statusDead:
+		n.sum.Dead++
+	case statusAwaiting:
+		n.sum.AwaitingApproval++
+	}
+}
+
+// report logs what a person may want to see; delivered and refused intents are only in the history. The text of an
+// error stays in the history too, since it may quote a vendor.
+func (n *node) report(c *claim, s settlement) {
+	level := slog.LevelInfo
+	switch s.status {
+	case statusDelivered, statusRefused, statusAnswered:
+		level = slog.LevelDebug
+	case statusDead, statusParked:
+		level = slog.LevelError
+	case statusUnknown:
+		level = slog.LevelWarn
+	}
+	if !n.log.Enabled(n.calls, level) {
+		return
+	}
+	n.log.Log(n.calls, level, "dispatcher: "+s.event+" ended", append(c.attrs(),
+		slog.String("outcome", s.outcome), slog.String("status", s.status), slog.String("code", clean(s.answer.Code, codeLimit)),
+		slog.Duration("again_in", s.delay), slog.Duration("took", s.took))...)
+}
+
+func (c *claim) attrs() []any {
+	return []any{slog.String("action", c.action.name), slog.Any("intent", c.ID), slog.Int("attempt", int(c.Attempt)),
+		slog.String("key", c.call().Key.Hash())}
+}
+
+// errFenced: somebody else has taken the intent over, or finished it.
+var errFenced = errors.New("dispatcher: the intent was taken over")
+
+func fenced(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errFenced
+	}
+	return err
+}
+
+// promote gives heads to ordering keys that have none.
+func (n *node) promote(ctx context.Context, keys []string) (promoted []string, err error) {
+	err = pgx.BeginTxFunc(ctx, n.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		q := n.q.WithTx(tx)
+		if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
+			return err
+		}
+		promoted, err = q.OutboxQueuePromote(ctx, keys)
+		return err
+	})
+	return promoted, err
+}

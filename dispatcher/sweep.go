@@ -1,0 +1,169 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// sweeper finds what nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering keys
+// without a head. It runs on every node, so that no leader has to be elected before a killed worker's work goes on.
+type sweeper struct {
+	node  *node
+	start func(*lane) // sees to it that a drain runs
+
+	gone  map[int32]time.Time // workers whose lock was missing at the last look, and since when
+	heads time.Time           // when ordering keys were last looked through
+	after string              // how far
+}
+
+const (
+	// secondLook is how soon a missing lock is looked for again: a worker that lost its connection has come back by then.
+	secondLook = 250 * time.Millisecond
+	// headsInterval is how often ordering keys are looked through for one without a head. It is a safety net: whoever
+	// finishes a head promotes the next.
+	headsInterval = 5 * time.Second
+	headsPage     = 1000
+	releasePage   = 1000
+)
+
+// run sweeps until ctx ends.
+func (s *sweeper) run(ctx context.Context) {
+	for {
+		wait := s.node.config.SweepInterval
+		sweeping, cancel := context.WithTimeout(ctx, settleTimeout)
+		err := s.sweep(sweeping)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			s.node.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
+			wait = max(wait, time.Second) // no tight loop against a database that is down
+		case len(s.gone) > 0:
+			wait = min(wait, secondLook)
+		}
+		if !sleep(ctx, wait) {
+			return
+		}
+	}
+}
+
+// sweep is one look, and what follows from it.
+func (s *sweeper) sweep(ctx context.Context) error {
+	looked := time.Now()
+	rows, err := s.node.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
+		Actions: s.node.session.actions, Worker: s.node.session.id})
+	if err != nil {
+		return err
+	}
+	s.node.mu.Lock()
+	s.node.swept = time.Now()
+	s.node.mu.Unlock()
+
+	gone, paused := map[int32]time.Time{}, map[string]bool{}
+	var due []string
+	for _, row := range rows {
+		switch row.Kind {
+		case "due":
+			due = append(due, row.Name)
+		case "paused":
+			paused[row.Name] = true
+		case "gone":
+			gone[row.Worker] = looked
+			if since, ok := s.gone[row.Worker]; ok {
+				gone[row.Worker] = since
+			}
+		case "expired":
+			if err := s.release(ctx, row.Worker, false); err != nil {
+				return err
+			}
+		}
+	}
+	s.gone = gone
+	if err := s.releaseGone(ctx, looked); err != nil {
+		return err
+	}
+	if err := s.promote(ctx); err != nil {
+		return err
+	}
+	for _, lane := range s.node.lanes {
+		lane.paused.Store(paused[lane.queue])
+	}
+	s.node.wake(due...)
+	for _, lane := range s.node.lanes {
+		if lane.flagged() {
+			s.start(lane)
+		}
+	}
+	return nil
+}
+
+// releaseGone takes over from workers whose lock was gone at two looks, while this worker's own was held all the time:
+// else it was the database that was away, and with it everybody's lock.
+func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
+	for worker, since := range s.gone {
+		missing := looked.Sub(since)
+		if missing < min(secondLook, s.node.config.SweepInterval)/2 || s.node.session.heldFor() < missing {
+			continue
+		}
+		if err := s.release(ctx, worker, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
+	for {
+		rows, err := s.node.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
+			Holder: worker, Gone: gone, MaxCount: releasePage, Settling: settlingOrphans})
+		if err != nil {
+			return err
+		}
+		if len(rows) > 0 {
+			s.node.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
+				slog.Bool("lock_gone", gone), slog.Int("intents", len(rows)))
+		}
+		for _, row := range rows {
+			s.node.wake(row.Action)
+		}
+		if len(rows) < releasePage {
+			return nil
+		}
+	}
+}
+
+// settlingOrphans is the settling delay of an intent whose worker never said what came of it. Its lease, longer than
+// its timeout, has run out by then.
+const settlingOrphans = 5 * time.Second
+
+// promote gives a head to ordering keys that lost theirs: under REPEATABLE READ a writer may not see that the head was
+// finished meanwhile.
+func (s *sweeper) promote(ctx context.Context) error {
+	if time.Since(s.heads) < headsInterval {
+		return nil
+	}
+	s.heads = time.Now()
+	page, err := s.node.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
+	if err != nil {
+		return err
+	}
+	s.after = ""
+	if len(page) == headsPage {
+		s.after = page[len(page)-1].OrderingKey
+	}
+	for _, key := range page {
+		if !key.Headless {
+			continue
+		}
+		promoted, err := s.node.promote(ctx, []string{key.OrderingKey})
+		if err != nil {
+			return err
+		}
+		s.node.wake(promoted...)
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/riverqueue/river"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// upkeepArgs is one of the periodic jobs that River's leader inserts and any node runs. Each has a short interval, since
+// schedules live in the leader's memory and begin anew with each leader, and each is harmless to skip or to run twice.
+type upkeepArgs struct {
+	Task string `json:"task"`
+}
+
+func (upkeepArgs) Kind() string { return "samekey.upkeep" }
+
+// The tasks, with how often they run.
+var upkeepTasks = map[string]time.Duration{
+	"statistics": 15 * time.Second, // one scan of the queue
+	"reconcile":  time.Minute,
+}
+
+func periodicJobs() (jobs []*river.PeriodicJob) {
+	for task, interval := range upkeepTasks {
+		jobs = append(jobs, river.NewPeriodicJob(river.PeriodicInterval(interval), func() (river.JobArgs, *river.InsertOpts) {
+			return upkeepArgs{Task: task}, &river.InsertOpts{Queue: upkeepQueue, MaxAttempts: 1}
+		}, &river.PeriodicJobOpts{RunOnStart: true}))
+	}
+	return jobs
+}
+
+type upkeepWorker struct {
+	river.WorkerDefaults[upkeepArgs]
+	upkeep *upkeep
+}
+
+func (w *upkeepWorker) Timeout(*river.Job[upkeepArgs]) time.Duration { return time.Minute }
+
+func (w *upkeepWorker) Work(ctx context.Context, job *river.Job[upkeepArgs]) error {
+	// River stores the error's text, and one NUL byte in it would wedge its completer.
+	if err := w.upkeep.run(ctx, job.Args.Task); err != nil {
+		return errors.New(clean(err.Error(), errorLimit))
+	}
+	return nil
+}
+
+// upkeep keeps the tables tidy and counted.
+type upkeep struct {
+	node *node
+	mu   sync.Mutex
+	last uuid.UUID // how far reconcile has read
+}
+
+func newUpkeep(n *node) *upkeep { return &upkeep{node: n} }
+
+func (u *upkeep) run(ctx context.Context, task string) error {
+	switch task {
+	case "statistics":
+		return u.statistics(ctx)
+	case "reconcile":
+		return u.reconcile(ctx)
+	}
+	return fmt.Errorf("dispatcher: upkeep %q is not known to this release", task)
+}
+
+// statistics counts the queue, and reports actions that no live worker handles: their intents wait.
+func (u *upkeep) statistics(ctx context.Context) error {
+	if err := u.node.q.OutboxStatsTake(ctx); err != nil {
+		return fmt.Errorf("dispatcher: take statistics: %w", err)
+	}
+	unhandled, err := u.node.q.OutboxStatsUnhandled(ctx)
+	if err != nil {
+		return fmt.Errorf("dispatcher: read statistics: %w", err)
+	}
+	for _, row := range unhandled {
+		u.node.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
+			slog.String("action", clean(row.Action, codeLimit)), slog.Int64("intents", row.Intents))
+	}
+	return u.node.q.WorkersTidy(ctx)
+}
+
+const (
+	reconcilePage  = 5000
+	reconcilePages = 20
+)
+
+// reconcile reads on through the outbox from where it ended last time, and gives intents that have neither a queue row
+// nor an end their queue row back.
+func (u *upkeep) reconcile(ctx context.Context) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for range reconcilePages {
+		page, err := u.node.q.OutboxQueueRestore(ctx, db.OutboxQueueRestoreParams{After: u.last, MaxCount: reconcilePage})
+		if err != nil {
+			return fmt.Errorf("dispatcher: reconcile: %w", err)
+		}
+		for _, row := range page {
+			if row.Restored {
+				u.node.log.ErrorContext(ctx, "dispatcher: an intent had lost its queue row; it was given back", slog.Any("intent", row.ID))
+			}
+		}
+		if len(page) < reconcilePage {
+			u.last = uuid.UUID{}
+			return nil
+		}
+		u.last = page[len(page)-1].ID
+	}
+	return nil
+}
