@@ -1,0 +1,208 @@
+package processed
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/db"
+)
+
+// maxAnswer is what the table's CHECK allows.
+const maxAnswer = 1 << 20
+
+// Result is the answer to a request: the first time what the function returned,
+// later what was stored then.
+type Result[T any] struct {
+	// Value is the answer. After a replay it is what JSON kept of the first one:
+	// unexported fields are gone, and a time has lost its monotonic clock.
+	Value T
+
+	// Deduplicated says that the function's work is not this call's: the request
+	// was done before, and this is its first answer.
+	Deduplicated bool
+
+	// Failure is set where the answer is a business error made by Fail. Value is
+	// then zero.
+	Failure *Failure
+}
+
+// Failure is a business error that is kept under the key and replays like any
+// answer: the card was declined, the seat is taken.
+type Failure struct {
+	Code int             // as given to Fail
+	Body json.RawMessage // as given to Fail, in JSON
+}
+
+// Error names the code, not the body.
+func (f *Failure) Error() string {
+	return fmt.Sprintf("processed: the request was answered with failure %d", f.Code)
+}
+
+// Decode reads the body into v, as json.Unmarshal does.
+func (f *Failure) Decode(v any) error { return json.Unmarshal(f.Body, v) }
+
+// Fail returns the error with which a function says that the request has an
+// answer, and that it is a no: everything that the function wrote is rolled
+// back, queued intents too, and the failure is stored under the key. [Run] and
+// [Do] then return a nil error and [Result].Failure, the first time and at each
+// replay: nobody shall take it for something that went wrong and roll back.
+//
+// Code is yours, an HTTP status for example; body is encoded as JSON, at most 1
+// MiB. Keep what would be the same if the request were made again. What is not
+// about the request (a failed validation or authentication, a timeout, a rate
+// limit, a bug) is an ordinary error: it stores nothing, so that the key can be
+// used again.
+//
+// It may be wrapped. Where body cannot be encoded, the error is an ordinary one.
+func Fail(code int, body any) error {
+	if code < math.MinInt32 || code > math.MaxInt32 {
+		return fmt.Errorf("processed: Fail: code %d does not fit 32 bits", code)
+	}
+	text, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("processed: Fail: encode the body: %w", err)
+	}
+	return &Failure{Code: code, Body: text}
+}
+
+// answer is a Result before its type is known.
+type answer struct {
+	body    []byte
+	failure *Failure
+	replay  bool
+}
+
+// outcome turns what was stored, or what has just been, into a Result.
+func outcome[T any](ans answer, value T) (Result[T], error) {
+	res := Result[T]{Deduplicated: ans.replay, Failure: ans.failure}
+	switch {
+	case ans.failure != nil:
+		return res, nil
+	case !ans.replay:
+		res.Value = value
+		return res, nil
+	}
+	return res, decode(ans.body, &res.Value)
+}
+
+// encode returns what is stored of an answer: bytes as they are, nothing of an
+// empty struct, JSON of the rest.
+func encode(value any) (body []byte, err error) {
+	switch v := value.(type) {
+	case []byte:
+		body = v
+	case json.RawMessage:
+		body = v
+	case struct{}:
+		return nil, nil
+	default:
+		if body, err = json.Marshal(v); err != nil {
+			return nil, fmt.Errorf("processed: encode the answer: %w", err)
+		}
+	}
+	return body, checkSize(body)
+}
+
+func checkSize(body []byte) error {
+	if len(body) > maxAnswer {
+		return fmt.Errorf("%w (it has %d bytes)", ErrAnswerTooLarge, len(body))
+	}
+	return nil
+}
+
+func decode(body []byte, into any) error {
+	switch v := into.(type) {
+	case *[]byte:
+		*v = body
+		return nil
+	case *json.RawMessage:
+		*v = body
+		return nil
+	case *struct{}:
+		return nil
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		// The decoder's error may quote the answer.
+		return fmt.Errorf("%w (%T)", ErrAnswerUnreadable, into)
+	}
+	return nil
+}
+
+// find scans what ProcessedEventsFind found; nil if nothing.
+func find(row pgx.Row) (*db.ProcessedEventsFindRow, error) {
+	var r db.ProcessedEventsFindRow
+	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.Status, &r.Failed, &r.ResponseCode, &r.ResponseBody)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// replay answers from the record. Every replay comes through here, and here the
+// request is held against the one that the key was first used with.
+func (m *memory) replay(record *db.ProcessedEventsFindRow) (answer, error) {
+	if err := m.compare(record); err != nil {
+		return answer{}, err
+	}
+	if record.Status != "done" {
+		return answer{}, m.named(ErrInFlight)
+	}
+	ans := answer{body: record.ResponseBody, replay: true}
+	if record.Failed {
+		ans.failure = &Failure{Body: record.ResponseBody}
+		if record.ResponseCode != nil {
+			ans.failure.Code = int(*record.ResponseCode)
+		}
+	}
+	return ans, nil
+}
+
+// compare returns ErrConflict where the record is another request's. A record
+// of another fingerprint version is compared under that version.
+func (m *memory) compare(record *db.ProcessedEventsFindRow) error {
+	mine := m.fingerprint
+	if mine.Version != record.HashVersion {
+		if m.text == nil {
+			return fmt.Errorf("processed: key:%s was stored with fingerprint version %d, and Request.Payload is a fingerprint of version %d: give the request's bytes, so that they can be compared",
+				m.key.Hash(), record.HashVersion, mine.Version)
+		}
+		var err error
+		if mine, err = samekey.FingerprintAs(record.HashVersion, m.text); err != nil {
+			return fmt.Errorf("processed: compare with the first request of key:%s: %w", m.key.Hash(), err)
+		}
+	}
+	if string(mine.Hash[:]) != string(record.PayloadHash) {
+		return m.named(ErrConflict)
+	}
+	return nil
+}
+
+// named adds the key, as far as it may be printed.
+func (m *memory) named(err error) error { return fmt.Errorf("%w (key:%s)", err, m.key.Hash()) }
+
+// recordArgs are the arguments of ProcessedEventsInsert.
+func (m *memory) recordArgs(body []byte, failure *Failure) []any {
+	var code *int32
+	if failure != nil {
+		c := int32(failure.Code)
+		code, body = &c, failure.Body
+	}
+	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, m.retain.Microseconds(), failure != nil, code, body}
+}
+
+// failureOf returns the failure in err, if this call keeps failures.
+func (m *memory) failureOf(err error) *Failure {
+	failure := (*Failure)(nil)
+	if !m.answers || !errors.As(err, &failure) {
+		return nil
+	}
+	return failure
+}

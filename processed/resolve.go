@@ -1,0 +1,73 @@
+package processed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/hook"
+	"github.com/samekey/samekey/internal/wake"
+)
+
+// resolveWithin bounds the look-up after a lost COMMIT: a server that sees the
+// connection break ends its transaction within milliseconds, a failover takes
+// longer than any request waits for.
+const resolveWithin = 5 * time.Second
+
+var errInRecovery = errors.New("the server is in recovery, its rows may be behind")
+
+// resolve finds out what became of a COMMIT whose answer was lost. The
+// transaction that sent it holds the key's lock until it has ended: with the
+// lock in hand, a record is there or will never be. A look-up without the lock
+// could miss a commit that is still under way.
+func (m *memory) resolve(ctx context.Context, pool *pgxpool.Pool, lost *lostError) (answer, error) {
+	within := hook.Resolve(ctx, resolveWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+	defer cancel()
+	for try := 1; ; try++ {
+		found, err := m.findUnderLock(ctx, pool)
+		switch {
+		case err == nil && found != nil:
+			wake.Flush(pool, lost.actions...)
+			return m.replay(found)
+		case err == nil:
+			return answer{}, unstored("processed: the connection was lost during COMMIT, and nothing was stored (key:%s): %w", m.key.Hash(), lost.cause)
+		}
+		if sqlState(err) == stateLockTimeout || pause(ctx, try) != nil {
+			return answer{}, fmt.Errorf("%w (key:%s): %w", ErrAmbiguous, m.key.Hash(), errors.Join(lost.cause, err))
+		}
+	}
+}
+
+func (m *memory) findUnderLock(ctx context.Context, pool *pgxpool.Pool) (found *db.ProcessedEventsFindRow, err error) {
+	pooled, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer pooled.Release()
+	deadline, _ := ctx.Deadline()
+	// Shorter than the context, which would break the connection.
+	wait := max(time.Until(deadline)*9/10, time.Millisecond) // 0 would be no limit
+	recovering := false
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	batch.Queue("select set_config('lock_timeout', $1, true)", fmt.Sprint(wait.Milliseconds()))
+	batch.Queue(db.ProcessedEventsLock, m.key.Scope, m.key.Value)
+	batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
+		found, err = find(row)
+		return err
+	})
+	batch.Queue("select pg_is_in_recovery()").QueryRow(func(row pgx.Row) error { return row.Scan(&recovering) })
+	batch.Queue("rollback")
+	err = pooled.SendBatch(ctx, batch).Close()
+	rollback(ctx, pooled.Conn())
+	if err == nil && recovering {
+		err = errInRecovery
+	}
+	return found, err
+}

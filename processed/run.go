@@ -1,0 +1,312 @@
+package processed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/hook"
+	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/wake"
+)
+
+const (
+	// maxTries bounds the attempts at one transaction. With the pauses between
+	// them (at most 2, 4, 8, .. 250 ms, half of that on average) the last is made
+	// after about 400 ms: two dozen transactions that all want one row are through
+	// by then.
+	maxTries = 10
+	maxPause = 250 * time.Millisecond
+
+	// rollbackWithin bounds a rollback, which is not cut short by the caller's
+	// context: a connection whose transaction cannot be ended is thrown away.
+	rollbackWithin = 5 * time.Second
+
+	// commitGrace is how long a commit goes on after the caller's context has
+	// ended. Cutting it short would leave nobody the wiser.
+	commitGrace = 10 * time.Second
+)
+
+// Run does a request once: it calls fn in a transaction and commits the rows
+// that fn wrote, the intents that it inserted and the record with its answer
+// together. All exist afterwards, or none does. Where the request was done
+// before, fn is not called, and the first answer is returned with
+// Result.Deduplicated.
+//
+// On a warm connection Run costs three round trips beside fn's own that fn's
+// statements do not share: one before, one after. A replay costs two.
+//
+//   - The same key with another Payload gives [ErrConflict], and while another
+//     first attempt with the key is running, [ErrInFlight]. Neither waits.
+//   - An error of fn is returned as it is, and nothing is stored: the key can be
+//     used again. So it is after a panic, and where ctx has ended by the time fn
+//     returns (from then on, a commit under way is given ten seconds). For a
+//     business error that shall replay, see [Fail].
+//   - A statement of fn that failed leaves the transaction aborted; if fn
+//     returns nil all the same, the error is [ErrAborted].
+//   - A connection lost during COMMIT is looked into: under the key's lock, which
+//     that transaction holds until it has ended, either its record is found, and
+//     its answer returned as a replay, or it was certainly not committed, and the
+//     error is [SafeToRetry]. Where this takes more than five seconds the error
+//     is [ErrAmbiguous].
+//
+// fn may be called more than once, each time in a transaction of its own after
+// the one before was rolled back: after a serialization failure or a deadlock
+// (SQLSTATE 40001, 40P01; at most ten times), where an intent under the same
+// key exists already that was written outside Run, or where another attempt won
+// after all. What it does outside the transaction is done again: leave that to
+// intents.
+//
+// The transaction given to fn is Run's: its Commit and Rollback return an error
+// and do nothing, so a deferred Rollback is harmless. Begin starts a nested
+// one. outbox.Insert in it needs no key, and costs no round trip: the intents
+// are written with the commit, unless fn uses savepoints of its own or takes
+// tx.Conn(), and an intent's conflict then comes out of Run. After the commit
+// Run wakes their workers.
+func Run[T any](ctx context.Context, pool *pgxpool.Pool, req Request, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (Result[T], error) {
+	var value T
+	m, err := req.checked(true)
+	if err != nil {
+		return Result[T]{}, err
+	}
+	ans, err := m.run(ctx, pool, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+		var err error
+		if value, err = fn(ctx, tx); err != nil {
+			return nil, err
+		}
+		return encode(value)
+	})
+	if err != nil {
+		return Result[T]{}, err
+	}
+	return outcome(ans, value)
+}
+
+// Once does the work for an event once: for consumers of a broker or a webhook,
+// which may hand over the same event again and need no answer. It is Run
+// without one; first says whether fn's work was committed by this call. The
+// event is acknowledged after a nil error, first or not.
+//
+// Request.Payload may be nil: then the key alone says that two events are the
+// same. [Fail] is an ordinary error here: nothing is stored.
+func Once(ctx context.Context, pool *pgxpool.Pool, req Request, fn func(ctx context.Context, tx pgx.Tx) error) (first bool, err error) {
+	m, err := req.checked(false)
+	if err != nil {
+		return false, err
+	}
+	ans, err := m.run(ctx, pool, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+		return nil, fn(ctx, tx)
+	})
+	return err == nil && !ans.replay, err
+}
+
+// work is the caller's function, its answer encoded.
+type work func(ctx context.Context, tx pgx.Tx) (body []byte, err error)
+
+func (m *memory) run(ctx context.Context, pool *pgxpool.Pool, fn work) (answer, error) {
+	immediate := false
+	for try := 1; ; try++ {
+		ans, err := m.attempt(ctx, pool, immediate, fn)
+		if lost := (*lostError)(nil); errors.As(err, &lost) {
+			return m.resolve(ctx, pool, lost)
+		}
+		more := (*againError)(nil)
+		if !errors.As(err, &more) {
+			return ans, err
+		}
+		immediate = immediate || more.immediate
+		if try == maxTries {
+			return answer{}, unstored("processed: given up after %d attempts, nothing was stored: %w", try, more.cause)
+		}
+		if more.wait {
+			if err := pause(ctx, try); err != nil {
+				return answer{}, err
+			}
+		}
+	}
+}
+
+// pause waits up to twice as long after each try, at random, so that those who
+// collided do not do so again.
+func pause(ctx context.Context, try int) error {
+	longest := min(2*time.Millisecond<<(try-1), maxPause)
+	timer := time.NewTimer(rand.N(longest))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}
+
+// attempt is one transaction.
+func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool, fn work) (answer, error) {
+	pooled, err := pool.Acquire(ctx)
+	if err != nil {
+		return answer{}, unstored("processed: acquire a connection: %w", err)
+	}
+	defer pooled.Release()
+	conn := pooled.Conn()
+	// Also when fn panics, and before the connection is given back.
+	defer rollback(ctx, conn)
+
+	tx, found, err := m.open(ctx, conn)
+	if err != nil {
+		return answer{}, err
+	}
+	if found != nil {
+		return m.replay(found)
+	}
+	q := &queue{key: m.key, immediate: immediate}
+	defer q.close()
+	body, err := fn(ctx, &runTx{tx: tx, q: q, ctx: ctx})
+	failure := m.failureOf(err)
+	if err == nil || failure != nil {
+		if cancelled := ended(ctx); cancelled != nil {
+			return answer{}, cancelled
+		}
+	}
+	if failure != nil {
+		q.close()
+		return m.storeFailure(ctx, conn, failure)
+	}
+	if failed := cmp.Or(again(q.failure()), again(err), err); failed != nil {
+		return answer{}, failed
+	}
+	actions, err := m.commit(ctx, conn, q, body)
+	if err != nil {
+		return answer{}, err
+	}
+	wake.Flush(pool, actions...)
+	return answer{body: body}, nil
+}
+
+// open begins the transaction, takes the key's lock and looks for the record,
+// in one round trip. No record and no error mean that the lock is held.
+func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, found *db.ProcessedEventsFindRow, err error) {
+	locked := hook.LockOff(ctx)
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: m.isolation})
+	if !locked {
+		batch.Queue(db.ProcessedEventsTryLock, m.key.Scope, m.key.Value).QueryRow(func(row pgx.Row) error { return row.Scan(&locked) })
+	}
+	batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
+		found, err = find(row)
+		return err
+	})
+	results := conn.SendBatch(ctx, batch)
+	tx = results.Tx()
+	switch err = results.Close(); {
+	case err == nil && found == nil && !locked:
+		return nil, nil, m.named(ErrInFlight)
+	case err == nil:
+		return tx, found, nil
+	}
+	if cancelled := ended(ctx); cancelled != nil {
+		return nil, nil, cancelled
+	}
+	if conn.IsClosed() { // nothing was done yet: another connection will do
+		return nil, nil, &againError{cause: fmt.Errorf("processed: look up key:%s: %w", m.key.Hash(), err), wait: true}
+	}
+	if failed := again(err); failed != nil {
+		return nil, nil, failed
+	}
+	return nil, nil, fmt.Errorf("processed: look up key:%s: %w", m.key.Hash(), err)
+}
+
+// commit writes the queued intents and the record, and commits, in one round
+// trip. Each statement raises on a conflict: after one that did not, COMMIT
+// would keep the rows of an attempt that lost.
+func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []byte) (actions []string, err error) {
+	if err := m.committable(conn, q); err != nil {
+		return nil, err
+	}
+	batch := &pgx.Batch{}
+	actions = q.addTo(batch)
+	q.close()
+	batch.Queue(db.ProcessedEventsInsert, m.recordArgs(body, nil)...)
+	committed := ""
+	batch.Queue("commit").Fn = func(results pgx.BatchResults) error {
+		tag, err := results.Exec()
+		committed = tag.String()
+		return err
+	}
+	within, cancel := grace(ctx)
+	defer cancel()
+	if err := conn.SendBatch(within, batch).Close(); err != nil {
+		return nil, m.commitError(conn, err, actions)
+	}
+	if committed != "COMMIT" { // of an aborted transaction: ROLLBACK, and no error
+		return nil, m.named(ErrAborted)
+	}
+	return actions, nil
+}
+
+// committable looks at the state in which the function left the transaction.
+func (m *memory) committable(conn *pgx.Conn, q *queue) error {
+	if err := q.failure(); err != nil {
+		return err
+	}
+	switch {
+	case conn.IsClosed():
+		return unstored("processed: the connection was lost before the commit, nothing was stored (key:%s)", m.key.Hash())
+	case conn.PgConn().IsBusy():
+		return fmt.Errorf("%w: rows or batch results were left open: close them (key:%s)", ErrAborted, m.key.Hash())
+	}
+	switch conn.PgConn().TxStatus() {
+	case 'E':
+		return fmt.Errorf("%w: a statement failed and its error was not returned (key:%s)", ErrAborted, m.key.Hash())
+	case 'I':
+		return fmt.Errorf("%w: a statement of the function ended it (key:%s)", ErrAborted, m.key.Hash())
+	}
+	return nil
+}
+
+// commitError tells what is certain after the last batch failed. An error of
+// the server's on a connection that lives means that the transaction is, or
+// will be, rolled back.
+func (m *memory) commitError(conn *pgx.Conn, err error, actions []string) error {
+	if pgconn.SafeToRetry(err) {
+		return unstored("processed: the connection was lost before the commit, nothing was stored (key:%s): %w", m.key.Hash(), err)
+	}
+	if conn.IsClosed() {
+		return &lostError{cause: err, actions: actions}
+	}
+	if failed := again(err); failed != nil {
+		return failed
+	}
+	if conflict := (*keyed.ConflictError)(nil); errors.As(err, &conflict) {
+		return conflict
+	}
+	return fmt.Errorf("processed: commit key:%s: %w", m.key.Hash(), err)
+}
+
+// grace is a context that outlives ctx by commitGrace.
+func grace(ctx context.Context) (context.Context, context.CancelFunc) {
+	within, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(commitGrace, cancel)
+		context.AfterFunc(within, func() { timer.Stop() })
+	})
+	return within, func() { stop(); cancel() }
+}
+
+// rollback ends what is still open. A connection on which that fails is closed,
+// and the server rolls back when it notices.
+func rollback(ctx context.Context, conn *pgx.Conn) {
+	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' || conn.PgConn().IsBusy() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackWithin)
+	defer cancel()
+	_, _ = conn.Exec(ctx, "rollback") // without arguments: the simple protocol, which works in a failed transaction
+}

@@ -1,0 +1,209 @@
+package processed
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/keyed"
+)
+
+// errOwned is what Commit and Rollback of Run's transaction return, and what a
+// statement that ends it does.
+var errOwned = errors.New("processed: the transaction is owned by Run: return nil to commit it, an error to roll it back")
+
+// runTx is the pgx.Tx that Run gives to the function. It knows the request's
+// key, and queues intents (keyed.Queue).
+type runTx struct {
+	tx pgx.Tx // the real one, or a savepoint's
+	q  *queue
+	//nolint:containedctx // Conn has no context of its own
+	ctx    context.Context
+	nested bool
+	start  mark // of a nested one
+}
+
+var (
+	_ pgx.Tx      = (*runTx)(nil)
+	_ keyed.Queue = (*runTx)(nil)
+)
+
+func (t *runTx) RequestKey() samekey.Key { return t.q.key }
+
+func (t *runTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) { return t.q.enqueue(in) }
+
+func (t *runTx) Wrote(action string) { t.q.wrote(action) }
+
+// Begin starts a nested transaction, a savepoint.
+func (t *runTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := t.q.usable(); err != nil {
+		return nil, err
+	}
+	start := t.q.mark()
+	nested, err := t.tx.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &runTx{tx: nested, q: t.q, ctx: t.ctx, nested: true, start: start}, nil
+}
+
+// Commit releases a nested transaction. That of Run is not the function's to
+// commit.
+func (t *runTx) Commit(ctx context.Context) error {
+	if err := t.q.usable(); err != nil {
+		return err
+	}
+	if !t.nested {
+		return errOwned
+	}
+	return t.tx.Commit(ctx)
+}
+
+// Rollback rolls back a nested transaction, what was queued in it included.
+func (t *runTx) Rollback(ctx context.Context) error {
+	if err := t.q.usable(); err != nil {
+		return err
+	}
+	if !t.nested {
+		return errOwned
+	}
+	err := t.tx.Rollback(ctx)
+	if err == nil {
+		t.q.rollback(t.start)
+	}
+	return err
+}
+
+func (t *runTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.admit(ctx, sql); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return t.tx.Exec(ctx, sql, args...)
+}
+
+func (t *runTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.admit(ctx, sql); err != nil {
+		return refusedRows{err: err}, err
+	}
+	return t.tx.Query(ctx, sql, args...)
+}
+
+func (t *runTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := t.admit(ctx, sql); err != nil {
+		return refusedRows{err: err}
+	}
+	return t.tx.QueryRow(ctx, sql, args...)
+}
+
+func (t *runTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := t.admit(ctx, sql); err != nil {
+		return nil, err
+	}
+	return t.tx.Prepare(ctx, name, sql)
+}
+
+func (t *runTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, query := range b.QueuedQueries {
+		if err := t.admit(ctx, query.SQL); err != nil {
+			return pgx.FailedBatchResults(b, err)
+		}
+	}
+	if err := t.q.usable(); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return t.tx.SendBatch(ctx, b)
+}
+
+func (t *runTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
+	if err := t.q.usable(); err != nil {
+		return 0, err
+	}
+	return t.tx.CopyFrom(ctx, table, columns, source)
+}
+
+func (t *runTx) LargeObjects() pgx.LargeObjects { return t.tx.LargeObjects() }
+
+// Conn returns the connection itself, past which nothing is seen any more: what
+// is queued is written before.
+func (t *runTx) Conn() *pgx.Conn {
+	conn := t.tx.Conn()
+	if t.q.usable() == nil {
+		_ = t.q.flush(t.ctx, conn) // the queue keeps the error for Run
+	}
+	return conn
+}
+
+// admit refuses statements that would end the transaction, and writes what is
+// queued before a statement that deals with savepoints: rolling back to one
+// must take along what was inserted after it, and nothing else.
+func (t *runTx) admit(ctx context.Context, sql string) error {
+	if err := t.q.usable(); err != nil {
+		return err
+	}
+	if endsTransaction(sql) {
+		return errOwned
+	}
+	if mentionsSavepoint(sql) {
+		return t.q.flush(ctx, t.tx.Conn())
+	}
+	return nil
+}
+
+// endsTransaction looks at the first words. It is help for those who err: Run
+// also looks at the state that the function leaves behind.
+func endsTransaction(sql string) bool {
+	sql = strings.TrimLeft(sql, " \t\r\n;")
+	first, rest := word(sql)
+	second, rest := word(rest)
+	switch first {
+	case "commit", "end", "abort":
+		return true
+	case "rollback":
+		third, _ := word(rest)
+		return second != "to" && third != "to"
+	case "prepare":
+		return second == "transaction"
+	}
+	return false
+}
+
+// word returns the first word of sql in lower case, and what follows. No
+// keyword that matters here is longer than 16 bytes.
+func word(sql string) (first, rest string) {
+	sql = strings.TrimLeft(sql, " \t\r\n")
+	end := 0
+	for end < len(sql) && end < 16 && (sql[end]|0x20 >= 'a' && sql[end]|0x20 <= 'z') {
+		end++
+	}
+	return strings.ToLower(sql[:end]), sql[end:]
+}
+
+func mentionsSavepoint(sql string) bool {
+	const keyword = "savepoint"
+	for i := 0; i+len(keyword) <= len(sql); i++ {
+		if sql[i]|0x20 == 's' && strings.EqualFold(sql[i:i+len(keyword)], keyword) {
+			return true
+		}
+	}
+	return false
+}
+
+// refusedRows are the rows of a statement that was not sent.
+type refusedRows struct{ err error }
+
+func (r refusedRows) Close()                                       {}
+func (r refusedRows) Err() error                                   { return r.err }
+func (r refusedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (r refusedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r refusedRows) Next() bool                                   { return false }
+func (r refusedRows) Scan(...any) error                            { return r.err }
+func (r refusedRows) Values() ([]any, error)                       { return nil, r.err }
+func (r refusedRows) RawValues() [][]byte                          { return nil }
+func (r refusedRows) Conn() *pgx.Conn                              { return nil }
+func (r refusedRows) TypeMap() *pgtype.Map                         { return pgtype.NewMap() }
