@@ -9,53 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func newKey(t testing.TB, value string, scope ...string) samekey.Key {
+func inTx(t testing.TB, on *samekeytest.DB, do func(tx pgx.Tx) error) error {
 	t.Helper()
-	if len(scope) == 0 {
-		scope = []string{"acme", "orders.create"}
-	}
-	key, err := samekey.NewKey(value, scope...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-// inTx runs do in a transaction of its own and commits it.
-func inTx(t testing.TB, db interface {
-	Begin(context.Context) (pgx.Tx, error)
-}, do func(tx pgx.Tx) error) error {
-	t.Helper()
-	return pgx.BeginFunc(t.Context(), db, do)
-}
-
-// insert writes one intent and commits.
-func insert(t testing.TB, db interface {
-	Begin(context.Context) (pgx.Tx, error)
-}, in outbox.Intent) uuid.UUID {
-	t.Helper()
-	var id uuid.UUID
-	err := inTx(t, db, func(tx pgx.Tx) (err error) {
-		id, err = outbox.Insert(t.Context(), tx, in)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
-}
-
-func count(t testing.TB, db *samekeytest.DB, query string, args ...any) (n int) {
-	t.Helper()
-	if err := db.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return pgx.BeginFunc(t.Context(), on, do)
 }
 
 func TestInsertOfTheSameIntentAgainReturnsTheFirstIdAndTheTransactionStaysUsable(t *testing.T) {

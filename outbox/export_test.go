@@ -1,0 +1,12 @@
+package outbox
+
+// Transitions are the pairs of the table, for the guard of the tests.
+func Transitions() (pairs [][2]Status) {
+	for _, c := range transitions {
+		pairs = append(pairs, [2]Status{c.from, c.to})
+	}
+	return pairs
+}
+
+// Statuses are all states.
+func Statuses() []Status { return append(append([]Status{}, unfinished...), finished...) }
