@@ -38,7 +38,7 @@ with picked as materialized (
     where q.id = any (p.ids)
     returning q.id, q.status, q.attempt, q.sent_attempt, q.spent, q.due_at, q.approved_at, q.ordering_key, q.window_ends, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
-              (q.first_sent_at = p.now)::boolean as first_send
+              coalesce(q.first_sent_at = p.now, false)::boolean as first_send
 )
 select c.id, c.status, c.attempt, c.sent_attempt, c.spent, c.due_at, c.approved_at, c.ordering_key, c.first_send,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
@@ -192,9 +192,11 @@ with recursive holders as (
 )
 select 'due' as kind, a.action::text as name, 0 as worker
 from unnest(@actions::text[]) as a (action)
-where exists (select from samekey.outbox_queue q
-              where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown', 'answered')
-                and q.due_at <= (select clock_timestamp()))
+-- The first by due_at, not any: for any, statistics tempt the planner into reading the queue until one turns up.
+where (select q.id from samekey.outbox_queue q
+       where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown', 'answered')
+         and q.due_at <= (select clock_timestamp())
+       order by q.due_at limit 1) is not null
 union all
 select 'gone', '', h.worker
 from holders h
@@ -250,8 +252,9 @@ with page as materialized (
     limit @max_count
 ), lost as (
     select p.* from page p
-    where not exists (select from samekey.outbox_queue q where q.id = p.id)
-      and not exists (select from samekey.outbox_history h where h.intent_id = p.id and h.finished is not null)
+    -- `offset 0` keeps each a look-up by index: as a join, it would read the whole history for each page.
+    where not exists (select from samekey.outbox_queue q where q.id = p.id offset 0)
+      and not exists (select from samekey.outbox_history h where h.intent_id = p.id and h.finished is not null offset 0)
 ), restored as (
     -- As one that may have been sent when it was written: its claim counts the key window from then, and an intent that
     -- may not be repeated is looked up or parked, never sent.
