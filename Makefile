@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './internal/tools/*')))
 TOOL := go tool -modfile=internal/tools/go.mod
 BIN := $(CURDIR)/bin
+DEMO := $(BIN)/createorder
 
 # A checkout that belongs to another user has no version control to ask.
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
@@ -24,9 +25,11 @@ help: ## show this list
 .PHONY: demo
 demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key shows what goes wrong without keys
 	$(call say,'Building the demo')
-	@mkdir -p $(BIN) && go build -C examples/createorder/demo -o $(BIN)/demo .
+	@mkdir -p $(DEMO)
+	@go build -C examples/createorder -o $(DEMO)/ ./service ./worker ./vendor
+	@go build -C examples/createorder/demo -o $(DEMO)/ .
 	$(call say,'Running the demo')
-	@BREAK='$(BREAK)' $(BIN)/demo
+	@BREAK='$(BREAK)' $(DEMO)/demo
 
 .PHONY: test
 test: need-test $(BIN)/withpostgres ## all tests with the race detector, on one Postgres server; TESTFLAGS='-run X' for some

@@ -61,7 +61,7 @@ func elapseStatements(ctx context.Context, tx pgx.Tx) ([]string, error) {
 		  and c.relkind in ('r', 'p') and not c.relispartition
 		  and c.relname not like 'river\_%'
 		  and a.atttypid = 'timestamptz'::regtype
-		  and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
+		  and a.attnum > 0 and a.attgenerated = ''
 		group by c.relname
 		order by c.relname`)
 	if err != nil {
