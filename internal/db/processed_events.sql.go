@@ -7,6 +7,9 @@ package db
 
 import (
 	"context"
+	"time"
+
+	"github.com/google/uuid"
 )
 
 const ProcessedEventsFind = `-- name: ProcessedEventsFind :one
@@ -128,6 +131,171 @@ type ProcessedEventsLockParams struct {
 func (q *Queries) ProcessedEventsLock(ctx context.Context, arg ProcessedEventsLockParams) error {
 	_, err := q.db.Exec(ctx, ProcessedEventsLock, arg.Scope, arg.IdemKey)
 	return err
+}
+
+const ProcessedEventsPrune = `-- name: ProcessedEventsPrune :one
+with page as materialized (
+    select p.idem_key, p.scope, p.expires_at
+    from samekey.processed_events p
+    where p.expires_at < (select clock_timestamp())
+      and (p.expires_at, p.idem_key, p.scope) > ($1::timestamptz, $2::text, $3::text)
+      and p.status = 'done'
+    order by p.expires_at, p.idem_key, p.scope
+    limit $4
+    for update skip locked
+), judged as materialized (
+    select g.idem_key, g.scope, i.ids, coalesce(i.finished, true) as doomed
+    from page g
+    cross join lateral (
+        select array_agg(o.id) as ids,
+               bool_and((select h.intent_id from samekey.outbox_history h
+                         where h.intent_id = o.id and h.finished is not null
+                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                         limit 1) is not null
+                        and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
+        from samekey.outbox o
+        where o.idem_key = g.idem_key and o.scope = g.scope
+    ) i
+), doomed as materialized (
+    select array(select unnest(j.ids) from judged j where j.doomed) as ids,
+           array(select j.idem_key from judged j where j.doomed) as keys,
+           array(select j.scope from judged j where j.doomed) as scopes
+), history as (
+    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+), sends as (
+    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
+), intents as (
+    delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+), records as (
+    delete from samekey.processed_events p
+    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
+                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    where p.idem_key = k.idem_key and p.scope = k.scope
+)
+select (select count(*) from page)::int as seen,
+       cardinality(d.keys)::int as records,
+       cardinality(d.ids)::int as intents,
+       coalesce(last.expires_at, $1::timestamptz)::timestamptz as last_expires,
+       coalesce(last.idem_key, '')::text as last_key,
+       coalesce(last.scope, '')::text as last_scope
+from doomed d
+left join lateral (
+    select g.expires_at, g.idem_key, g.scope from page g order by g.expires_at desc, g.idem_key desc, g.scope desc limit 1
+) last on true
+`
+
+type ProcessedEventsPruneParams struct {
+	AfterExpires time.Time
+	AfterKey     string
+	AfterScope   string
+	MaxCount     int32
+}
+
+type ProcessedEventsPruneRow struct {
+	Seen        int32
+	Records     int32
+	Intents     int32
+	LastExpires time.Time
+	LastKey     string
+	LastScope   string
+}
+
+// Deletes a page of expired records, each with its intents, or keeps it whole: all intents must be finished, by an event
+// in the history and by the absence of a queue row, and past the window in which their vendor remembers the key
+// ('infinity', Forever, is capped by the retention, which is over). Pages follow one another by the cursor, so that
+// records that must stay are passed and do not stall it; locked ones are another pruner's.
+//
+// The scalar subqueries with a limit, and the arrays, keep every step a look-up in an index whatever the statistics say:
+// an EXISTS may be turned into a hash of the whole history.
+func (q *Queries) ProcessedEventsPrune(ctx context.Context, arg ProcessedEventsPruneParams) (ProcessedEventsPruneRow, error) {
+	row := q.db.QueryRow(ctx, ProcessedEventsPrune,
+		arg.AfterExpires,
+		arg.AfterKey,
+		arg.AfterScope,
+		arg.MaxCount,
+	)
+	var i ProcessedEventsPruneRow
+	err := row.Scan(
+		&i.Seen,
+		&i.Records,
+		&i.Intents,
+		&i.LastExpires,
+		&i.LastKey,
+		&i.LastScope,
+	)
+	return i, err
+}
+
+const ProcessedEventsPruneOrphans = `-- name: ProcessedEventsPruneOrphans :one
+with page as materialized (
+    select o.id, o.idem_key, o.scope, o.action, o.part
+    from samekey.outbox o
+    where o.id > $1
+    order by o.id
+    limit $2
+), heads as materialized (
+    select array(
+        select g.id from page g
+        where (select e.idem_key from samekey.processed_events e
+               where e.idem_key = g.idem_key and e.scope = g.scope limit 1) is null
+          and (select f.id from samekey.outbox f
+               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part) < (g.action, g.part)
+               limit 1) is null
+    ) as ids
+), locked as materialized (
+    select o.idem_key, o.scope
+    from samekey.outbox o
+    where o.id = any ((select h.ids from heads h)::uuid[])
+    for update skip locked
+), judged as materialized (
+    select i.ids
+    from locked g
+    cross join lateral (
+        select array_agg(o.id) as ids,
+               bool_and((select h.intent_id from samekey.outbox_history h
+                         where h.intent_id = o.id and h.finished is not null
+                           and h.at < (select clock_timestamp()) - (interval '1 microsecond' * $3::bigint)
+                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                         limit 1) is not null
+                        and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
+        from samekey.outbox o
+        where o.idem_key = g.idem_key and o.scope = g.scope
+    ) i
+    where i.finished
+), doomed as materialized (
+    select array(select unnest(j.ids) from judged j) as ids
+), history as (
+    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+), sends as (
+    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
+), intents as (
+    delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+)
+select (select count(*) from page)::int as seen,
+       cardinality(d.ids)::int as intents,
+       coalesce((select g.id from page g order by g.id desc limit 1), $1)::uuid as last
+from doomed d
+`
+
+type ProcessedEventsPruneOrphansParams struct {
+	After    uuid.UUID
+	MaxCount int32
+	RetainUs int64
+}
+
+type ProcessedEventsPruneOrphansRow struct {
+	Seen    int32
+	Intents int32
+	Last    uuid.UUID
+}
+
+// The same for intents without a record, which were written outside Run and Do: all intents of a key go together, once
+// the last was finished longer ago than the retention. Who holds the first intent of a key decides for all of them.
+func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg ProcessedEventsPruneOrphansParams) (ProcessedEventsPruneOrphansRow, error) {
+	row := q.db.QueryRow(ctx, ProcessedEventsPruneOrphans, arg.After, arg.MaxCount, arg.RetainUs)
+	var i ProcessedEventsPruneOrphansRow
+	err := row.Scan(&i.Seen, &i.Intents, &i.Last)
+	return i, err
 }
 
 const ProcessedEventsTryLock = `-- name: ProcessedEventsTryLock :one

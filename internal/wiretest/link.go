@@ -1,0 +1,217 @@
+package wiretest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+)
+
+// The codes of a first packet that is no startup message.
+const (
+	cancelRequest = 80877102
+	sslRequest    = 80877103
+	gssRequest    = 80877104
+)
+
+// link is one connection, both halves of it.
+type link struct {
+	p              *Proxy
+	number         int
+	client, server net.Conn
+	names          map[string]string // prepared statements
+
+	mu      sync.Mutex
+	waiting [][]string // the statements of each burst that is not answered yet
+	trip    []string   // of those since the connection was last idle
+	losing  *armed
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	defer p.forget(client)
+	if !p.track(client) {
+		return
+	}
+	startup, err := readStartup(client)
+	if err != nil {
+		return
+	}
+	server, err := net.Dial(p.network, p.upstream)
+	if err != nil {
+		return
+	}
+	defer p.forget(server)
+	if !p.track(server) {
+		return
+	}
+	if _, err := server.Write(startup); err != nil {
+		return
+	}
+	if binary.BigEndian.Uint32(startup[4:]) == cancelRequest {
+		_, _ = io.Copy(io.Discard, server)
+		return
+	}
+	p.mu.Lock()
+	p.count++
+	l := &link{p: p, number: p.count, client: client, server: server, names: map[string]string{}}
+	p.mu.Unlock()
+
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		l.answers()
+		_ = client.Close()
+	}()
+	l.requests()
+	_ = server.Close()
+	<-answered
+}
+
+// readStartup refuses encryption and returns the packet that asks for neither.
+func readStartup(client net.Conn) ([]byte, error) {
+	for {
+		head := make([]byte, 8)
+		if _, err := io.ReadFull(client, head); err != nil {
+			return nil, err
+		}
+		size, code := binary.BigEndian.Uint32(head), binary.BigEndian.Uint32(head[4:])
+		if size < 8 || size > 1<<16 {
+			return nil, errors.New("wiretest: not a startup packet")
+		}
+		if code == sslRequest || code == gssRequest {
+			if _, err := client.Write([]byte("N")); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		packet := append(head, make([]byte, size-8)...)
+		_, err := io.ReadFull(client, packet[8:])
+		return packet, err
+	}
+}
+
+// readMessage returns a message whole, its type first.
+func readMessage(from io.Reader) ([]byte, error) {
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(from, head); err != nil {
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(head[1:])
+	if size < 4 || size > 1<<30 {
+		return nil, errors.New("wiretest: not a message")
+	}
+	message := append(head, make([]byte, size-4)...)
+	_, err := io.ReadFull(from, message[5:])
+	return message, err
+}
+
+// requests forwards what the client sends, a burst at a time.
+func (l *link) requests() {
+	var burst []byte
+	var statements []string
+	for {
+		message, err := readMessage(l.client)
+		if err != nil {
+			return
+		}
+		burst = append(burst, message...)
+		switch message[0] {
+		case 'P': // Parse: name, statement
+			name, rest := cString(message[5:])
+			sql, _ := cString(rest)
+			l.names[name] = sql
+			continue
+		case 'B': // Bind: portal, name
+			_, rest := cString(message[5:])
+			name, _ := cString(rest)
+			statements = append(statements, l.names[name])
+			continue
+		case 'D', 'E', 'C':
+			continue
+		case 'Q':
+			sql, _ := cString(message[5:])
+			statements = append(statements, sql)
+		case 'S':
+		default: // of the handshake, of COPY, a Flush, the farewell
+			if _, err := l.server.Write(burst); err != nil {
+				return
+			}
+			burst = nil
+			continue
+		}
+		if !l.send(burst, statements) {
+			return
+		}
+		burst, statements = nil, nil
+	}
+}
+
+// send forwards a burst that is to be answered, or lets its fault happen and returns false.
+func (l *link) send(burst []byte, statements []string) bool {
+	hit := l.p.due(statements)
+	if hit != nil && hit.fault == CutBefore {
+		_ = l.server.Close()
+		_ = l.client.Close()
+		close(hit.hit)
+		return false
+	}
+	if hit != nil && hit.fault == Hold {
+		_ = l.client.Close()
+		close(hit.hit)
+		select {
+		case <-l.p.released:
+		case <-l.p.stopped:
+			return false
+		}
+		hit = nil
+	}
+	l.mu.Lock()
+	l.waiting = append(l.waiting, statements)
+	l.losing = hit
+	l.mu.Unlock()
+	_, err := l.server.Write(burst)
+	return err == nil
+}
+
+// answers forwards what the server sends.
+func (l *link) answers() {
+	for {
+		message, err := readMessage(l.server)
+		if err != nil {
+			return
+		}
+		l.mu.Lock()
+		losing := l.losing
+		var ended *Trip
+		if message[0] == 'Z' && len(l.waiting) > 0 {
+			l.trip = append(l.trip, l.waiting[0]...)
+			if l.waiting = l.waiting[1:]; len(l.waiting) == 0 {
+				ended, l.trip = &Trip{Conn: l.number, Statements: l.trip}, nil
+			}
+		}
+		l.mu.Unlock()
+		if losing != nil {
+			if ended != nil {
+				_ = l.client.Close()
+				close(losing.hit)
+				return
+			}
+			continue
+		}
+		// Before the client hears of it: it may ask for its trips at once.
+		if ended != nil {
+			l.p.ended(*ended)
+		}
+		_, _ = l.client.Write(message) // the server goes on without a client that is gone
+	}
+}
+
+func cString(b []byte) (text string, rest []byte) {
+	end := bytes.IndexByte(b, 0)
+	if end < 0 {
+		return string(b), nil
+	}
+	return string(b[:end]), b[end+1:]
+}
