@@ -1,0 +1,124 @@
+// Package createorder is an order service that charges each order once,
+// whatever is repeated, lost or killed on the way. Read [Service.create] in
+// service.go first, then the other half of the story in worker/main.go.
+//
+// This half imports processed and outbox, and so pgx; it knows nothing of the
+// vendors, nor of the worker that calls them.
+package createorder
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/processed"
+)
+
+// An order is pending until the payment vendor has answered.
+const (
+	Pending       = "pending"
+	Paid          = "paid"
+	PaymentFailed = "payment_failed"
+)
+
+// Order is what the service answers.
+type Order struct {
+	ID       uuid.UUID `json:"id"`
+	Product  string    `json:"product"`
+	Quantity int       `json:"quantity"`
+	Amount   int64     `json:"amount"` // cents
+	State    string    `json:"state"`
+}
+
+// Charge is the payload of a charge_card intent, and the body of the call.
+type Charge struct {
+	OrderID uuid.UUID `json:"order_id"`
+	Amount  int64     `json:"amount"`
+	Card    Card      `json:"card"`
+}
+
+// Receipt is the payload of a send_receipt intent.
+type Receipt struct {
+	OrderID uuid.UUID `json:"order_id"`
+	Amount  int64     `json:"amount"`
+	To      string    `json:"to"`
+}
+
+// Card is what the payment vendor knows a card by, never its number.
+type Card struct {
+	Token    string `json:"token"`
+	Declined bool   `json:"declined,omitempty"` // a test card, which the vendor declines
+}
+
+// newOrder is the body of POST /orders.
+type newOrder struct {
+	Product  string `json:"product"`
+	Quantity int    `json:"quantity"`
+	Email    string `json:"email"`
+	Card     Card   `json:"card"`
+}
+
+func (o newOrder) validate() error {
+	switch {
+	case o.Product == "":
+		return errors.New("product is missing")
+	case o.Quantity < 1 || o.Quantity > 1000:
+		return errors.New("quantity must be from 1 to 1000")
+	case o.Email == "":
+		return errors.New("email is missing")
+	case o.Card.Token == "":
+		return errors.New("card.token is missing")
+	}
+	return nil
+}
+
+// insertOrder writes the order at today's price. That there is no such product
+// is an answer like any other: it is kept, and the same key gets it again.
+func insertOrder(ctx context.Context, tx pgx.Tx, tenant string, o newOrder) (Order, error) {
+	rows, err := tx.Query(ctx, `
+		insert into shop.orders (tenant, product, quantity, amount, email)
+		select $1, name, $3::int, price * $3::int, $4 from shop.products where name = $2
+		returning id, product, quantity, amount, state`, tenant, o.Product, o.Quantity, o.Email)
+	if err != nil {
+		return Order{}, err
+	}
+	order, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Order])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Order{}, processed.Fail(404, problem("unknown_product", "there is no such product"))
+	}
+	return order, err
+}
+
+// findOrder returns pgx.ErrNoRows for another tenant's order too.
+func findOrder(ctx context.Context, pool *pgxpool.Pool, tenant string, id uuid.UUID) (Order, error) {
+	rows, err := pool.Query(ctx, `
+		select id, product, quantity, amount, state from shop.orders where id = $1 and tenant = $2`, id, tenant)
+	if err != nil {
+		return Order{}, err
+	}
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Order])
+}
+
+//go:embed schema.sql
+var tables string
+
+// Migrate makes the shop's tables where they are missing; several processes may
+// do so at once. samekey's own tables are made by `worker migrate`.
+func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtext('shop'))`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, tables)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("createorder: make the shop's tables: %w", err)
+	}
+	return nil
+}
