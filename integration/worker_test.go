@@ -1,0 +1,188 @@
+package integration
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// workerConfig is what a worker process is told. Zero means the default.
+type workerConfig struct {
+	DSN, Vendor, Name       string
+	Class                   dispatcher.Class
+	Timeout, Lease, Backoff time.Duration
+	Concurrency             int
+	Stand                   string // the point at which it stands
+	Lookup, Apply           bool
+}
+
+// The points at which a worker can be told to stand; see worker.charge. What
+// happens on the wire and at the vendor is held there, by samekeytest.Vendor.
+const (
+	beforeCall  = "before_call"  // the handler has begun, nothing is sent
+	afterAnswer = "after_answer" // the handler has the answer
+	inApply     = "in_apply"     // the answer is stored, Apply's transaction is open
+)
+
+type worker struct {
+	workerConfig
+	*points
+}
+
+func runWorker() error {
+	config, err := readConfig[workerConfig]()
+	if err != nil {
+		return err
+	}
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	defer context.AfterFunc(ctx, func() { say("stopping") })()
+	pool, err := pgxpool.New(ctx, config.DSN)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	w := &worker{config, newPoints()}
+	d := dispatcher.New(pool, &dispatcher.Config{Name: config.Name})
+	w.register(d)
+	go reportReady(ctx, d)
+	return d.Run(ctx)
+}
+
+func reportReady(ctx context.Context, d *dispatcher.Dispatcher) {
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for d.Ready() != nil {
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+	say("ready")
+}
+
+func (w *worker) register(d *dispatcher.Dispatcher) {
+	policy := dispatcher.Policy{
+		Class: w.Class, Destination: "payments", Timeout: w.Timeout, Lease: w.Lease,
+		// Short, so that a second attempt comes at once.
+		Backoff: max(w.Backoff, time.Millisecond), MaxBackoff: max(w.Backoff, 50*time.Millisecond),
+	}
+	if policy.Class == 0 {
+		policy.Class = dispatcher.IdempotentWrite
+	}
+	if policy.Class == dispatcher.IdempotentWrite {
+		policy.KeyWindow = 24 * time.Hour
+	}
+	var options []dispatcher.Option
+	if w.Lookup {
+		options = append(options, dispatcher.WithLookup(w.lookUp))
+	}
+	if w.Apply {
+		options = append(options, dispatcher.WithApply(w.apply))
+	}
+	d.Destination("payments", dispatcher.Limits{Concurrency: w.Concurrency})
+	for _, action := range actions {
+		d.Handle(action, policy, w.charge, options...)
+	}
+}
+
+// charge calls the vendor, and stands where it was told to.
+func (w *worker) charge(ctx context.Context, c *dispatcher.Call) (dispatcher.Answer, error) {
+	w.at(beforeCall)
+	answer, err := w.send(ctx, c)
+	w.at(afterAnswer)
+	return answer, err
+}
+
+func (w *worker) at(point string) {
+	if w.Stand == point {
+		w.stand(point)
+	}
+}
+
+func (w *worker) send(ctx context.Context, c *dispatcher.Call) (dispatcher.Answer, error) {
+	r, err := post(ctx, w.Vendor+"/"+c.Action, c.Payload)
+	if err != nil {
+		return dispatcher.Answer{}, dispatcher.Unsent(err)
+	}
+	r.Header.Set("Idempotency-Key", c.DeliveryKey.String())
+	r.Header.Set("Samekey-Attempt", strconv.Itoa(c.Attempt))
+	status, answer, err := fetch(r)
+	switch {
+	case err != nil:
+		return answer, err
+	case status >= 200 && status < 300:
+		return answer, nil
+	case status == http.StatusPaymentRequired:
+		return answer, dispatcher.Refused(answer)
+	case status == http.StatusConflict || status == http.StatusTooManyRequests:
+		return answer, dispatcher.RetryAfter(0, fmt.Errorf("vendor: %s", answer.Code))
+	case status >= 400 && status < 500:
+		return answer, dispatcher.Dead(answer, fmt.Errorf("vendor: %s", answer.Code))
+	}
+	return answer, dispatcher.Unknown(answer, fmt.Errorf("vendor: %s", answer.Code))
+}
+
+func (w *worker) lookUp(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, w.Vendor+"/lookup?key="+url.QueryEscape(c.DeliveryKey.String()), nil)
+	if err != nil {
+		return dispatcher.Finding{}, err
+	}
+	status, answer, err := fetch(r)
+	switch {
+	case err != nil:
+		return dispatcher.Finding{}, err
+	case status == http.StatusOK:
+		return dispatcher.Found(answer), nil
+	case status == http.StatusNotFound:
+		return dispatcher.Absent(answer), nil
+	}
+	return dispatcher.Finding{}, fmt.Errorf("vendor: %s", answer.Code)
+}
+
+// apply keeps what the vendor answered among the application's rows. The table
+// has no unique constraint: what is applied twice is there twice.
+func (w *worker) apply(ctx context.Context, tx pgx.Tx, _ []byte, outcome dispatcher.Outcome) error {
+	_, err := tx.Exec(ctx, `insert into receipts (intent, code) values ($1, $2)`, outcome.ID, outcome.Answer.Code)
+	if err == nil {
+		w.at(inApply)
+	}
+	return err
+}
+
+func post(ctx context.Context, url string, body []byte) (*http.Request, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.GetBody = nil // one attempt is one request
+	r.Header.Set("Content-Type", "application/json")
+	return r, nil
+}
+
+func fetch(r *http.Request) (status int, answer dispatcher.Answer, err error) {
+	got, err := client.Do(r)
+	if err != nil {
+		return 0, answer, err
+	}
+	defer got.Body.Close()
+	body, err := io.ReadAll(got.Body)
+	answer = dispatcher.Answer{Code: strconv.Itoa(got.StatusCode), ContentType: got.Header.Get("Content-Type"), Body: body}
+	return got.StatusCode, answer, err
+}
