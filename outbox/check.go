@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"regexp"
 	"slices"
@@ -114,8 +115,8 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 	}
 	seen := make(map[string]bool, len(headers))
 	size := 2
-	for name, value := range headers {
-		lower := strings.ToLower(name)
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		value, lower := headers[name], strings.ToLower(name)
 		switch {
 		case !headerName.MatchString(name):
 			return nil, errors.New("Headers has a name that is not an HTTP token: use letters, digits and -")
@@ -129,12 +130,17 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 			return nil, fmt.Errorf("Headers has %q twice, in two spellings: keep one", name)
 		}
 		seen[lower] = true
-		size += len(`"": "", `) + len(name) + len(value) + strings.Count(value, `"`) + strings.Count(value, `\`)
+		size += len(`"": "", `) + len(name) + len(value) + escapes(value)
 	}
 	if size > maxHeaders {
 		return nil, fmt.Errorf("Headers are %d bytes long, more than %d: move what is large to the payload", size, maxHeaders)
 	}
 	return encodeJSON(headers)
+}
+
+// escapes is how many bytes of value JSON writes as two.
+func escapes(value string) int {
+	return strings.Count(value, `"`) + strings.Count(value, `\`) + strings.Count(value, "\t")
 }
 
 // visible is what a header's value may be: visible ASCII, with spaces or tabs
@@ -155,9 +161,9 @@ func checkText(field, text string, limit int) error {
 }
 
 func checkTimes(due, deadline time.Time) error {
-	for field, at := range map[string]time.Time{"DueAt": due, "Deadline": deadline} {
+	for i, at := range []time.Time{due, deadline} {
 		if !at.IsZero() && (at.Year() < 1970 || at.Year() > 9999) {
-			return fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", field, at.Year())
+			return fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", []string{"DueAt", "Deadline"}[i], at.Year())
 		}
 	}
 	if !deadline.IsZero() && !deadline.After(due) {
