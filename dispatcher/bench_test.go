@@ -59,7 +59,9 @@ func benchDrain(b *testing.B) time.Duration {
 	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Destination("bench", dispatcher.Limits{Concurrency: 2000})
 	d.Handle("noop", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Destination: "bench"},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{Code: "200"}, nil })
+		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+			return dispatcher.Answer{Code: "200"}, nil
+		})
 	began := time.Now()
 	sum, err := d.Drain(b.Context())
 	took := time.Since(began)

@@ -91,6 +91,8 @@ type Dispatcher struct {
 	destinations map[string]*destination
 	mistakes     []error
 
+	shift, linger, stopMargin time.Duration // the constants of these names; tests shorten them
+
 	running sync.Mutex           // held by the one Run or Drain
 	node    atomic.Pointer[node] // the one that Run has at work
 }
@@ -118,6 +120,7 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
 		actions: map[string]*action{}, destinations: map[string]*destination{},
+		shift: shift, linger: linger, stopMargin: stopMargin,
 	}
 	d.log = d.config.Logger
 	return d

@@ -60,7 +60,7 @@ func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
 	}
 	close(n.stopping)
 	n.finish(d.config.StopTimeout, cancelCalls)
-	cancelSettlingAfter(settlers.done(), stopMargin, cancelSettling)
+	cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
 	endSession()
 	sessions.wait()
 

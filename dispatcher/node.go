@@ -23,6 +23,8 @@ type node struct {
 	lanes   []*lane
 	byName  map[string]*lane // the lane of an action
 
+	shift, linger, stopMargin time.Duration
+
 	calls      context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
 	results    chan result
 	applySlots chan struct{}
@@ -44,6 +46,7 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 	n := &node{
 		pool: d.pool, q: db.New(d.pool), log: d.log, config: d.config,
 		byName: map[string]*lane{}, calls: calls,
+		shift: d.shift, linger: d.linger, stopMargin: d.stopMargin,
 		results:    make(chan result, settleBatch),
 		applySlots: make(chan struct{}, applyConcurrency),
 		kicked:     make(chan struct{}, 1),

@@ -30,7 +30,7 @@ type Policy struct {
 	Attempts int
 
 	// Backoff is the longest wait before the second attempt; it doubles with each further one up to MaxBackoff, and the
-	// wait is drawn between zero and that (full jitter). Defaults: 1 s and 10 min.
+	// wait is drawn between zero and that (full jitter). Defaults: 1 s and 10 min; at most 30 days.
 	Backoff, MaxBackoff time.Duration
 
 	// Deadline is the age after which an intent is dead instead of sent, counted from its insert. An intent's own
@@ -61,6 +61,9 @@ const windowMargin = 10 * time.Second
 const maxDelay = time.Hour
 
 const maxAttempts = 25
+
+// maxBackoff keeps a horizon of 1000 attempts far from the end of time.Duration.
+const maxBackoff = 30 * 24 * time.Hour
 
 func (p Policy) withDefaults() Policy {
 	p.Timeout = or(p.Timeout, 30*time.Second)
@@ -131,6 +134,9 @@ func (p Policy) check(action string) (errs []error) {
 	}
 	if p.Backoff < 0 || p.MaxBackoff < p.Backoff {
 		fail("MaxBackoff", "%v is less than Backoff %v", p.MaxBackoff, p.Backoff)
+	}
+	if p.MaxBackoff > maxBackoff {
+		fail("MaxBackoff", "%v is longer than %v", p.MaxBackoff, maxBackoff)
 	}
 	if p.Deadline < 0 {
 		fail("Deadline", "%v is negative", p.Deadline)

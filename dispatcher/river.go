@@ -38,7 +38,7 @@ type drainWorker struct {
 
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed
 // drain would stay "running" for ever.
-func (w *drainWorker) Timeout(*river.Job[drainArgs]) time.Duration { return shift + time.Minute }
+func (w *drainWorker) Timeout(*river.Job[drainArgs]) time.Duration { return w.node.shift + time.Minute }
 
 func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error {
 	for _, lane := range w.node.lanes {
@@ -53,7 +53,7 @@ func (w *drainWorker) drain(ctx context.Context, lane *lane) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.stop, cancel)()
-	lane.drain(ctx, shift, linger)
+	lane.drain(ctx, w.node.shift, w.node.linger)
 	lane.end()
 	if w.stop.Err() == nil && lane.flagged() {
 		w.start(lane) // the next drain goes on at once
@@ -84,7 +84,7 @@ func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, 
 		CompletedJobRetentionPeriod: 10 * time.Minute,
 		CancelledJobRetentionPeriod: 10 * time.Minute,
 		DiscardedJobRetentionPeriod: time.Hour,
-		RescueStuckJobsAfter:        2*shift + 2*time.Minute,
+		RescueStuckJobsAfter:        2*n.shift + 2*time.Minute,
 		// The worker's role does not own River's tables, and may not reindex them.
 		ReindexerIndexNames: []string{},
 		SoftStopTimeout:     n.config.StopTimeout,

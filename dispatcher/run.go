@@ -70,9 +70,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	close(n.stopping)
 	stopClaims()
 	helpers.wait()
-	stopRiver(client, n.log) // its drains have ended with the claims
+	n.stopRiver(client) // its drains have ended with the claims
 	n.finish(d.config.StopTimeout, cancelCalls)
-	cancelSettlingAfter(settlers.done(), stopMargin, cancelSettling)
+	cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
 	endSession()
 	sessions.wait()
 	n.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(n.session.id)))
@@ -121,15 +121,15 @@ func startRiver(ctx context.Context, client *riverClient, log *slog.Logger) erro
 	}
 }
 
-func stopRiver(client *riverClient, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(context.Background(), stopMargin)
+func (n *node) stopRiver(client *riverClient) {
+	ctx, cancel := context.WithTimeout(context.Background(), n.stopMargin)
 	defer cancel()
 	err := client.Stop(ctx)
 	if err == nil {
 		return
 	}
-	log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
-	hard, cancelHard := context.WithTimeout(context.Background(), stopMargin)
+	n.log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
+	hard, cancelHard := context.WithTimeout(context.Background(), n.stopMargin)
 	defer cancelHard()
 	_ = client.StopAndCancel(hard)
 }
@@ -146,7 +146,7 @@ func (n *node) finish(patience time.Duration, cancelCalls context.CancelFunc) {
 		cancelCalls()
 		select {
 		case <-ended:
-		case <-time.After(stopMargin):
+		case <-time.After(n.stopMargin):
 			n.log.Error("dispatcher: stopped with calls under way that do not heed their context; their intents are taken over")
 			close(n.abandoned)
 			return

@@ -1,0 +1,337 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// These are the promises of the four classes, each against a vendor over sockets: what is sent again, what is looked
+// up, what waits for a person, and how often the vendor was called.
+
+// classBundle is a dispatcher that delivers charge_card under one class.
+func classSetup(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), options ...dispatcher.Option) (*bundle, *dispatcher.Dispatcher) {
+	t.Helper()
+	b := setup(t)
+	return b, b.handles(class, change, options...)
+}
+
+func (b *bundle) handles(class dispatcher.Class, change func(*dispatcher.Policy), options ...dispatcher.Option) *dispatcher.Dispatcher {
+	p := policyOf(class)
+	if change != nil {
+		change(&p)
+	}
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", p, b.post, options...)
+	return d
+}
+
+// approved inserts an irreversible intent and approves it at its first claim.
+func (b *bundle) approved(d *dispatcher.Dispatcher) uuid.UUID {
+	b.Helper()
+	id := b.insert("charge_card")
+	b.expect(d, dispatcher.Summary{AwaitingApproval: 1})
+	b.wantStatus(id, "awaiting_approval")
+	b.wantCalls(0)
+	b.approve(id)
+	return id
+}
+
+func (b *bundle) approve(id uuid.UUID) {
+	b.Helper()
+	if err := outbox.Approve(b.ctx, b.db.Pool, id, by); err != nil {
+		b.Fatal(err)
+	}
+}
+
+var (
+	retried   = dispatcher.Summary{Retried: 1}
+	delivered = dispatcher.Summary{Delivered: 1}
+	unknown   = dispatcher.Summary{Unknown: 1}
+	parked    = dispatcher.Summary{Parked: 1}
+	awaiting  = dispatcher.Summary{AwaitingApproval: 1}
+	nothing   = dispatcher.Summary{}
+)
+
+// backoff is longer than any wait of these tests' policies before a second attempt, lease longer than any lease.
+const (
+	backoff  = 2 * time.Second
+	settling = 6 * time.Second
+	lease    = time.Minute
+)
+
+// refusePort makes the client's next dial fail: nothing listens there.
+func (b *bundle) refuseNextDial() {
+	dialer := &net.Dialer{}
+	refused := false
+	b.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if !refused {
+				refused = true
+				address = "127.0.0.1:1"
+			}
+			return dialer.DialContext(ctx, network, address)
+		}}}
+}
+
+func TestUnsentReadIsSentAgain(t *testing.T) { unsentIsSentAgain(t, dispatcher.Read) }
+func TestUnsentIdempotentWriteIsSentAgain(t *testing.T) {
+	unsentIsSentAgain(t, dispatcher.IdempotentWrite)
+}
+func TestUnsentNonIdempotentWriteIsSentAgain(t *testing.T) {
+	unsentIsSentAgain(t, dispatcher.NonIdempotentWrite)
+}
+
+func unsentIsSentAgain(t *testing.T, class dispatcher.Class) {
+	b, d := classSetup(t, class, nil)
+	b.refuseNextDial()
+	id := b.insert("charge_card")
+	b.expect(d, retried)
+	b.wantStatus(id, "pending")
+	if n := b.count(`select count(*) from samekey.outbox_queue where spent = 0 and first_sent_at is null and window_ends is null`); n != 1 {
+		t.Error("an unsent attempt spent an attempt or began the key window")
+	}
+	b.elapse(backoff)
+	b.expect(d, delivered)
+	b.wantHistory(id, "attempt:unsent:unsent attempt:delivered:201")
+	b.wantCalls(1)
+	samekeytest.AssertOneEffect(t, b.vendor, b.deliveryKey(id))
+}
+
+func TestUnsentIrreversibleWriteWaitsForAnotherApproval(t *testing.T) {
+	b, d := classSetup(t, dispatcher.IrreversibleWrite, nil)
+	id := b.approved(d)
+	b.refuseNextDial()
+	b.expect(d, awaiting)
+	b.elapse(backoff)
+	b.expect(d, nothing)
+	b.approve(id)
+	b.expect(d, delivered)
+	b.wantCalls(1)
+	samekeytest.AssertOneEffect(t, b.vendor, b.deliveryKey(id))
+}
+
+func TestReadIsSentAgainAfterAReset(t *testing.T) { resetIsSentAgain(t, dispatcher.Read) }
+func TestIdempotentWriteIsSentAgainAfterAReset(t *testing.T) {
+	resetIsSentAgain(t, dispatcher.IdempotentWrite)
+}
+
+func resetIsSentAgain(t *testing.T, class dispatcher.Class) {
+	b, d := classSetup(t, class, nil)
+	b.vendor.Next(samekeytest.FaultResetAfter)
+	b.sentAgainWithTheSameKeyAndBytes(d, "unknown")
+}
+
+func TestReadIsSentAgainAfterATimeout(t *testing.T) { timeoutIsSentAgain(t, dispatcher.Read) }
+func TestIdempotentWriteIsSentAgainAfterATimeout(t *testing.T) {
+	timeoutIsSentAgain(t, dispatcher.IdempotentWrite)
+}
+
+func timeoutIsSentAgain(t *testing.T, class dispatcher.Class) {
+	b, d := classSetup(t, class, short)
+	b.vendor.Next(samekeytest.FaultHangAfter)
+	b.sentAgainWithTheSameKeyAndBytes(d, "timeout")
+}
+
+func short(p *dispatcher.Policy) { p.Timeout = 300 * time.Millisecond }
+
+func (b *bundle) sentAgainWithTheSameKeyAndBytes(d *dispatcher.Dispatcher, code string) {
+	b.Helper()
+	id := b.insert("charge_card")
+	b.expect(d, retried)
+	b.wantStatus(id, "pending")
+	b.elapse(backoff)
+	b.expect(d, delivered)
+	b.wantHistory(id, "attempt:retry:"+code+" attempt:delivered:201")
+	b.wantSameCalls(id, 2)
+}
+
+// wantSameCalls: so many calls, all with the intent's key and the same bytes, and one effect.
+func (b *bundle) wantSameCalls(id uuid.UUID, calls int) {
+	b.Helper()
+	b.wantCalls(calls)
+	ledger := b.vendor.Ledger()
+	for _, call := range ledger.Calls {
+		if call.Key != b.deliveryKey(id) || call.BodyHash != ledger.Calls[0].BodyHash {
+			b.Errorf("call %d came with key %s and body %s", call.Call, call.Key, call.BodyHash)
+		}
+	}
+	samekeytest.AssertOneEffect(b, b.vendor, b.deliveryKey(id))
+}
+
+func TestNonIdempotentWriteIsLookedUpAfterAReset(t *testing.T) {
+	ambiguousIsLookedUp(t, dispatcher.NonIdempotentWrite, nil, samekeytest.FaultResetAfter, "unknown")
+}
+
+func TestNonIdempotentWriteIsLookedUpAfterATimeout(t *testing.T) {
+	ambiguousIsLookedUp(t, dispatcher.NonIdempotentWrite, short, samekeytest.FaultHangAfter, "timeout")
+}
+
+func TestIrreversibleWriteIsLookedUpAfterAReset(t *testing.T) {
+	ambiguousIsLookedUp(t, dispatcher.IrreversibleWrite, nil, samekeytest.FaultResetAfter, "unknown")
+}
+
+func TestIrreversibleWriteIsLookedUpAfterATimeout(t *testing.T) {
+	ambiguousIsLookedUp(t, dispatcher.IrreversibleWrite, short, samekeytest.FaultHangAfter, "timeout")
+}
+
+func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), fault samekeytest.Fault, code string) {
+	b := setup(t)
+	d := b.handles(class, change, dispatcher.WithLookup(b.lookUp))
+	id, approval := b.insert("charge_card"), ""
+	if class == dispatcher.IrreversibleWrite {
+		b.expect(d, awaiting)
+		b.approve(id)
+		approval = "attempt:awaiting_approval:approval approved "
+	}
+	b.vendor.Next(fault)
+	b.expect(d, unknown)
+	b.wantStatus(id, "unknown")
+	b.expect(d, nothing) // the settling delay
+	b.elapse(settling)
+	b.expect(d, delivered)
+	b.wantHistory(id, approval+"attempt:unknown:"+code+" lookup:delivered:201")
+	b.wantSameCalls(id, 1)
+}
+
+func TestNonIdempotentWriteWithoutALookupIsParkedAfterAReset(t *testing.T) {
+	ambiguousIsParked(t, dispatcher.NonIdempotentWrite, nil, samekeytest.FaultResetAfter)
+}
+
+func TestNonIdempotentWriteWithoutALookupIsParkedAfterATimeout(t *testing.T) {
+	ambiguousIsParked(t, dispatcher.NonIdempotentWrite, short, samekeytest.FaultHangAfter)
+}
+
+func TestIrreversibleWriteWithoutALookupIsParkedAfterAReset(t *testing.T) {
+	ambiguousIsParked(t, dispatcher.IrreversibleWrite, nil, samekeytest.FaultResetAfter)
+}
+
+func TestIrreversibleWriteWithoutALookupIsParkedAfterATimeout(t *testing.T) {
+	ambiguousIsParked(t, dispatcher.IrreversibleWrite, short, samekeytest.FaultHangAfter)
+}
+
+func ambiguousIsParked(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), fault samekeytest.Fault) {
+	b, d := classSetup(t, class, change)
+	id := b.insert("charge_card")
+	if class == dispatcher.IrreversibleWrite {
+		b.expect(d, awaiting)
+		b.approve(id)
+	}
+	b.vendor.Next(fault)
+	b.expect(d, unknown)
+	b.elapse(settling)
+	b.expect(d, parked)
+	b.elapse(lease)
+	b.expect(d, nothing)
+	b.wantStatus(id, "parked")
+	b.wantSameCalls(id, 1)
+
+	// What may have been sent is not sent again before a person has said that it was not.
+	var state *outbox.StateError
+	if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); !errors.As(err, &state) {
+		t.Errorf("a redrive of what may have been sent returned %v, want a StateError", err)
+	}
+}
+
+func TestKilledWorkersReadIsSentAgainAtOnce(t *testing.T) {
+	killedIsSentAgain(t, dispatcher.Read)
+}
+
+func TestKilledWorkersIdempotentWriteIsSentAgainAtOnce(t *testing.T) {
+	killedIsSentAgain(t, dispatcher.IdempotentWrite)
+}
+
+// The leases of these two last for another minute: the lock of the killed process is what tells.
+func killedIsSentAgain(t *testing.T, class dispatcher.Class) {
+	b, d := classSetup(t, class, nil)
+	id := b.insert("charge_card")
+	b.killInTheCall(class)
+	b.expect(d, delivered)
+	b.wantHistory(id, "orphaned:unknown:orphaned attempt:delivered:201")
+	b.wantSameCalls(id, 2)
+}
+
+// killInTheCall has a worker call the vendor, which acts, and kills it while it waits for the answer.
+func (b *bundle) killInTheCall(class dispatcher.Class) {
+	b.Helper()
+	b.vendor.Next(samekeytest.FaultLate)
+	worker := b.startWorker(class, 50*time.Second)
+	if err := b.vendor.WaitOpen(b.ctx, 1); err != nil {
+		b.Fatal(err)
+	}
+	worker.kill()
+	if err := b.vendor.WaitEffects(b.ctx, 1); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestKilledWorkersNonIdempotentWriteIsLookedUpOnceItsLeaseRanOut(t *testing.T) {
+	killedIsLookedUp(t, dispatcher.NonIdempotentWrite)
+}
+
+func TestKilledWorkersIrreversibleWriteIsLookedUpOnceItsLeaseRanOut(t *testing.T) {
+	killedIsLookedUp(t, dispatcher.IrreversibleWrite)
+}
+
+func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
+	b := setup(t)
+	d := b.handles(class, nil, dispatcher.WithLookup(b.lookUp))
+	id := b.insert("charge_card")
+	if class == dispatcher.IrreversibleWrite {
+		b.expect(d, awaiting)
+		b.approve(id)
+	}
+	b.killInTheCall(class)
+
+	b.expect(d, nothing)
+	b.elapse(40 * time.Second) // the lease lasts 60 s: the timeout of 50 s, and 10 s
+	b.expect(d, nothing)
+	b.wantStatus(id, "leased")
+	b.elapse(21 * time.Second)
+	b.expect(d, nothing)
+	b.wantStatus(id, "unknown")
+	b.elapse(settling)
+	b.expect(d, delivered)
+	b.wantSameCalls(id, 1)
+}
+
+func TestKilledWorkersNonIdempotentWriteWithoutALookupIsParked(t *testing.T) {
+	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
+	id := b.insert("charge_card")
+	b.killInTheCall(dispatcher.NonIdempotentWrite)
+	b.elapse(lease + time.Second)
+	b.expect(d, nothing)
+	b.elapse(settling)
+	b.expect(d, parked)
+	b.wantHistory(id, "orphaned:unknown:orphaned lookup:parked:no_lookup")
+	b.wantCalls(1)
+}
+
+func TestIntentsThatKillTheirWorkersEndAsDead(t *testing.T) {
+	b, d := classSetup(t, dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Attempts = 3 })
+	id := b.insert("charge_card")
+	for range 3 {
+		// As a killed worker leaves it: leased to a worker whose lock is gone.
+		b.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 999, attempt = attempt + 1, repeatable = true,
+			sent_attempt = attempt + 1, lease_until = clock_timestamp() - interval '1 s', due_at = clock_timestamp() + interval '1 h'`)
+		if b.count(`select spent from samekey.outbox_queue`) == 2 {
+			break
+		}
+		d2 := b.dispatcher() // one that handles something else, but sweeps for all
+		d2.Handle("other", dispatcher.Policy{Class: dispatcher.Read}, b.post)
+		b.expect(d2, nothing)
+	}
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	b.wantStatus(id, "dead")
+	b.wantCalls(0)
+}

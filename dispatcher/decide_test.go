@@ -1,0 +1,269 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+var classes = []Class{Read, IdempotentWrite, NonIdempotentWrite, IrreversibleWrite}
+
+func actionOf(class Class, attempts int) *action {
+	return &action{name: "charge_card", policy: Policy{Class: class, Attempts: attempts}.withDefaults()}
+}
+
+// What an attempt comes to, by class: the next state, the outcome, what it spends, and whether it counts as unsent.
+// The claim is one whose key was sent before, with attempts to spare.
+func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
+	errs := map[string]error{
+		"delivered":   nil,
+		"refused":     fmt.Errorf("wrapped: %w", Refused(Answer{Code: "card_declined"})),
+		"unsent":      Unsent(nil),
+		"dial":        &url.Error{Op: "Post", URL: "https://vendor", Err: &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}},
+		"dns":         fmt.Errorf("send: %w", &net.DNSError{Err: "no such host"}),
+		"retry_after": RetryAfter(time.Minute, nil),
+		"dead":        Dead(Answer{Code: "401"}, nil),
+		"unknown":     Unknown(Answer{Code: "500"}, nil),
+		"unlisted":    errors.New("connection reset"),
+		"read":        &net.OpError{Op: "read", Err: errors.New("reset")},
+		"timeout":     context.DeadlineExceeded,
+		"stopped":     context.Canceled,
+		"panic":       &panicError{"boom"},
+	}
+	repeatable := map[string]string{
+		"delivered":   "delivered delivered spent=0 ",
+		"refused":     "refused refused spent=0 card_declined",
+		"unsent":      "pending unsent spent=0 unsent",
+		"dial":        "pending unsent spent=0 unsent",
+		"dns":         "pending unsent spent=0 unsent",
+		"retry_after": "pending retry spent=0 retry_after",
+		"dead":        "dead dead spent=1 401",
+		"unknown":     "pending retry spent=1 500",
+		"unlisted":    "pending retry spent=1 unknown",
+		"read":        "pending retry spent=1 unknown",
+		"timeout":     "pending retry spent=1 timeout",
+		"stopped":     "pending retry spent=1 stopped",
+		"panic":       "pending retry spent=1 panic",
+	}
+	once := map[string]string{
+		"delivered":   "delivered delivered spent=0 ",
+		"refused":     "refused refused spent=0 card_declined",
+		"unsent":      "pending unsent spent=0 unsent unsend",
+		"dial":        "pending unsent spent=0 unsent unsend",
+		"dns":         "pending unsent spent=0 unsent unsend",
+		"retry_after": "pending retry spent=0 retry_after unsend",
+		"dead":        "dead dead spent=1 401 unsend",
+		"unknown":     "unknown unknown spent=0 500",
+		"unlisted":    "unknown unknown spent=0 unknown",
+		"read":        "unknown unknown spent=0 unknown",
+		"timeout":     "unknown unknown spent=0 timeout",
+		"stopped":     "unknown unknown spent=0 stopped",
+		"panic":       "unknown unknown spent=0 panic",
+	}
+	irreversible := map[string]string{
+		"unsent":      "awaiting_approval unsent spent=0 unsent unsend",
+		"dial":        "awaiting_approval unsent spent=0 unsent unsend",
+		"dns":         "awaiting_approval unsent spent=0 unsent unsend",
+		"retry_after": "awaiting_approval retry spent=0 retry_after unsend",
+	}
+	for _, class := range classes {
+		for name, err := range errs {
+			want := repeatable[name]
+			if !class.repeatable() {
+				want = once[name]
+			}
+			if special, ok := irreversible[name]; ok && class == IrreversibleWrite {
+				want = special
+			}
+			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, err)
+			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code)
+			if s.unsend {
+				got += " unsend"
+			}
+			if got != want {
+				t.Errorf("%v, %s:\n\tgot  %s\n\twant %s", class, name, got, want)
+			}
+			if s.keep || s.leave || s.event != "attempt" {
+				t.Errorf("%v, %s: %+v", class, name, s)
+			}
+		}
+	}
+}
+
+func TestAttemptsOfARepeatableActionEndAsDeadAndNotBefore(t *testing.T) {
+	for _, class := range []Class{Read, IdempotentWrite} {
+		a := actionOf(class, 3)
+		if s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 1}, Answer{}, errors.New("x")); s.status != statusPending {
+			t.Errorf("%v: after 2 of 3 attempts it is %s, want pending", class, s.status)
+		}
+		if s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 2}, Answer{}, errors.New("x")); s.status != statusDead {
+			t.Errorf("%v: after 3 of 3 attempts it is %s, want dead", class, s.status)
+		}
+	}
+}
+
+func TestAnUnsentAttemptForgetsThatTheKeyWasSentOnlyIfItWasTheFirst(t *testing.T) {
+	a := actionOf(IdempotentWrite, 5)
+	if s := a.afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, Unsent(nil)); !s.unsend {
+		t.Error("the first send was unsent, and the key window began")
+	}
+	if s := a.afterCall(&db.OutboxQueueClaimRow{FirstSend: false}, Answer{}, Unsent(nil)); s.unsend {
+		t.Error("an earlier attempt may have been sent, and the key window was forgotten")
+	}
+}
+
+func TestRetryAfterWaitsForTheLongerOfVendorAndBackoffUpToAnHour(t *testing.T) {
+	a := actionOf(Read, 5)
+	for asked, want := range map[time.Duration]time.Duration{
+		time.Minute: time.Minute, 59 * time.Minute: 59 * time.Minute, 61 * time.Minute: time.Hour, 1 << 62: time.Hour,
+	} {
+		if s := a.afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, RetryAfter(asked, nil)); s.delay != want {
+			t.Errorf("RetryAfter(%v) waits %v, want %v", asked, s.delay, want)
+		}
+	}
+	if s := a.afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, RetryAfter(-time.Minute, nil)); s.delay < 0 || s.delay > time.Second {
+		t.Errorf("RetryAfter(-1m) waits %v, want the backoff", s.delay)
+	}
+}
+
+func TestWhatIsNotSentAndWhy(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	approved := now
+	withDeadline := func(a *action) { a.policy.Deadline = time.Hour }
+	passFailed := func(a *action) { a.policy.PassFailed = true }
+	none := func(*action) {}
+	for _, c := range []struct {
+		name   string
+		class  Class
+		change func(*action)
+		claim  db.OutboxQueueClaimRow
+		want   string // "send", or the state, the code and what else
+	}{
+		{"first", Read, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
+		{"again", Read, none, db.OutboxQueueClaimRow{}, "send"},
+		{"first", IdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
+		{"again", IdempotentWrite, none, db.OutboxQueueClaimRow{}, "send"},
+		{"first", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
+		{"maybe sent", NonIdempotentWrite, none, db.OutboxQueueClaimRow{}, "unknown maybe_sent"},
+		{"maybe sent, deadline", NonIdempotentWrite, none, db.OutboxQueueClaimRow{PastDeadline: true}, "unknown maybe_sent"},
+		{"first", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "awaiting_approval approval unsend"},
+		{"approved", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, ApprovedAt: &approved}, "send"},
+		{"approved, maybe sent", IrreversibleWrite, none, db.OutboxQueueClaimRow{ApprovedAt: &approved}, "unknown maybe_sent"},
+		{"window", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, Spent: 4}, "unknown key_window"},
+		{"window before deadline", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, PastDeadline: true}, "unknown key_window"},
+		{"window of a former release", Read, none, db.OutboxQueueClaimRow{PastWindow: true}, "send"},
+		{"intent's deadline", Read, none, db.OutboxQueueClaimRow{PastDeadline: true}, "dead deadline"},
+		{"deadline of an unsent one", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
+		{"deadline before approval", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
+		{"1 s before the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour + time.Second)}, "send"},
+		{"at the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour)}, "dead deadline"},
+		{"last attempt", Read, none, db.OutboxQueueClaimRow{Spent: 4}, "send"},
+		{"attempts", Read, none, db.OutboxQueueClaimRow{Spent: 5}, "dead attempts"},
+		{"attempts", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{Spent: 5}, "dead attempts leave"},
+		{"look-ups are no attempts", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, Spent: 5}, "send"},
+		{"window never leaves the order", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{PastWindow: true}, "unknown key_window"},
+	} {
+		a := actionOf(c.class, 5)
+		c.change(a)
+		s, send := a.beforeSend(&c.claim)
+		got := s.status + " " + s.answer.Code
+		if s.unsend {
+			got += " unsend"
+		}
+		if s.leave {
+			got += " leave"
+		}
+		if send {
+			got = "send"
+		}
+		if got != c.want {
+			t.Errorf("%v, %s: got %q, want %q", c.class, c.name, got, c.want)
+		}
+		if s.finishes() {
+			t.Errorf("%v, %s: finished without a call", c.class, c.name)
+		}
+	}
+}
+
+func TestEachFindingLeadsToAnEndOrToAPerson(t *testing.T) {
+	evidence := Answer{Code: "evidence"}
+	for _, c := range []struct {
+		name    string
+		spent   int32
+		finding Finding
+		err     error
+		want    string
+	}{
+		{"found", 0, Found(evidence), nil, "delivered delivered evidence"},
+		{"found refused", 0, FoundRefused(evidence), nil, "refused refused evidence"},
+		{"absent", 0, Absent(evidence), nil, "parked absent evidence"},
+		{"inconclusive", 0, Inconclusive(evidence), nil, "parked inconclusive evidence"},
+		{"zero", 0, Finding{}, nil, "parked inconclusive inconclusive"},
+		{"error", 3, Finding{}, errors.New("x"), "unknown retry lookup_failed"},
+		{"last error", 4, Finding{}, errors.New("x"), "parked inconclusive lookup_failed"},
+		{"panic", 0, Finding{}, &panicError{"boom"}, "unknown retry lookup_failed"},
+		{"found on the last", 4, Found(evidence), nil, "delivered delivered evidence"},
+	} {
+		for _, class := range classes {
+			s := actionOf(class, 5).afterLookup(&db.OutboxQueueClaimRow{Spent: c.spent}, c.finding, c.err)
+			if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want {
+				t.Errorf("%v, %s: got %q, want %q", class, c.name, got, c.want)
+			}
+		}
+	}
+	a := actionOf(NonIdempotentWrite, 5)
+	if s := a.noLookup(&db.OutboxQueueClaimRow{}); s.status != statusParked || s.leave {
+		t.Errorf("without a look-up: %+v", s)
+	}
+	a.policy.PassFailed = true
+	if !a.noLookup(&db.OutboxQueueClaimRow{}).leave || !a.afterLookup(&db.OutboxQueueClaimRow{}, Absent(evidence), nil).leave {
+		t.Error("PassFailed does not let the next one pass a parked one")
+	}
+}
+
+func TestWithAnApplyAnAnswerIsStoredFirstAndTheLeaseKept(t *testing.T) {
+	for _, class := range classes {
+		a := actionOf(class, 5)
+		a.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
+		for outcome, s := range map[string]settlement{
+			outcomeDelivered: a.afterCall(&db.OutboxQueueClaimRow{Spent: 2}, Answer{}, nil),
+			outcomeRefused:   a.afterLookup(&db.OutboxQueueClaimRow{Spent: 2}, FoundRefused(Answer{}), nil),
+		} {
+			if s.status != statusAnswered || s.outcome != outcome || !s.keep || s.spent != 0 {
+				t.Errorf("%v, %s: %+v", class, outcome, s)
+			}
+		}
+	}
+}
+
+func TestAHandlersPanicIsAnError(t *testing.T) {
+	_, err := guard(func() (int, error) { panic("boom") })
+	if err == nil || unknownCode(err) != "panic" {
+		t.Fatalf("got %v", err)
+	}
+}
+
+// A panic with one of our own verdicts is a panic: it says nothing about what was sent.
+func TestAPanicWithAVerdictIsUnknown(t *testing.T) {
+	_, err := guard(func() (int, error) { panic(Unsent(nil)) })
+	if classify(err).verdict != verdictUnknown {
+		t.Fatalf("classified as %v", classify(err).verdict)
+	}
+}
+
+func TestTextForTheDatabaseIsValidAndCutBetweenRunes(t *testing.T) {
+	for in, want := range map[string]string{"a\x00b": "a\uFFFDb", "\xff": "\uFFFD", "ééé": "éé", "": ""} {
+		if got := clean(in, 5); got != want {
+			t.Errorf("clean(%q) is %q, want %q", in, got, want)
+		}
+	}
+}

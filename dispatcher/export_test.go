@@ -1,0 +1,30 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+)
+
+// What tests look behind, or cannot wait for.
+
+// SetShift makes the drains of this dispatcher's next Run shorter.
+func (d *Dispatcher) SetShift(shift, linger time.Duration) { d.shift, d.linger = shift, linger }
+
+// SetStopMargin shortens what a stop takes beyond its StopTimeout.
+func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.stopMargin = margin }
+
+// Upkeep runs a periodic job's task once, now.
+func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
+	return newUpkeep(d.newNode(ctx)).run(ctx, task)
+}
+
+// QueueName is the River queue of a destination.
+var QueueName = queueName
+
+// WorkerID is the identity of the running worker, once it runs; else 0.
+func (d *Dispatcher) WorkerID() int32 {
+	if n := d.node.Load(); n != nil {
+		return n.session.id
+	}
+	return 0
+}

@@ -1,0 +1,378 @@
+package dispatcher_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(workerEnv) != "" {
+		workerMain()
+		return
+	}
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = parallel.Value.Set("6") // these tests wait more than they work
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// patience bounds every wait in these tests; what is waited for usually takes milliseconds.
+const patience = 30 * time.Second
+
+// bundle is a test's world: a database, a vendor over sockets, and what the dispatchers logged.
+type bundle struct {
+	*testing.T
+	db     *samekeytest.DB
+	vendor *samekeytest.VendorServer
+	ctx    context.Context
+	logs   *logs
+	client *http.Client
+	keys   int
+}
+
+func setup(t *testing.T) *bundle { return setupVendor(t, nil) }
+
+func setupVendor(t *testing.T, options *samekeytest.VendorOptions) *bundle {
+	t.Helper()
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	t.Cleanup(cancel)
+	b := &bundle{T: t, db: samekeytest.NewDB(t), vendor: samekeytest.StartVendor(t, options), ctx: ctx, logs: &logs{}}
+	b.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("what the dispatchers logged:\n%s", b.logs)
+		}
+	})
+	return b
+}
+
+// dispatcher makes one with a short sweep.
+func (b *bundle) dispatcher() *dispatcher.Dispatcher {
+	return b.dispatcherOn(b.db.Pool, dispatcher.Config{})
+}
+
+func (b *bundle) dispatcherOn(pool *pgxpool.Pool, config dispatcher.Config) *dispatcher.Dispatcher {
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.NewTextHandler(b.logs, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	}
+	if config.SweepInterval == 0 {
+		config.SweepInterval = 50 * time.Millisecond
+	}
+	d := dispatcher.New(pool, &config)
+	d.SetShift(20*time.Second, 200*time.Millisecond)
+	return d
+}
+
+// running is a dispatcher in its Run.
+type running struct {
+	b    *bundle
+	d    *dispatcher.Dispatcher
+	end  context.CancelFunc
+	done chan error
+	once sync.Once
+	err  error
+}
+
+// start runs d until the test ends or stop is called, and returns once it takes work.
+func (b *bundle) start(d *dispatcher.Dispatcher) *running {
+	b.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(b.ctx))
+	r := &running{b: b, d: d, end: cancel, done: make(chan error, 1)}
+	go func() { r.done <- d.Run(ctx) }()
+	b.Cleanup(func() { _ = r.stop() })
+	b.until("the dispatcher is ready", func() bool { return d.Ready() == nil })
+	return r
+}
+
+// stop ends the Run and returns what it returned.
+func (r *running) stop() error {
+	r.once.Do(func() {
+		r.end()
+		select {
+		case r.err = <-r.done:
+		case <-time.After(2 * patience):
+			r.b.Error("Run did not return")
+			r.err = errors.New("Run did not return")
+		}
+	})
+	return r.err
+}
+
+// drain drains once and returns the counts.
+func (b *bundle) drain(d *dispatcher.Dispatcher) dispatcher.Summary {
+	b.Helper()
+	sum, err := d.Drain(b.ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return sum
+}
+
+// expect drains once and compares the counts.
+func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
+	b.Helper()
+	if got := b.drain(d); got != want {
+		b.Fatalf("the drain came to %+v, want %+v", got, want)
+	}
+}
+
+// until waits for a condition; its deadline is the only thing that makes it fail.
+func (b *bundle) until(what string, condition func() bool) {
+	b.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(patience)
+	for !condition() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			b.Fatalf("waited %v in vain until %s", patience, what)
+		}
+	}
+}
+
+// wait receives from a signal.
+func wait[T any](b *bundle, what string, signal <-chan T) (value T) {
+	b.Helper()
+	select {
+	case value = <-signal:
+	case <-time.After(patience):
+		b.Fatalf("waited %v in vain until %s", patience, what)
+	}
+	return value
+}
+
+// elapse lets d pass for all that is stored.
+func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.db, d) }
+
+// charge is the payload of most tests.
+type charge struct {
+	Order  string `json:"order"`
+	Amount int    `json:"amount"`
+}
+
+// insert commits one intent under a key of its own.
+func (b *bundle) insert(action string, change ...func(*outbox.Intent)) uuid.UUID {
+	b.Helper()
+	b.keys++
+	key, err := samekey.NewKey(fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
+	if err != nil {
+		b.Fatal(err)
+	}
+	in := outbox.Intent{Key: key, Action: action, Payload: charge{Order: key.Value, Amount: b.keys}}
+	for _, fn := range change {
+		fn(&in)
+	}
+	var id uuid.UUID
+	err = pgx.BeginFunc(b.ctx, b.db, func(tx pgx.Tx) error {
+		id, err = outbox.Insert(b.ctx, tx, in)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return id
+}
+
+// insertMany commits n plain intents by one statement.
+func (b *bundle) insertMany(action string, n int) {
+	b.Helper()
+	b.exec(`select samekey.enqueue('tenant/bulk', $1 || '-' || g, $1, convert_to('{"order":"' || g || '"}', 'UTF8'))
+		from generate_series(1, $2::int) g`, action, n)
+}
+
+func ordered(key string) func(*outbox.Intent) {
+	return func(in *outbox.Intent) { in.OrderingKey = key }
+}
+
+// exec runs a statement that must succeed.
+func (b *bundle) exec(sql string, args ...any) {
+	b.Helper()
+	if _, err := b.db.Exec(b.ctx, sql, args...); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// value reads one value.
+func value[T any](b *bundle, sql string, args ...any) (v T) {
+	b.Helper()
+	if err := b.db.QueryRow(b.ctx, sql, args...).Scan(&v); err != nil {
+		b.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func (b *bundle) count(sql string, args ...any) int { b.Helper(); return value[int](b, sql, args...) }
+
+// status is the intent's state, from its queue row or from the event that finished it.
+func (b *bundle) status(id uuid.UUID) string {
+	b.Helper()
+	return value[string](b, `select coalesce(
+		(select q.status from samekey.outbox_queue q where q.id = $1),
+		(select h.finished from samekey.outbox_history h where h.intent_id = $1 and h.finished is not null), 'lost')`, id)
+}
+
+func (b *bundle) wantStatus(id uuid.UUID, want string) {
+	b.Helper()
+	if got := b.status(id); got != want {
+		b.Fatalf("the intent is %s, want %s; its history: %s", got, want, b.history(id))
+	}
+}
+
+func (b *bundle) untilStatus(id uuid.UUID, want string) {
+	b.Helper()
+	b.until("the intent is "+want, func() bool { return b.status(id) == want })
+}
+
+// untilFinished waits until no intent is left in the queue.
+func (b *bundle) untilFinished() {
+	b.Helper()
+	b.until("the queue is empty", func() bool { return b.count("select count(*) from samekey.outbox_queue") == 0 })
+}
+
+// history is an intent's timeline as "event:outcome:code", one word for each.
+func (b *bundle) history(id uuid.UUID) string {
+	b.Helper()
+	return value[string](b, `select coalesce(string_agg(concat_ws(':', h.event, h.outcome, h.code), ' ' order by h.id), '')
+		from samekey.outbox_history h where h.intent_id = $1`, id)
+}
+
+func (b *bundle) wantHistory(id uuid.UUID, want string) {
+	b.Helper()
+	if got := b.history(id); got != want {
+		b.Fatalf("the intent's history is\n\t%s\nwant\n\t%s", got, want)
+	}
+}
+
+// deliveryKey is what the vendor is to be given for an intent.
+func (b *bundle) deliveryKey(id uuid.UUID) string {
+	b.Helper()
+	return value[string](b, `select delivery_key::text from samekey.outbox where id = $1`, id)
+}
+
+// wantCalls compares the calls that the vendor saw, in all.
+func (b *bundle) wantCalls(want int) {
+	b.Helper()
+	if got := b.vendor.Counts().Calls; got != want {
+		b.Fatalf("the vendor saw %d calls, want %d: %+v", got, want, b.vendor.Ledger().Calls)
+	}
+}
+
+// post calls the vendor as an integration does: the delivery key in a header, and the vendor's statuses as our errors.
+func (b *bundle) post(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	return postTo(b.client, b.vendor.URL)(ctx, call)
+}
+
+func postTo(client *http.Client, url string) dispatcher.Handler {
+	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/"+call.Action, bytes.NewReader(call.Payload))
+		if err != nil {
+			return dispatcher.Answer{}, err
+		}
+		request.GetBody = nil // one attempt is one request
+		request.Header.Set("Idempotency-Key", call.DeliveryKey.String())
+		request.Header.Set("Samekey-Attempt", fmt.Sprint(call.Attempt))
+		answer, err := do(client, request)
+		if err != nil {
+			return dispatcher.Answer{}, err
+		}
+		switch {
+		case answer.Code == "402":
+			return answer, dispatcher.Refused(answer)
+		case answer.Code == "429":
+			return answer, dispatcher.RetryAfter(time.Second, errors.New("429"))
+		case answer.Code > "299":
+			return answer, dispatcher.Unknown(answer, fmt.Errorf("status %s", answer.Code))
+		}
+		return answer, nil
+	}
+}
+
+func do(client *http.Client, request *http.Request) (dispatcher.Answer, error) {
+	response, err := client.Do(request)
+	if err != nil {
+		return dispatcher.Answer{}, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return dispatcher.Answer{}, err
+	}
+	code := fmt.Sprint(response.StatusCode)
+	if stored := response.Header.Get("Stored-Status"); stored != "" {
+		code = stored
+	}
+	return dispatcher.Answer{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
+}
+
+// lookUp asks the vendor what became of a delivery key.
+func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.vendor.URL+"/lookup?key="+call.DeliveryKey.String(), nil)
+	if err != nil {
+		return dispatcher.Finding{}, err
+	}
+	answer, err := do(b.client, request)
+	switch {
+	case err != nil:
+		return dispatcher.Finding{}, err
+	case answer.Code == "404":
+		return dispatcher.Absent(answer), nil
+	case answer.Code == "402":
+		return dispatcher.FoundRefused(answer), nil
+	case answer.Code > "299":
+		return dispatcher.Finding{}, fmt.Errorf("status %s", answer.Code)
+	}
+	return dispatcher.Found(answer), nil
+}
+
+// logs collects what is logged.
+type logs struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// The policies of most tests: one of each class.
+func policyOf(class dispatcher.Class) dispatcher.Policy {
+	p := dispatcher.Policy{Class: class, Destination: "vendor", Timeout: 5 * time.Second}
+	if class == dispatcher.IdempotentWrite {
+		p.KeyWindow = 24 * time.Hour
+	}
+	return p
+}
+
+var by = outbox.By{Actor: "ann", Reason: "looked at the vendor's dashboard"}

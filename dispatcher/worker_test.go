@@ -1,0 +1,85 @@
+package dispatcher_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// workerEnv holds the settings of a worker in a process of its own: this test binary, started once more.
+const workerEnv = "SAMEKEY_TEST_WORKER"
+
+type workerSettings struct {
+	DSN, URL string
+	Class    dispatcher.Class
+	Timeout  time.Duration
+}
+
+// workerMain delivers charge_card until it is killed, or its parent is gone.
+func workerMain() {
+	var s workerSettings
+	if err := json.Unmarshal([]byte(os.Getenv(workerEnv)), &s); err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { // the parent holds the other end
+		_, _ = bufio.NewReader(os.Stdin).ReadByte()
+		cancel()
+		os.Exit(1)
+	}()
+	pool, err := pgxpool.New(ctx, s.DSN)
+	if err != nil {
+		panic(err)
+	}
+	d := dispatcher.New(pool, &dispatcher.Config{SweepInterval: 50 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+	p := policyOf(s.Class)
+	p.Timeout = s.Timeout
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", p, postTo(&http.Client{}, s.URL))
+	fmt.Fprintln(os.Stderr, d.Run(ctx))
+}
+
+// process is a worker that can be killed.
+type process struct {
+	b   *bundle
+	cmd *exec.Cmd
+}
+
+// startWorker starts a worker that delivers charge_card, in a process of its own.
+func (b *bundle) startWorker(class dispatcher.Class, timeout time.Duration) *process {
+	b.Helper()
+	settings, err := json.Marshal(workerSettings{DSN: b.db.DSN, URL: b.vendor.URL, Class: class, Timeout: timeout})
+	if err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(settings))
+	cmd.Stderr = os.Stderr
+	if _, err := cmd.StdinPipe(); err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	p := &process{b: b, cmd: cmd}
+	b.Cleanup(p.kill)
+	return p
+}
+
+// kill ends the process with SIGKILL and waits until it is gone.
+func (p *process) kill() {
+	if p.cmd.ProcessState == nil {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	}
+}
