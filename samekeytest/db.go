@@ -63,22 +63,18 @@ type DB struct {
 func NewDB(t testing.TB) *DB {
 	t.Helper()
 	server := serverDSN(t)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	template, err := ensureTemplate(ctx, server, schema.Fingerprint(), schema.Migrate)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newDB(ctx, t, server, template)
+	return newDB(t, server, func(ctx context.Context, conn *pgx.Conn) (string, error) {
+		return ensureTemplate(ctx, conn, server, schema.Fingerprint(), schema.Migrate)
+	})
 }
 
 // NewEmptyDB is [NewDB] without the migration: a database in which nothing is
 // yet, for tests of migrations themselves.
 func NewEmptyDB(t testing.TB) *DB {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return newDB(ctx, t, serverDSN(t), "template0")
+	return newDB(t, serverDSN(t), func(context.Context, *pgx.Conn) (string, error) {
+		return "template0", nil
+	})
 }
 
 func serverDSN(t testing.TB) string {
@@ -90,8 +86,10 @@ func serverDSN(t testing.TB) string {
 	return server
 }
 
-func newDB(ctx context.Context, t testing.TB, server, template string) *DB {
+func newDB(t testing.TB, server string, template func(context.Context, *pgx.Conn) (string, error)) *DB {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
 	name := databaseName(t.Name())
 	dsn, err := withDatabase(server, name)
 	if err != nil {
@@ -104,8 +102,15 @@ func newDB(ctx context.Context, t testing.TB, server, template string) *DB {
 	if !strings.Contains(server, "pool_max_conns") {
 		config.MaxConns = 16
 	}
-	create := fmt.Sprintf("create database %s template %s", quote(name), quote(template))
-	if err := onServer(ctx, server, execute(create)); err != nil {
+	err = onServer(ctx, server, func(ctx context.Context, conn *pgx.Conn) error {
+		source, err := template(ctx, conn)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, "create database "+quote(name)+" template "+quote(source))
+		return err
+	})
+	if err != nil {
 		t.Fatalf("samekeytest: create a database: %v", err)
 	}
 	t.Cleanup(func() {
@@ -142,27 +147,29 @@ func closePool(t testing.TB, pool *pgxpool.Pool, within time.Duration) {
 
 // ensureTemplate returns the name of a database that holds the schema and that
 // nobody can connect to. Of several processes that come at once, one builds it.
-func ensureTemplate(ctx context.Context, server, fingerprint string, migrate func(context.Context, *pgxpool.Pool) error) (string, error) {
+func ensureTemplate(ctx context.Context, conn *pgx.Conn, server, fingerprint string, migrate func(context.Context, *pgxpool.Pool) error) (string, error) {
 	template := "samekey_template_" + fingerprint[:min(16, len(fingerprint))]
-	err := onServer(ctx, server, func(ctx context.Context, conn *pgx.Conn) error {
-		ready := func() (ready bool, err error) {
-			err = conn.QueryRow(ctx, "select exists (select from pg_database where datname = $1)", template).Scan(&ready)
-			return ready, err
-		}
-		if ok, err := ready(); err != nil || ok {
-			return err
-		}
-		// The lock goes with the connection, also when this process is killed.
-		if _, err := conn.Exec(ctx, "select pg_advisory_lock(hashtextextended($1, 0))", template); err != nil {
-			return err
-		}
-		if ok, err := ready(); err != nil || ok {
-			return err
-		}
-		return buildTemplate(ctx, conn, server, template, migrate)
-	})
-	if err != nil {
-		return "", fmt.Errorf("samekeytest: make the template database: %w", err)
+	ready := func() (ready bool, err error) {
+		err = conn.QueryRow(ctx, "select exists (select from pg_database where datname = $1)", template).Scan(&ready)
+		return ready, err
+	}
+	if ok, err := ready(); err != nil || ok {
+		return template, err
+	}
+	lock := func(function string) error {
+		_, err := conn.Exec(ctx, "select "+function+"(hashtextextended($1, 0))", template)
+		return err
+	}
+	// The lock goes with the connection too, also when this process is killed.
+	if err := lock("pg_advisory_lock"); err != nil {
+		return "", err
+	}
+	defer func() { _ = lock("pg_advisory_unlock") }()
+	if ok, err := ready(); err != nil || ok {
+		return template, err
+	}
+	if err := buildTemplate(ctx, conn, server, template, migrate); err != nil {
+		return "", fmt.Errorf("make its template: %w", err)
 	}
 	return template, nil
 }

@@ -99,7 +99,7 @@ func TestBinariesThatComeAtOnceBuildTheTemplateOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 6 {
 		all.Go(func() {
-			if _, err := ensureTemplate(t.Context(), serverDSN(t), fingerprint, countingMigration(&built)); err != nil {
+			if err := makeTemplate(t, fingerprint, countingMigration(&built)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -114,7 +114,7 @@ func TestAnotherFingerprintGetsAnotherTemplate(t *testing.T) {
 	t.Parallel()
 	var built atomic.Int32
 	for range 2 {
-		if _, err := ensureTemplate(t.Context(), serverDSN(t), someFingerprint(t), countingMigration(&built)); err != nil {
+		if err := makeTemplate(t, someFingerprint(t), countingMigration(&built)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -127,7 +127,7 @@ func TestAHalfBuiltTemplateIsNeverUsed(t *testing.T) {
 	t.Parallel()
 	fingerprint := someFingerprint(t)
 	broken := errors.New("half way")
-	_, err := ensureTemplate(t.Context(), serverDSN(t), fingerprint, func(ctx context.Context, pool *pgxpool.Pool) error {
+	err := makeTemplate(t, fingerprint, func(ctx context.Context, pool *pgxpool.Pool) error {
 		if _, err := pool.Exec(ctx, "create schema samekey"); err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func TestAHalfBuiltTemplateIsNeverUsed(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	var built atomic.Int32
-	if _, err := ensureTemplate(t.Context(), serverDSN(t), fingerprint, countingMigration(&built)); err != nil {
+	if err := makeTemplate(t, fingerprint, countingMigration(&built)); err != nil {
 		t.Fatal(err)
 	}
 	if got := built.Load(); got != 1 {
@@ -237,6 +237,14 @@ func TestElapseMovesTheWholeSchema(t *testing.T) {
 	if tables < 4 {
 		t.Errorf("only %d tables with times were found", tables)
 	}
+}
+
+func makeTemplate(t *testing.T, fingerprint string, migrate func(context.Context, *pgxpool.Pool) error) error {
+	server := serverDSN(t)
+	return onServer(t.Context(), server, func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := ensureTemplate(ctx, conn, server, fingerprint, migrate)
+		return err
+	})
 }
 
 func countingMigration(built *atomic.Int32) func(context.Context, *pgxpool.Pool) error {
