@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-var update = flag.Bool("update", false, "rewrite schema.sql")
+var update = flag.Bool("update", false, "rewrite schema.sql and the grants in docs/schema.md")
 
 func TestTheCheckedInDumpIsWhatTheMigrationsMake(t *testing.T) {
 	db := samekeytest.NewDB(t)

@@ -300,11 +300,12 @@ begin
     -- either still seen here, or this row becomes the head.
     perform pg_advisory_xact_lock(samekey.ordering_lock(enqueue.ordering_key));
     v_seq := nextval('samekey.outbox_seq');
-    -- Head or waiting, each by its own partial index: one condition for both would read the whole queue.
-    if exists (select from samekey.outbox_queue q
-               where q.ordering_key = enqueue.ordering_key and q.ordering_key is not null and q.status <> 'blocked')
-       or exists (select from samekey.outbox_queue q
-                  where q.ordering_key = enqueue.ordering_key and q.status = 'blocked') then
+    -- The head (one at most) and the first that waits, each by its own index: whether any is there, the planner may find
+    -- out by reading the queue until one turns up.
+    if (select count(*) from samekey.outbox_queue q
+        where q.ordering_key = enqueue.ordering_key and q.ordering_key is not null and q.status <> 'blocked') > 0
+       or (select q.id from samekey.outbox_queue q
+           where q.ordering_key = enqueue.ordering_key and q.status = 'blocked' order by q.seq limit 1) is not null then
         insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
         values (v_id, v_seq, enqueue.action, 'blocked', v_due, enqueue.ordering_key);
         return v_id;
