@@ -1,0 +1,341 @@
+package db_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// The queue of a bad day: one ordering key with many waiting behind its head, many due tomorrow, and a long history.
+// Among them a few that are due now.
+const (
+	waiting  = 400_000
+	tomorrow = 400_000
+	finished = 100_000
+	due      = 3_000
+	batch    = 1_000
+)
+
+// Ids in order, as a UUIDv7 is, and tables that write no WAL, so that the fill is quick; the server takes no statistics
+// by itself, so that the test decides when it does.
+const fillSQL = `
+create function pg_temp.id(n bigint) returns uuid language sql as $$ select lpad(to_hex(n), 32, '0')::uuid $$;
+
+-- The statistics know a queue in which nothing but another action's dead intents lay.
+insert into samekey.outbox_queue (id, action, status, due_at)
+select pg_temp.id(n), 'send_receipt', 'dead', now() - interval '1 day' from generate_series(1, 10000) n;
+analyze samekey.outbox_queue;
+delete from samekey.outbox_queue;
+
+insert into samekey.outbox_queue (id, action, status, due_at, ordering_key)
+values (pg_temp.id(900000), 'charge_card', 'pending', now() + interval '1 hour', 'order-1');
+insert into samekey.outbox_queue (id, action, status, due_at, ordering_key)
+select pg_temp.id(1000000 + n), 'charge_card', 'blocked', now() - interval '1 hour', 'order-1' from generate_series(1, %[1]d) n;
+insert into samekey.outbox_queue (id, action, status, due_at)
+select pg_temp.id(2000000 + n), 'charge_card', 'pending', now() + interval '1 day' + n * interval '1 ms' from generate_series(1, %[2]d) n;
+
+insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at, created_at)
+select pg_temp.id(3000000 + n), 's', 'finished ' || to_char(n, 'FM0000000'), 'charge_card', pg_temp.id(n), 'payload', 'text/plain',
+       now(), now() - interval '1 day' from generate_series(1, %[3]d) n;
+insert into samekey.outbox_history (intent_id, event, outcome, attempt, worker, finished)
+select pg_temp.id(3000000 + n), 'attempt', 'delivered', 1, 1, 'delivered' from generate_series(1, %[3]d) n;
+insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, status, payload_hash, completed_at)
+select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1, 'done', sha256(''), now() from generate_series(1, %[3]d) n;
+
+select count(samekey.enqueue('s', 'due ' || n, 'charge_card', 'payload', due_at => now() - interval '1 minute'))
+from generate_series(1, %[4]d) n;
+`
+
+var tables = []string{"outbox", "outbox_queue", "outbox_history", "processed_events"}
+
+func fill(t *testing.T, database *samekeytest.DB) {
+	t.Helper()
+	start := time.Now()
+	var text strings.Builder
+	for _, table := range tables {
+		fmt.Fprintf(&text, "alter table samekey.%[1]s set (autovacuum_enabled = false); alter table samekey.%[1]s set unlogged;\n", table)
+	}
+	fmt.Fprintf(&text, fillSQL, waiting, tomorrow, finished, due)
+	if _, err := database.Exec(t.Context(), text.String()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("filled in %v", time.Since(start).Round(time.Millisecond))
+}
+
+// Each query that runs while intents flow looks its rows up by an index: whatever the statistics say, and also under a
+// generic plan, which a pool's prepared statements get after five runs.
+func TestNoQueryOnTheHotPathReadsMoreThanItsBatch(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds a table of a million rows")
+	}
+	database := samekeytest.NewDB(t)
+	fill(t, database)
+	// A claim asks whether its worker's session lock is held: by another session than the one that claims.
+	liveness, err := database.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer liveness.Release()
+	if _, err := liveness.Exec(t.Context(), "select pg_advisory_lock(samekey.worker_class(), n) from generate_series(7, 9) n"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = liveness.Exec(context.WithoutCancel(t.Context()), "select pg_advisory_unlock_all()") }()
+	for _, statistics := range []struct{ name, sql string }{
+		{"stale", ""}, // as fill left them
+		{"never taken", `delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
+		{"fresh", "analyze samekey." + strings.Join(tables, ", samekey.")},
+	} {
+		if statistics.sql != "" {
+			if _, err := database.Exec(t.Context(), statistics.sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			t.Run(statistics.name+"/"+mode, func(t *testing.T) {
+				conn, err := database.Acquire(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Release()
+				tx, err := conn.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+				p := planner{t: t, tx: tx}
+				p.exec("set local plan_cache_mode = " + mode)
+				p.checkAll()
+			})
+		}
+	}
+}
+
+type planner struct {
+	t  *testing.T
+	tx pgx.Tx
+}
+
+// checkAll goes through the life of a batch, each query on what the one before it left.
+func (p planner) checkAll() {
+	claim := db.OutboxQueueClaimParams{
+		Action: "charge_card", Mark: time.Now().Add(-time.Hour), Worker: 7, Queue: "stripe", MaxCount: batch, Lease: time.Minute, Repeatable: true,
+	}
+	// Twice from the queue, once from the outbox.
+	p.check("claim", db.OutboxQueueClaim, 4*batch, claim)
+	ids := p.ids(`select id from samekey.outbox_queue where leased_by = 7`)
+	if len(ids) != batch {
+		p.t.Fatalf("claimed %d, want %d", len(ids), batch)
+	}
+	p.check("claim, from the first row", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Queue: "stripe", MaxCount: 10, Lease: time.Minute,
+	})
+	p.check("claim, nothing is there", db.OutboxQueueClaim, 10, db.OutboxQueueClaimParams{
+		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Queue: "mail", MaxCount: 100, Lease: time.Minute,
+	})
+
+	p.check("sweep", db.OutboxQueueSweep, 100, db.OutboxQueueSweepParams{Actions: []string{"charge_card", "send_receipt"}, Worker: 9})
+	n := len(ids)
+	settle := db.OutboxQueueSettleParams{
+		Worker: 7, Ids: ids, Attempts: repeat(int32(1), n), Statuses: repeat("delivered", n), Delays: repeat(int64(0), n),
+		Spents: repeat(int32(1), n), Unsends: repeat(false, n), Keeps: repeat(false, n), Leaves: repeat(false, n),
+		Events: repeat("attempt", n), Outcomes: repeat("delivered", n), Codes: repeat("200", n), Errors: repeat("", n),
+		ResponseTypes: repeat("", n), Responses: repeat([]byte(nil), n), TookUs: repeat(int64(1), n),
+	}
+	for i := range n / 2 {
+		settle.Statuses[i], settle.Outcomes[i], settle.Codes[i], settle.Delays[i] = "pending", "retry", "500", 1_000_000
+	}
+	// Each row is looked at by the delete and by the update.
+	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
+	p.check("settle late", db.OutboxQueueSettleLate, 30, db.OutboxQueueSettleLateParams{ID: ids[0], Attempt: 9, Outcome: "delivered", Worker: 7})
+
+	p.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 11, lease_until = now() + interval '1 minute', attempt = 1, repeatable = true
+		where id = any (array(select id from samekey.outbox_queue where action = 'charge_card' and status = 'pending' and leased_by is null and due_at < now() limit 1000))`)
+	p.check("sweep, with orphans", db.OutboxQueueSweep, 100, db.OutboxQueueSweepParams{Actions: []string{"charge_card"}, Worker: 9})
+	p.check("release", db.OutboxQueueRelease, 4*500, db.OutboxQueueReleaseParams{Holder: 11, Gone: true, MaxCount: 500, Settling: time.Second})
+	p.check("release, none ran out", db.OutboxQueueRelease, 1000, db.OutboxQueueReleaseParams{Holder: 11, MaxCount: 500, Settling: time.Second})
+
+	keys := make([]string, 100)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("order-%d", i)
+	}
+	p.check("lock order", db.OutboxQueueLockOrder, 1000, keys)
+	p.check("promote, a head is there", db.OutboxQueuePromote, 1000, keys)
+	p.check("headless", db.OutboxQueueHeadless, 10, db.OutboxQueueHeadlessParams{MaxCount: 1000})
+	p.exec(`delete from samekey.outbox_queue where ordering_key = 'order-1' and status <> 'blocked'`)
+	p.check("promote, after the head", db.OutboxQueuePromote, 1000, keys)
+	p.check("restore", db.OutboxQueueRestore, 5*batch, db.OutboxQueueRestoreParams{MaxCount: batch})
+
+	p.checkScans("enqueue", `select samekey.enqueue('s', 'another', 'charge_card', 'payload')`)
+	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', 'payload')`)
+	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', 'payload', ordering_key => 'order-1')`)
+	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', 'payload', ordering_key => 'another')`)
+	p.check("find a record", db.ProcessedEventsFind, 5, db.ProcessedEventsFindParams{IdemKey: "finished 0000001", Scope: "s"})
+}
+
+func repeat[T any](value T, n int) []T { return slices.Repeat([]T{value}, n) }
+
+func (p planner) ids(sql string) []uuid.UUID {
+	p.t.Helper()
+	rows, err := p.tx.Query(p.t.Context(), sql)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return ids
+}
+
+// checkScans is for what runs inside a function, which explain does not show: the server's own count of rows that were
+// read from end to end.
+func (p planner) checkScans(name, sql string) {
+	p.t.Helper()
+	count := func() (rows int) {
+		const sql = `select coalesce(sum(seq_tup_read), 0)::int from pg_stat_xact_user_tables where schemaname = 'samekey' and relname = any ($1)`
+		if err := p.tx.QueryRow(p.t.Context(), sql, tables).Scan(&rows); err != nil {
+			p.t.Fatal(err)
+		}
+		return rows
+	}
+	before := count()
+	p.exec(sql)
+	if read := count() - before; read > 0 {
+		p.t.Errorf("%s read %d rows from end to end", name, read)
+	}
+}
+
+// check explains a query while it runs, and fails where it reads a large table from end to end, or more rows than most,
+// or where its estimated cost has the server compile it first (JIT), which takes a second.
+func (p planner) check(name, sql string, most int, params any) {
+	p.t.Helper()
+	p.exec("prepare q as " + sql)
+	literals := arguments(params)
+	var text []byte
+	if err := p.tx.QueryRow(p.t.Context(), "explain (analyze, buffers, timing off, format json) execute q("+strings.Join(literals, ", ")+")",
+		pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
+		p.t.Fatalf("%s: %v", name, err)
+	}
+	p.exec("deallocate q")
+	var plans []struct {
+		Plan node
+		Time float64 `json:"Execution Time"`
+		JIT  json.RawMessage
+	}
+	if err := json.Unmarshal(text, &plans); err != nil {
+		p.t.Fatal(err)
+	}
+	plan := plans[0].Plan
+	read := plan.read()
+	p.t.Logf("%-24s %8.1f ms %7d rows read %7d buffers", name, plans[0].Time, read, plan.Hit+plan.Read)
+	whole := slices.Concat(plan.wholeTables()...)
+	if read > most || len(whole) > 0 || len(plans[0].JIT) > 0 {
+		p.t.Errorf("%s read %d rows (at most %d are right), from end to end: %v, compiled: %s\n%s",
+			name, read, most, whole, plans[0].JIT, plan.text(0))
+	}
+}
+
+func (p planner) exec(sql string) {
+	p.t.Helper()
+	if _, err := p.tx.Exec(p.t.Context(), sql); err != nil {
+		p.t.Fatalf("%.60s: %v", sql, err)
+	}
+}
+
+// node is one step of a plan, as the server explains it.
+type node struct {
+	Type     string  `json:"Node Type"`
+	Relation string  `json:"Relation Name"`
+	Index    string  `json:"Index Name"`
+	Rows     float64 `json:"Actual Rows"`
+	Loops    float64 `json:"Actual Loops"`
+	Filtered float64 `json:"Rows Removed by Filter"`
+	Joined   float64 `json:"Rows Removed by Join Filter"`
+	Recheck  float64 `json:"Rows Removed by Index Recheck"`
+	Hit      int     `json:"Shared Hit Blocks"`
+	Read     int     `json:"Shared Read Blocks"`
+	Plans    []node
+}
+
+// read counts the rows that were looked at, whether or not they were taken.
+func (n node) read() int {
+	rows := 0.0
+	if strings.Contains(n.Type, "Scan") && n.Type != "CTE Scan" {
+		rows = n.Rows
+	}
+	total := int((rows + n.Filtered + n.Joined + n.Recheck) * n.Loops)
+	for _, child := range n.Plans {
+		total += child.read()
+	}
+	return total
+}
+
+func (n node) wholeTables() (found [][]string) {
+	if n.Type == "Seq Scan" && slices.Contains(tables, n.Relation) && n.Loops > 0 {
+		found = append(found, []string{n.Relation})
+	}
+	for _, child := range n.Plans {
+		found = append(found, child.wholeTables()...)
+	}
+	return found
+}
+
+func (n node) text(depth int) string {
+	s := fmt.Sprintf("%s%s %s %s rows=%.0f loops=%.0f removed=%.0f\n", strings.Repeat("  ", depth), n.Type, n.Relation, n.Index, n.Rows, n.Loops, n.Filtered+n.Joined)
+	for _, child := range n.Plans {
+		s += child.text(depth + 1)
+	}
+	return s
+}
+
+// arguments writes a query's parameters into SQL, in the order in which sqlc numbers them; a prepared statement gives
+// each its type.
+func arguments(params any) []string {
+	v := reflect.ValueOf(params)
+	if v.Kind() != reflect.Struct {
+		return []string{literal(params)}
+	}
+	var literals []string
+	for i := range v.NumField() {
+		literals = append(literals, literal(v.Field(i).Interface()))
+	}
+	return literals
+}
+
+func literal(arg any) string {
+	switch v := arg.(type) {
+	case time.Duration:
+		return fmt.Sprintf("'%d us'", v.Microseconds())
+	case time.Time:
+		return "'" + v.Format(time.RFC3339Nano) + "'"
+	case pgtype.Interval:
+		return "'1 day'"
+	case []byte:
+		return fmt.Sprintf(`'\x%x'`, v)
+	}
+	v := reflect.ValueOf(arg)
+	if v.Kind() != reflect.Slice {
+		return fmt.Sprintf("'%v'", arg)
+	}
+	parts := make([]string, v.Len())
+	for i := range parts {
+		element := v.Index(i).Interface()
+		if b, ok := element.([]byte); ok {
+			element = fmt.Sprintf(`\\x%x`, b)
+		}
+		parts[i] = fmt.Sprintf(`"%v"`, element)
+	}
+	return "'{" + strings.Join(parts, ",") + "}'"
+}
