@@ -1,0 +1,314 @@
+package httpvendor
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestWhatEachStatusMeans(t *testing.T) {
+	action := Action{
+		Success: Statuses{{200, 299}, {404, 404}}, Refused: Statuses{{402, 402}}, Wait: Statuses{{409, 409}},
+	}
+	for _, tc := range []struct {
+		status     int
+		retryAfter string
+		class      dispatcher.Class
+		want       string
+	}{
+		{200, "", dispatcher.IdempotentWrite, "delivered"},
+		{202, "", dispatcher.IdempotentWrite, "delivered"},
+		{204, "", dispatcher.IdempotentWrite, "delivered"},
+		{404, "", dispatcher.IdempotentWrite, "delivered"},
+		{402, "", dispatcher.IdempotentWrite, "refused"},
+		{409, "", dispatcher.IdempotentWrite, "wait"},
+		{429, "", dispatcher.IdempotentWrite, "wait"},
+		{429, "7", dispatcher.NonIdempotentWrite, "wait"},
+		{408, "", dispatcher.IdempotentWrite, "unknown"},
+		{425, "", dispatcher.IdempotentWrite, "unknown"},
+		{500, "", dispatcher.IdempotentWrite, "unknown"},
+		{503, "", dispatcher.IdempotentWrite, "unknown"},
+		{599, "", dispatcher.IdempotentWrite, "unknown"},
+		{503, "7", dispatcher.IdempotentWrite, "wait"},
+		{503, "7", dispatcher.Read, "wait"},
+		{503, "7", dispatcher.NonIdempotentWrite, "unknown"}, // it may have acted
+		{503, "7", dispatcher.IrreversibleWrite, "unknown"},
+		{503, "1.5", dispatcher.IdempotentWrite, "unknown"},
+		{400, "", dispatcher.IdempotentWrite, "dead"},
+		{401, "", dispatcher.IdempotentWrite, "dead"},
+		{403, "", dispatcher.NonIdempotentWrite, "dead"},
+		{422, "7", dispatcher.IdempotentWrite, "dead"},
+		{304, "", dispatcher.IdempotentWrite, "dead"},
+	} {
+		t.Run(fmt.Sprintf("%d %s %v", tc.status, tc.retryAfter, tc.class), func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if tc.retryAfter != "" {
+					w.Header().Set("Retry-After", tc.retryAfter)
+				}
+				w.WriteHeader(tc.status)
+				if tc.status != 204 && tc.status != 304 {
+					_, _ = io.WriteString(w, "said so")
+				}
+			}))
+			t.Cleanup(server.Close)
+			action := action
+			action.Policy.Class = tc.class
+			answer, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), testCall("{}"), patience)
+			if verdict(err) != tc.want {
+				t.Fatalf("is %s (%v), want %s", verdict(err), err, tc.want)
+			}
+			if tc.want == "wait" && tc.retryAfter != "" && waitOf(err) != 7*time.Second {
+				t.Errorf("waits %v", waitOf(err))
+			}
+			if answer.Code != fmt.Sprint(tc.status) {
+				t.Errorf("the answer's code is %q", answer.Code)
+			}
+			if tc.want == "dead" || tc.want == "refused" || tc.want == "unknown" {
+				if kept := answerOf(err); kept.Code != answer.Code || string(kept.Body) != string(answer.Body) {
+					t.Errorf("the verdict's answer is %v, not %v", kept, answer)
+				}
+			}
+		})
+	}
+}
+
+func TestWithoutWaitA409IsDead(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(409) }))
+	t.Cleanup(server.Close)
+	if _, err := attempt(t, testHandler(t, Destination{URL: server.URL}, Action{}), testCall("{}"), patience); verdict(err) != "dead" {
+		t.Errorf("is %s (%v), want dead", verdict(err), err)
+	}
+}
+
+// Case 21.
+func TestRetryAfterIsReadInAllItsFormsAndNoOthers(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for _, tc := range []struct {
+		name, value, date string
+		want              time.Duration
+		ok                bool
+	}{
+		{"seconds", "120", "", 2 * time.Minute, true},
+		{"spaces", " 120 ", "", 2 * time.Minute, true},
+		{"zero", "0", "", 0, true},
+		{"IMF-fixdate", "Sun, 01 Mar 2026 12:00:30 GMT", "", 30 * time.Second, true},
+		{"RFC 850", "Sunday, 01-Mar-26 12:00:30 GMT", "", 30 * time.Second, true},
+		{"asctime", "Sun Mar  1 12:00:30 2026", "", 30 * time.Second, true},
+		{"from the vendor's own clock", "Sun, 01 Mar 2026 13:00:30 GMT", "Sun, 01 Mar 2026 13:00:00 GMT", 30 * time.Second, true},
+		{"past", "Sun, 01 Mar 2026 11:00:00 GMT", "", 0, true},
+		{"far", "Sun, 01 Mar 2099 11:00:00 GMT", "", maxWait, true},
+		{"huge", "99999999999999999999999999", "", maxWait, true},
+		{"large", "4294967296", "", maxWait, true},
+		{"a day and a second", "86401", "", maxWait, true},
+		{"negative", "-5", "", 0, false},
+		{"plus", "+5", "", 0, false},
+		{"fraction", "1.5", "", 0, false},
+		{"junk", "120junk", "", 0, false},
+		{"words", "soon", "", 0, false},
+		{"other digits", "１２０", "", 0, false},
+		{"empty", "", "", 0, false},
+	} {
+		header := http.Header{"Retry-After": {tc.value}}
+		if tc.date != "" {
+			header.Set("Date", tc.date)
+		}
+		if wait, ok := retryAfter(header, now); wait != tc.want || ok != tc.ok {
+			t.Errorf("%s: %q is %v, %v; want %v, %v", tc.name, tc.value, wait, ok, tc.want, tc.ok)
+		}
+	}
+	if _, ok := retryAfter(http.Header{"Retry-After": {"1", "2"}}, now); ok {
+		t.Error("two headers are understood")
+	}
+	if _, ok := retryAfter(http.Header{}, now); ok {
+		t.Error("no header is understood")
+	}
+}
+
+// Case 19.
+func TestARedirectIsDeadAndReachesNoSecondHost(t *testing.T) {
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			second := startRaw(t, func(*rawServer, net.Conn) {})
+			first := httptest.NewServer(http.RedirectHandler(second.url, status))
+			t.Cleanup(first.Close)
+			_, err := attempt(t, testHandler(t, Destination{URL: first.URL}, Action{}), testCall("{}"), patience)
+			if verdict(err) != "dead" {
+				t.Errorf("is %s (%v), want dead", verdict(err), err)
+			}
+			if n := second.connections.Load(); n != 0 {
+				t.Errorf("the second host saw %d connections", n)
+			}
+		})
+	}
+}
+
+// Case 22: each of these never ends by itself.
+func TestAnAnswerIsCappedAndHasOneDeadline(t *testing.T) {
+	forever := func(w io.Writer, chunk []byte) {
+		for {
+			if _, err := w.Write(chunk); err != nil {
+				return
+			}
+		}
+	}
+	zeros := make([]byte, 1<<20)
+	for _, tc := range []struct {
+		name  string
+		serve func(w http.ResponseWriter, r *http.Request)
+		want  string
+		slow  bool // the attempt's own deadline ends it
+	}{
+		{"infinite body", func(w http.ResponseWriter, r *http.Request) { forever(w, zeros) }, "delivered", false},
+		{"gzip bomb", func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Accept-Encoding") != "gzip" {
+				t.Error("the test is void: gzip is not accepted")
+			}
+			w.Header().Set("Content-Encoding", "gzip")
+			forever(gzip.NewWriter(w), zeros)
+		}, "delivered", false},
+		{"one byte, and no more", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write([]byte("a"))
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}, "unknown", true},
+		{"no answer", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body) // net/http notices that the client went once the body is read
+			<-r.Context().Done()
+		}, "unknown", true},
+		{"infinite headers", func(w http.ResponseWriter, r *http.Request) {
+			c, _, _ := http.NewResponseController(w).Hijack()
+			defer func() { _ = c.Close() }()
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
+			forever(c, []byte("X-A: "+strings.Repeat("b", 1000)+"\r\n"))
+		}, "unknown", false},
+		{"the cap is kept, then no more", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write(zeros[:1000])
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}, "delivered", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(tc.serve))
+			t.Cleanup(server.Close)
+			handler := testHandler(t, Destination{URL: server.URL}, Action{Policy: dispatcher.Policy{ResponseCap: 1000}})
+			timeout := patience
+			if tc.slow {
+				timeout = 200 * time.Millisecond
+			}
+			began := time.Now()
+			answer, err := attempt(t, handler, testCall("{}"), timeout)
+			if verdict(err) != tc.want {
+				t.Errorf("is %s (%v), want %s", verdict(err), err, tc.want)
+			}
+			if took := time.Since(began); tc.slow && took < timeout || took > timeout+time.Second {
+				t.Errorf("took %v of %v", took, timeout)
+			}
+			if tc.want == "delivered" && len(answer.Body) != 1000 {
+				t.Errorf("kept %d bytes of 1000", len(answer.Body))
+			}
+		})
+	}
+}
+
+func TestOnBothSidesOfTheCap(t *testing.T) {
+	for _, tc := range []struct{ limit, size, want int }{
+		{1000, 999, 999}, {1000, 1000, 1000}, {1000, 1001, 1000}, {0, 64 << 10, 64 << 10}, {0, 64<<10 + 1, 64 << 10}, {-1, 10, 0}, {-1, 0, 0},
+	} {
+		server := startRaw(t, func(s *rawServer, c net.Conn) {
+			r := bufio.NewReader(c)
+			for {
+				if _, err := s.readRequest(r); err != nil {
+					return
+				}
+				respond(c, strings.Repeat("a", tc.size))
+			}
+		})
+		handler := testHandler(t, Destination{URL: server.url}, Action{Policy: dispatcher.Policy{ResponseCap: tc.limit}})
+		for range 3 {
+			answer, err := attempt(t, handler, testCall("{}"), patience)
+			if err != nil || len(answer.Body) != tc.want {
+				t.Errorf("cap %d, body %d: kept %d, want %d (%v)", tc.limit, tc.size, len(answer.Body), tc.want, err)
+			}
+		}
+		if n := server.connections.Load(); n != 1 {
+			t.Errorf("cap %d, body %d: 3 calls took %d connections", tc.limit, tc.size, n)
+		}
+	}
+}
+
+func TestABrokenOffAnswerIsUnknownAndIsKept(t *testing.T) {
+	vendor := samekeytest.StartVendor(t, nil)
+	handler := testHandler(t, Destination{URL: vendor.URL}, Action{})
+	vendor.Next(samekeytest.FaultTruncate)
+	_, err := attempt(t, handler, testCall("{}"), patience)
+	if kept := answerOf(err); verdict(err) != "unknown" || kept.Code != "201" || len(kept.Body) == 0 {
+		t.Errorf("is %s (%v) with %q %q", verdict(err), err, kept.Code, kept.Body)
+	}
+	answer, err := attempt(t, handler, testCall("{}"), patience)
+	if err != nil || !bytes.Contains(answer.Body, []byte("eff_1")) {
+		t.Errorf("asked again it is %q, %v", answer.Body, err)
+	}
+	samekeytest.AssertOneEffect(t, vendor, deliveryKey.String())
+}
+
+func TestEveryFaultOfAVendorEndsInOneEffect(t *testing.T) {
+	for fault, want := range map[samekeytest.Fault]string{
+		samekeytest.FaultLoseAnswer:  "unknown",
+		samekeytest.FaultResetBefore: "unknown",
+		samekeytest.FaultResetAfter:  "unknown",
+		samekeytest.Fault500:         "unknown",
+		samekeytest.Fault500After:    "unknown",
+		samekeytest.Fault429:         "wait",
+		samekeytest.FaultHang:        "unknown",
+		samekeytest.FaultHangAfter:   "unknown",
+		samekeytest.FaultRetryAfter(503, "Fri, 31 Dec 1999 23:59:59 GMT"): "wait",
+	} {
+		t.Run(string(fault), func(t *testing.T) {
+			vendor := samekeytest.StartVendor(t, nil)
+			handler := testHandler(t, Destination{URL: vendor.URL}, Action{})
+			vendor.Next(fault)
+			timeout := patience
+			if strings.HasPrefix(string(fault), "hang") {
+				timeout = 200 * time.Millisecond
+			}
+			if _, err := attempt(t, handler, testCall("{}"), timeout); verdict(err) != want {
+				t.Errorf("is %s (%v), want %s", verdict(err), err, want)
+			}
+			waitClosed(t, vendor)
+			if _, err := attempt(t, handler, testCall("{}"), patience); err != nil {
+				t.Error(err)
+			}
+			samekeytest.AssertOneEffect(t, vendor, deliveryKey.String())
+			calls := vendor.Ledger().Calls
+			if len(calls) != 2 || calls[0].Attempt != 3 || calls[0].BodyHash != calls[1].BodyHash {
+				t.Errorf("the vendor saw %+v", calls)
+			}
+		})
+	}
+}
+
+// waitClosed waits until the vendor has noticed that its client went.
+func waitClosed(t *testing.T, vendor *samekeytest.VendorServer) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for vendor.Open() > 0 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("the call stays open at the vendor")
+		}
+	}
+}

@@ -1,0 +1,342 @@
+package httpvendor
+
+import (
+	"bytes"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// captureLog returns what was logged so far, by log and by slog.
+func captureLog(t *testing.T) func() string {
+	t.Helper()
+	var mu sync.Mutex
+	var buf bytes.Buffer
+	out := writerFunc(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return buf.Write(p)
+	})
+	before, flags := slog.Default(), log.Flags()
+	slog.SetDefault(slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	log.SetOutput(out)
+	t.Cleanup(func() {
+		slog.SetDefault(before)
+		log.SetOutput(os.Stderr)
+		log.SetFlags(flags)
+	})
+	return func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return buf.String()
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+type seen struct {
+	*http.Request
+	body string
+}
+
+func recorder(t *testing.T) (*httptest.Server, <-chan seen) {
+	t.Helper()
+	requests := make(chan seen, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		requests <- seen{r, string(body)}
+	}))
+	t.Cleanup(server.Close)
+	return server, requests
+}
+
+func TestThePayloadsBytesAreTheBodyAndTheKeyIsInItsHeader(t *testing.T) {
+	server, requests := recorder(t)
+	handler := testHandler(t, Destination{
+		URL: server.URL + "/base/?account=7", KeyHeader: "x-request-key",
+		Headers: map[string]string{"Authorization": "Bearer tok", "X-From": "destination", "X-Both": "destination"},
+	}, Action{Request: "PUT /v1/charges%2Fa?expand=card", Headers: map[string]string{"x-both": "action"}})
+
+	payload := "{\"amount\": 9007199254740993,\n\t\"n\": 1e400}\x00\xff"
+	call := testCall(payload)
+	call.ContentType = "application/vnd.charge+json"
+	call.TraceContext = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	call.Headers = map[string]string{
+		"x-REQUEST-key": "mine", "Authorization": "Bearer other", "X-From": "intent", "X-Both": "intent", "X-Mine": "intent",
+		"Content-Type": "text/x", "Samekey-Attempt": "99",
+	}
+	if _, err := attempt(t, handler, call, patience); err != nil {
+		t.Fatal(err)
+	}
+	r := <-requests
+	if r.body != payload {
+		t.Errorf("body %q", r.body)
+	}
+	if line := r.Method + " " + r.RequestURI + " " + r.Proto; line != "PUT /base/v1/charges%2Fa?account=7&expand=card HTTP/1.1" {
+		t.Error(line)
+	}
+	if r.ContentLength != int64(len(payload)) || r.TransferEncoding != nil {
+		t.Errorf("Content-Length %d, %v", r.ContentLength, r.TransferEncoding)
+	}
+	for name, want := range map[string]string{
+		"X-Request-Key": deliveryKey.String(), "Authorization": "Bearer tok", "X-From": "destination", "X-Both": "action",
+		"X-Mine": "intent", "Content-Type": "application/vnd.charge+json", "Samekey-Attempt": "3", "User-Agent": "samekey/devel",
+		"Traceparent": call.TraceContext, "Idempotency-Key": "",
+	} {
+		if got := strings.Join(r.Header.Values(name), "|"); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestAnEmptyPayloadIsAnEmptyBodyOfKnownLength(t *testing.T) {
+	server, requests := recorder(t)
+	for _, request := range []string{"POST /", "GET /", "HEAD /", "DELETE /"} {
+		handler := testHandler(t, Destination{URL: server.URL}, Action{Request: request})
+		if _, err := attempt(t, handler, testCall(""), patience); err != nil {
+			t.Fatal(err)
+		}
+		r := <-requests
+		if r.body != "" || r.TransferEncoding != nil || strings.HasPrefix(request, "POST") && r.Header.Get("Content-Length") != "0" {
+			t.Errorf("%s: %q %v %v", request, r.body, r.TransferEncoding, r.Header)
+		}
+		if r.Header.Get("Idempotency-Key") != deliveryKey.String() {
+			t.Errorf("%s: no key", request)
+		}
+	}
+	handler := testHandler(t, Destination{URL: server.URL}, Action{Request: "GET /"})
+	if _, err := attempt(t, handler, testCall("{}"), patience); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-requests; r.body != "" || r.Header.Get("Content-Type") != "" {
+		t.Errorf("GET was sent with %q, %v", r.body, r.Header)
+	}
+}
+
+func TestAnIntentsHeaderThatCannotBeSentIsDeadAndNothingIsSent(t *testing.T) {
+	server := startRaw(t, func(*rawServer, net.Conn) {})
+	handler := testHandler(t, Destination{URL: server.url}, Action{})
+	for name, value := range map[string]string{
+		"Host": "elsewhere", "content-length": "3", "Transfer-Encoding": "chunked", "Connection": "close", "Expect": "100-continue",
+		"": "a", "X Y": "a", "X:Y": "a", "X-Y": "a\r\nX-Z: b", "X-W": "nul\x00", "Ü": "a",
+	} {
+		call := testCall("{}")
+		call.Headers[name] = value
+		_, err := attempt(t, handler, call, patience)
+		if verdict(err) != "dead" || strings.Contains(err.Error(), "X-Z") {
+			t.Errorf("%q: is %s (%v), want dead", name, verdict(err), err)
+		}
+	}
+	call := testCall("{}")
+	call.ContentType = "a\nb"
+	if _, err := attempt(t, handler, call, patience); verdict(err) != "dead" {
+		t.Errorf("content type: is %s (%v), want dead", verdict(err), err)
+	}
+	if n := server.connections.Load(); n != 0 {
+		t.Errorf("there were %d connections", n)
+	}
+}
+
+// Cases 21 and 19: what ends before the request's first byte is unsent.
+func TestWithoutAConnectionAnAttemptIsUnsent(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	cut := startRaw(t, func(s *rawServer, c net.Conn) { _, _ = io.ReadFull(c, make([]byte, 5)) })
+	silent := startRaw(t, func(s *rawServer, c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	called := false
+	handle := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true })
+	quiet := func(s *httptest.Server) *httptest.Server {
+		s.Config.ErrorLog = log.New(io.Discard, "", 0)
+		return s
+	}
+	plain, stranger := httptest.NewServer(handle), quiet(httptest.NewUnstartedServer(handle))
+	stranger.StartTLS()
+	t.Cleanup(plain.Close)
+	t.Cleanup(stranger.Close)
+	https := func(url string) string { return "https" + strings.TrimPrefix(url, "http") }
+
+	for _, tc := range []struct{ name, url, says string }{
+		{"the name does not exist", "http://nothing.invalid", "name"},
+		{"refused", "http://" + closed.Addr().String(), "connection refused"},
+		{"TLS is cut", https(cut.url), "connection"},
+		{"TLS never answers", https(silent.url), "time"},
+		{"the host speaks no TLS", https(plain.URL), "TLS"},
+		{"an unknown authority", stranger.URL, "unknown authority"},
+		{"another name", strings.Replace(stranger.URL, "127.0.0.1", "localhost", 1), "certificate"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			handler := testHandler(t, Destination{URL: tc.url}, Action{Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
+			_, err := attempt(t, handler, testCall("{}"), 500*time.Millisecond)
+			if verdict(err) != "unsent" || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "charge_card at stripe") {
+				t.Errorf("is %s (%v), want unsent", verdict(err), err)
+			}
+		})
+	}
+	if called {
+		t.Error("a request was sent without verification")
+	}
+}
+
+func TestAFileOfAuthoritiesIsTrustedAndHTTP2IsNotSpoken(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Proto)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(file, certificate, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := attempt(t, testHandler(t, Destination{URL: server.URL, CAFile: file}, Action{}), testCall("{}"), patience)
+	if err != nil || string(answer.Body) != "HTTP/1.1" {
+		t.Errorf("%q, %v", answer.Body, err)
+	}
+}
+
+func TestTheEnvironmentsProxyIsNotUsedAndTheConfiguredOneIs(t *testing.T) {
+	target, _ := recorder(t)
+	proxied := make(chan string, 1)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { proxied <- r.URL.Host }))
+	t.Cleanup(proxy.Close)
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	if _, err := attempt(t, testHandler(t, Destination{URL: target.URL}, Action{}), testCall("{}"), patience); err != nil {
+		t.Fatal(err)
+	}
+	if len(proxied) != 0 {
+		t.Error("the environment's proxy was used")
+	}
+	if _, err := attempt(t, testHandler(t, Destination{URL: "http://vendor.invalid", Proxy: proxy.URL}, Action{}), testCall("{}"), patience); err != nil {
+		t.Fatal(err)
+	}
+	if host := <-proxied; host != "vendor.invalid" {
+		t.Errorf("the proxy was asked for %q", host)
+	}
+}
+
+// Case 22.
+func TestASecretIsInNoErrorAnswerOrLog(t *testing.T) {
+	const password, token, query = "pa/ss&w0rd", "sk_live_51Hx", "q-secret"
+	logged := captureLog(t)
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, pass, _ := r.BasicAuth()
+		w.WriteHeader(http.StatusPaymentRequired)
+		_, _ = fmt.Fprintf(w, "%s %s %s %v %s", user, pass, r.RequestURI, r.Header, strings.Repeat("pad", 10))
+	}))
+	t.Cleanup(echo.Close)
+	garbage := startRaw(t, func(s *rawServer, c net.Conn) {
+		_, _ = c.Read(make([]byte, 1000))
+		_, _ = io.WriteString(c, "HTTP/1.1 "+token+" "+query+"\r\n\r\n")
+	})
+	closed := startRaw(t, func(s *rawServer, c net.Conn) { _, _ = c.Read(make([]byte, 1000)) })
+
+	for name, url := range map[string]string{
+		"echo": echo.URL, "garbage": garbage.url, "closed": closed.url, "refused": "http://127.0.0.1:1", "no name": "http://nothing.invalid",
+	} {
+		dest := Destination{
+			URL:     strings.Replace(url, "http://", "http://user:pa%2Fss&w0rd@", 1) + "/?token=" + query,
+			Headers: map[string]string{"X-Api-Key": token}, Secrets: []string{token, query},
+		}
+		handler := testHandler(t, dest, Action{Refused: Statuses{{402, 402}}, Request: "POST /x"})
+		call := testCall("{}")
+		answer, err := attempt(t, handler, call, patience)
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		text := fmt.Sprintf("%v %+v %#v %s %s", err, err, err, answer.Body, answerOf(err).Body)
+		for e := err; e != nil; e = errors.Unwrap(e) {
+			text += fmt.Sprintf(" %v", e)
+		}
+		for _, secret := range []string{password, "pa%2Fss", token, query, "dXNlcjpwYS9zcyZ3MHJk"} {
+			if strings.Contains(text+logged(), secret) {
+				t.Errorf("%s: %q is in %s", name, secret, text+logged())
+			}
+		}
+		if name == "echo" && (verdict(err) != "refused" || !bytes.Contains(answer.Body, []byte("user [redacted]"))) {
+			t.Errorf("the test is void: %v %s", err, answer.Body)
+		}
+	}
+}
+
+func TestASecretThatTheCapCutsInTwoIsNotKept(t *testing.T) {
+	const token = "sk_live_51Hx"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "0123456789"+token+" and more")
+	}))
+	t.Cleanup(server.Close)
+	for limit := 10; limit < 24; limit++ {
+		handler := testHandler(t, Destination{URL: server.URL, Secrets: []string{token}}, Action{Policy: dispatcher.Policy{ResponseCap: limit}})
+		answer, err := attempt(t, handler, testCall("{}"), patience)
+		if err != nil || len(answer.Body) > limit || strings.Contains(string(answer.Body), "sk_") {
+			t.Errorf("cap %d: %q, %v", limit, answer.Body, err)
+		}
+	}
+}
+
+func TestEveryMistakeIsReportedAtOnceAndNoValueIsPrinted(t *testing.T) {
+	_, err := New(Destination{
+		URL: "ftp://user:s3cret@host", KeyHeader: "bad header", KeyWindow: -1, CAFile: "/no/such/file", Proxy: "socks5://u:s3cret@h",
+		Headers: map[string]string{"Host": "s3cret", "A\nB": "s3cret", "X": "s3cret\n", "bad header": "s3cret"},
+	})
+	for _, want := range []string{"Name", "URL", "KeyHeader", "KeyWindow", "CAFile", "Proxy", `"Host"`, `"A\nB"`, `"X"`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is not named in %v", want, err)
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("a value is in %v", err)
+	}
+	client := testClient(t, Destination{URL: "https://api.example.com"})
+	_, err = client.Handler(Action{
+		Request: "FETCH /x", Headers: map[string]string{"Idempotency-Key": "mine"},
+		Success: Statuses{{100, 299}}, Refused: Statuses{{402, 402}, {299, 299}}, Wait: Statuses{{402, 400}},
+	})
+	for _, want := range []string{"Name", "Request", "Headers", "Success 100-299", "Refused has", "Wait 402-400"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s is not named in %v", want, err)
+		}
+	}
+}
+
+func TestRegisterFillsInTheDestination(t *testing.T) {
+	d := dispatcher.New(nil, nil)
+	client := testClient(t, Destination{URL: "https://api.example.com", KeyWindow: 24 * time.Hour})
+	err := client.Register(d,
+		Action{Name: "charge_card", Request: "POST /v1/charges", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}},
+		Action{Name: "balance", Request: "GET /v1/balance", Policy: dispatcher.Policy{Class: dispatcher.Read}})
+	if err := errors.Join(err, d.Check()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStatusesAreReadFromText(t *testing.T) {
+	got, err := ParseStatuses("200-299, 404,409 - 410")
+	if err != nil || fmt.Sprint(got) != "[[200 299] [404 404] [409 410]]" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", "2xx", "199", "600", "300-200", "200-", "200,,201"} {
+		if got, err := ParseStatuses(bad); err == nil {
+			t.Errorf("%q is %v", bad, got)
+		}
+	}
+}

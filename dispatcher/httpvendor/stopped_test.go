@@ -1,0 +1,146 @@
+//go:build unix
+
+package httpvendor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http/httptrace"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+const (
+	childURL     = "HTTPVENDOR_TEST_CHILD_URL"
+	childBody    = "HTTPVENDOR_TEST_CHILD_BODY"
+	childTimeout = 500 * time.Millisecond
+)
+
+// child makes one attempt with a short deadline and prints what came of it. Without a large body it stops itself between
+// getting its connection and writing the first byte.
+func child(url string) {
+	client, err := New(Destination{Name: "stripe", URL: url})
+	if err != nil {
+		panic(err)
+	}
+	handler, err := client.Handler(Action{Name: "charge_card", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}})
+	if err != nil {
+		panic(err)
+	}
+	call := &dispatcher.Call{Payload: []byte("{}"), DeliveryKey: deliveryKey}
+	if os.Getenv(childBody) != "" {
+		call.Payload = bytes.Repeat([]byte("x"), 16<<20)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), childTimeout)
+	defer cancel()
+	if os.Getenv(childBody) == "" {
+		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		}})
+	}
+	_, err = handler(ctx, call)
+	fmt.Println(verdict(err))
+}
+
+func startChild(t *testing.T, url string, env ...string) (cmd *exec.Cmd, out *bufio.Reader) {
+	t.Helper()
+	cmd = exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), append(env, childURL+"="+url)...)
+	cmd.Stderr = os.Stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd, bufio.NewReader(pipe)
+}
+
+// waitStopped waits until the process is stopped, and then until its attempt's time is over.
+func waitStopped(t *testing.T, pid int) {
+	t.Helper()
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("the child is not stopped: %v %v", status, err)
+	}
+	<-time.After(childTimeout + 50*time.Millisecond)
+}
+
+func TestAProcessThatWasStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) {
+	received := make(chan []byte, 1)
+	server := startRaw(t, func(s *rawServer, c net.Conn) {
+		all, _ := io.ReadAll(c)
+		received <- all
+	})
+	cmd, out := startChild(t, server.url)
+	waitStopped(t, cmd.Process.Pid)
+	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := out.ReadString('\n'); line != "unsent\n" {
+		t.Errorf("the attempt is %q, want unsent", line)
+	}
+	if all := <-received; len(all) != 0 {
+		t.Errorf("%d bytes arrived late: %.60q", len(all), all)
+	}
+}
+
+// The body is larger than the sockets' buffers, so that the process is stopped with a write half done; meanwhile its
+// deadline passes, and the buffers become free.
+func TestAProcessThatWasStoppedInMidWriteSendsNothingMore(t *testing.T) {
+	for range 5 {
+		began, stopped := make(chan struct{}), make(chan struct{})
+		drained, counted := make(chan int64), make(chan int64, 1)
+		server := startRaw(t, func(s *rawServer, c net.Conn) {
+			_, _ = io.ReadFull(c, make([]byte, 1))
+			close(began)
+			<-stopped
+			var n int64
+			buf := make([]byte, 1<<20)
+			for { // all that left the process before
+				_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+				m, err := c.Read(buf)
+				n += int64(m)
+				if err != nil {
+					break
+				}
+			}
+			drained <- n
+			_ = c.SetReadDeadline(time.Time{})
+			m, _ := io.Copy(io.Discard, c)
+			counted <- m
+		})
+		cmd, out := startChild(t, server.url, childBody+"=large")
+		select {
+		case <-began:
+		case <-time.After(patience):
+			t.Fatal("the child did not begin to write")
+		}
+		if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		waitStopped(t, cmd.Process.Pid)
+		close(stopped)
+		before := <-drained
+		if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if line, _ := out.ReadString('\n'); line != "unknown\n" {
+			t.Errorf("the attempt is %q, want unknown", line)
+		}
+		if late := <-counted; late != 0 || before >= 16<<20 {
+			t.Errorf("%d bytes arrived late, after %d in time", late, before)
+		}
+	}
+}

@@ -1,0 +1,20 @@
+//go:build !unix
+
+package httpvendor
+
+import "net"
+
+// writeChecked asks check before each 4 KiB. A process that was stopped inside of one may send the rest of it late.
+func writeChecked(to net.Conn, p []byte, check func() error) (n int, err error) {
+	for n < len(p) {
+		if err := check(); err != nil {
+			return n, err
+		}
+		m, err := to.Write(p[n:min(len(p), n+4096)])
+		n += m
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,148 @@
+package httpvendor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// Case 19. The second request of a connection is read and the connection closed: net/http by itself sends it again
+// where it carries an Idempotency-Key and has no body that it cannot rewind.
+func TestAReusedConnectionThatDiesUnderARequestIsOneRequestOnTheWire(t *testing.T) {
+	for _, tc := range []struct{ name, request, payload string }{
+		{"POST with a body", "POST /v1/charges", `{"amount":1}`},
+		{"POST without a body", "POST /v1/charges", ""},
+		{"GET", "GET /v1/charges", ""},
+		{"DELETE", "DELETE /v1/charges/1", ""},
+	} {
+		for _, reset := range []bool{false, true} {
+			name := tc.name + ", closed"
+			if reset {
+				name = tc.name + ", reset"
+			}
+			t.Run(name, func(t *testing.T) {
+				server := startRaw(t, func(s *rawServer, c net.Conn) {
+					r := bufio.NewReader(c)
+					for n := 1; ; n++ {
+						if _, err := s.readRequest(r); err != nil {
+							return
+						}
+						if n == 2 {
+							if reset {
+								_ = c.(*net.TCPConn).SetLinger(0)
+							}
+							return
+						}
+						respond(c, "ok")
+					}
+				})
+				handler := testHandler(t, Destination{URL: server.url}, Action{Request: tc.request})
+				if _, err := attempt(t, handler, testCall(tc.payload), patience); err != nil {
+					t.Fatal(err)
+				}
+				_, err := attempt(t, handler, testCall(tc.payload), patience)
+				if verdict(err) != "unknown" {
+					t.Errorf("the second attempt is %s (%v), want unknown", verdict(err), err)
+				}
+				if n := server.requests.Load(); n != 2 {
+					t.Errorf("two attempts made %d requests on the wire", n)
+				}
+				if _, err := attempt(t, handler, testCall(tc.payload), patience); err != nil {
+					t.Errorf("the third attempt: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestAWriteThatMayNotBeRepeatedHasAConnectionOfItsOwn(t *testing.T) {
+	for class, want := range map[dispatcher.Class]int64{
+		dispatcher.Read: 1, dispatcher.IdempotentWrite: 1, dispatcher.NonIdempotentWrite: 3, dispatcher.IrreversibleWrite: 3,
+	} {
+		t.Run(class.String(), func(t *testing.T) {
+			server := startRaw(t, func(s *rawServer, c net.Conn) {
+				r := bufio.NewReader(c)
+				for {
+					if _, err := s.readRequest(r); err != nil {
+						return
+					}
+					respond(c, "ok")
+				}
+			})
+			handler := testHandler(t, Destination{URL: server.url}, Action{Policy: dispatcher.Policy{Class: class}})
+			for range 3 {
+				if _, err := attempt(t, handler, testCall("{}"), patience); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := server.connections.Load(); n != want {
+				t.Errorf("3 attempts took %d connections, want %d", n, want)
+			}
+		})
+	}
+}
+
+func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
+	client, server := net.Pipe()
+	t.Cleanup(func() { _ = client.Close(); _ = server.Close() })
+	go func() { _, _ = io.Copy(io.Discard, server) }()
+
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Nanosecond))
+	defer cancel()
+	w := newWire(ctx)
+	if n, err := w.write(client, []byte("POST")); n != 0 || !errors.Is(err, errLate) {
+		t.Errorf("wrote %d bytes past the deadline: %v", n, err)
+	}
+	if _, sent := w.end(); sent {
+		t.Error("the wire says that something was sent")
+	}
+
+	ctx, cancel = context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	w = newWire(ctx)
+	if n, err := w.write(client, []byte("POST")); n != 4 || err != nil {
+		t.Errorf("wrote %d bytes in time: %v", n, err)
+	}
+	if _, sent := w.end(); !sent {
+		t.Error("the wire says that nothing was sent")
+	}
+	if n, err := w.write(client, []byte("POST")); n != 0 || !errors.Is(err, errEnded) {
+		t.Errorf("wrote %d bytes after the attempt's end: %v", n, err)
+	}
+}
+
+// What net/http finds on an idle connection it prints to the log, and it may be a vendor's answer.
+func TestWhatComesUnaskedIsNotLogged(t *testing.T) {
+	logged := captureLog(t)
+	ended, gone := make(chan struct{}), make(chan struct{}, 1)
+	server := startRaw(t, func(s *rawServer, c net.Conn) {
+		r := bufio.NewReader(c)
+		if _, err := s.readRequest(r); err != nil {
+			return
+		}
+		respond(c, "ok")
+		<-ended
+		respond(c, "card 4242") // a second answer that nobody asked for
+		_, _ = r.ReadByte()     // the client lets go
+		gone <- struct{}{}
+	})
+	handler := testHandler(t, Destination{URL: server.url}, Action{})
+	if _, err := attempt(t, handler, testCall("{}"), patience); err != nil {
+		t.Fatal(err)
+	}
+	close(ended)
+	select {
+	case <-gone:
+	case <-time.After(patience):
+		t.Fatal("the client kept a connection that has unasked data on it")
+	}
+	if text := logged(); text != "" {
+		t.Errorf("logged: %s", text)
+	}
+}
