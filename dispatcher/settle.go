@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -86,14 +85,14 @@ func (s *settler) settle(ctx context.Context, batch []result) {
 }
 
 // persist writes a batch for as long as that takes, then tells whoever waits.
-func (s *settler) persist(ctx context.Context, batch []result, write func(context.Context, []result) ([]uuid.UUID, error)) {
+func (s *settler) persist(ctx context.Context, batch []result, write func(context.Context, []result) ([]db.OutboxQueueSettleRow, error)) {
 	wait := 50 * time.Millisecond
 	for {
 		writing, cancel := context.WithTimeout(ctx, settleTimeout)
-		ids, err := write(writing, batch)
+		attempts, err := write(writing, batch)
 		cancel()
 		if err == nil {
-			s.tell(ctx, batch, ids)
+			s.tell(ctx, batch, attempts)
 			return
 		}
 		s.log.ErrorContext(ctx, "dispatcher: outcomes could not be written back; they are kept and tried again",
@@ -108,28 +107,29 @@ func (s *settler) persist(ctx context.Context, batch []result, write func(contex
 	}
 }
 
-func (s *settler) tell(ctx context.Context, batch []result, ids []uuid.UUID) {
-	written := make(map[uuid.UUID]bool, len(ids))
-	for _, id := range ids {
-		written[id] = true
+func (s *settler) tell(ctx context.Context, batch []result, attempts []db.OutboxQueueSettleRow) {
+	written := make(map[db.OutboxQueueSettleRow]bool, len(attempts))
+	for _, attempt := range attempts {
+		written[attempt] = true
 	}
 	for _, r := range batch {
-		if !written[r.claim.ID] && ctx.Err() == nil {
+		settled := written[db.OutboxQueueSettleRow{ID: r.claim.ID, Attempt: r.claim.Attempt}]
+		if !settled && ctx.Err() == nil {
 			s.late(ctx, r)
 		}
 		if r.settled != nil {
-			r.settled(written[r.claim.ID])
+			r.settled(settled)
 		}
 	}
 }
 
-func (s *settler) writePlain(ctx context.Context, batch []result) ([]uuid.UUID, error) {
+func (s *settler) writePlain(ctx context.Context, batch []result) ([]db.OutboxQueueSettleRow, error) {
 	return s.q.OutboxQueueSettle(ctx, settleParams(s.worker, batch))
 }
 
 // writeOrdered settles and promotes under the ordering keys' locks. Each is a statement of its own, whose snapshot is
 // younger than the locks.
-func (s *settler) writeOrdered(ctx context.Context, batch []result) (ids []uuid.UUID, err error) {
+func (s *settler) writeOrdered(ctx context.Context, batch []result) (attempts []db.OutboxQueueSettleRow, err error) {
 	var keys, promoted []string
 	for _, r := range batch {
 		keys = append(keys, *r.claim.OrderingKey)
@@ -141,7 +141,7 @@ func (s *settler) writeOrdered(ctx context.Context, batch []result) (ids []uuid.
 		if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
 			return err
 		}
-		if ids, err = q.OutboxQueueSettle(ctx, settleParams(s.worker, batch)); err != nil {
+		if attempts, err = q.OutboxQueueSettle(ctx, settleParams(s.worker, batch)); err != nil {
 			return err
 		}
 		promoted, err = q.OutboxQueuePromote(ctx, keys)
@@ -150,7 +150,7 @@ func (s *settler) writeOrdered(ctx context.Context, batch []result) (ids []uuid.
 	if err == nil && len(promoted) > 0 {
 		s.wake(promoted...)
 	}
-	return ids, err
+	return attempts, err
 }
 
 // late keeps the answer of an attempt that somebody else has taken over.

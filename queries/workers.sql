@@ -13,11 +13,12 @@ on conflict (id) do update set seen_at = clock_timestamp();
 select pg_try_advisory_lock(samekey.worker_class(), @id::int)::boolean;
 
 -- name: WorkersEndSession :exec
--- A worker that came back ends its own former session, whose connection may look alive to the server for long.
+-- A worker that came back ends its own former session, whose connection may look alive to the server for long. Shared
+-- locks are those of others who look whether it is there.
 select pg_terminate_backend(held.pid)
 from pg_catalog.pg_locks as held
 where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objid::bigint = @id::int
-  and held.objsubid = 2 and held.granted and held.pid <> pg_backend_pid()
+  and held.objsubid = 2 and held.granted and held.mode = 'ExclusiveLock' and held.pid <> pg_backend_pid()
   and held.database = (select d.oid from pg_catalog.pg_database as d where d.datname = current_database());
 
 -- name: WorkersSeen :exec

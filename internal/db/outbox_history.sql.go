@@ -17,6 +17,7 @@ select h.outcome::text as outcome, coalesce(h.code, '')::text as code, coalesce(
        coalesce(h.response, '')::bytea as response, (h.event = 'resolved')::boolean as resolved
 from samekey.outbox_history h
 where h.intent_id = $1 and h.outcome in ('delivered', 'refused')
+  and (h.event <> 'late' or h.attempt = (select q.sent_attempt from samekey.outbox_queue q where q.id = $1))
 order by h.id desc
 limit 1
 `
@@ -30,7 +31,8 @@ type OutboxHistoryAnswerRow struct {
 }
 
 // What happened to an intent, in order.
-// The answer that an answered intent was given: by an attempt, a look-up, a zombie or a person, whichever came last.
+// The answer that an answered intent was given: by an attempt, a look-up, a zombie or a person, whichever came last. The
+// late answer of an attempt that was not the last one sent counts for nothing.
 func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryAnswerRow, error) {
 	row := q.db.QueryRow(ctx, OutboxHistoryAnswer, id)
 	var i OutboxHistoryAnswerRow

@@ -13,11 +13,12 @@ const WorkersEndSession = `-- name: WorkersEndSession :exec
 select pg_terminate_backend(held.pid)
 from pg_catalog.pg_locks as held
 where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objid::bigint = $1::int
-  and held.objsubid = 2 and held.granted and held.pid <> pg_backend_pid()
+  and held.objsubid = 2 and held.granted and held.mode = 'ExclusiveLock' and held.pid <> pg_backend_pid()
   and held.database = (select d.oid from pg_catalog.pg_database as d where d.datname = current_database())
 `
 
-// A worker that came back ends its own former session, whose connection may look alive to the server for long.
+// A worker that came back ends its own former session, whose connection may look alive to the server for long. Shared
+// locks are those of others who look whether it is there.
 func (q *Queries) WorkersEndSession(ctx context.Context, id int32) error {
 	_, err := q.db.Exec(ctx, WorkersEndSession, id)
 	return err

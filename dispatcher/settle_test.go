@@ -1,0 +1,157 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// settling is a settler, a session that holds its worker's lock, and a lane that claims charge_card.
+func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
+	t.Helper()
+	t.Parallel()
+	on := samekeytest.NewDB(t)
+	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
+	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	n := d.newNode(t.Context())
+	conn, err := n.session.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.session.leave(conn) })
+	if _, err := on.Exec(t.Context(), `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`); err != nil {
+		t.Fatal(err)
+	}
+	return on, n, n.newSettler()
+}
+
+// claimOne claims the one due intent.
+func claimOne(t *testing.T, n *node) *claim {
+	t.Helper()
+	a := n.lanes[0].actions[0]
+	rows, err := n.q.OutboxQueueClaim(t.Context(), n.lanes[0].claimParams(a, time.Time{}, 1))
+	if err != nil || len(rows) != 1 {
+		t.Fatalf("claimed %d intents, %v", len(rows), err)
+	}
+	return &claim{OutboxQueueClaimRow: rows[0], action: a, asked: time.Now()}
+}
+
+func resultOf(c *claim, err error, settled *bool) result {
+	return result{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, err),
+		settled: func(s bool) { *settled = s }}
+}
+
+func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *testing.T) {
+	on, n, s := settling(t)
+	first := claimOne(t, n)
+	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
+		t.Fatal(err)
+	}
+	second := claimOne(t, n)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a batch that is refused is tried until then
+	defer cancel()
+	var settledFirst, settledSecond bool
+	s.settle(ctx, []result{resultOf(first, nil, &settledFirst), resultOf(second, nil, &settledSecond)})
+	if settledFirst || !settledSecond {
+		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", settledFirst, settledSecond)
+	}
+	if got := timeline(t, on); got != "late:1 attempt:2:delivered" && got != "attempt:2:delivered late:1" {
+		t.Errorf("the history is %q", got)
+	}
+}
+
+func timeline(t *testing.T, on *samekeytest.DB) (line string) {
+	t.Helper()
+	err := on.QueryRow(t.Context(), `select coalesce(string_agg(concat_ws(':', event, attempt, finished), ' ' order by id), '')
+		from samekey.outbox_history`).Scan(&line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return line
+}
+
+// A settle whose commit's answer was lost is written again: it matches nothing, and adds no second line.
+func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
+	on, n, s := settling(t)
+	c := claimOne(t, n)
+	var settled bool
+	s.settle(t.Context(), []result{resultOf(c, errors.New("reset"), &settled)})
+	s.settle(t.Context(), []result{resultOf(c, errors.New("reset"), &settled)})
+	if got := timeline(t, on); got != "attempt:1" {
+		t.Errorf("the history is %q", got)
+	}
+}
+
+func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
+	for _, c := range []struct {
+		status  string // in which the late answer finds the intent
+		later   bool   // another attempt was sent meanwhile
+		err     error
+		want    string // the status after it
+		history string
+	}{
+		{"unknown", false, nil, "answered", "late:1"},
+		{"parked", false, nil, "answered", "late:1"},
+		{"unknown", false, Refused(Answer{Code: "402"}), "answered", "late:1"},
+		{"unknown", false, errors.New("reset"), "unknown", "late:1"},
+		{"unknown", true, nil, "unknown", "late:1"},
+		{"parked", true, nil, "parked", "late:1"},
+		{"dead", false, nil, "dead", "late:1"},
+		{"pending", false, nil, "pending", "late:1"},
+	} {
+		t.Run(c.status, func(t *testing.T) {
+			on, n, s := settling(t)
+			first := claimOne(t, n)
+			release := `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`
+			if c.later {
+				if _, err := on.Exec(t.Context(), release); err != nil {
+					t.Fatal(err)
+				}
+				claimOne(t, n)
+			}
+			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null`, c.status); err != nil {
+				t.Fatal(err)
+			}
+			var settled bool
+			r := resultOf(first, c.err, &settled)
+			s.settle(t.Context(), []result{r})
+			s.settle(t.Context(), []result{r}) // once more changes nothing
+			var status string
+			if err := on.QueryRow(t.Context(), `select status from samekey.outbox_queue`).Scan(&status); err != nil {
+				t.Fatal(err)
+			}
+			if status != c.want || settled || timeline(t, on) != c.history {
+				t.Errorf("the intent is %s, its history %q; want %s, %q", status, timeline(t, on), c.want, c.history)
+			}
+		})
+	}
+}
+
+// An answer that does not count is kept beside the one that does, and is not mistaken for it.
+func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
+	on, n, s := settling(t)
+	first := claimOne(t, n)
+	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
+		t.Fatal(err)
+	}
+	second := claimOne(t, n)
+	second.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
+	var settled bool
+	s.settle(t.Context(), []result{resultOf(second, nil, &settled)})
+	s.settle(t.Context(), []result{resultOf(first, Refused(Answer{Code: "402"}), &settled)})
+	answer, err := n.q.OutboxHistoryAnswer(t.Context(), second.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer.Outcome != outcomeDelivered || answer.Code != "200" {
+		t.Errorf("Apply would be told %q with code %q, want the second attempt's answer", answer.Outcome, answer.Code)
+	}
+}
