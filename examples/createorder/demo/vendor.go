@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// faults is what the vendors do to the first call of every second key. Each
+// kind is dealt as often as any other.
+var faults = []samekeytest.Fault{
+	samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.FaultTruncate,
+	samekeytest.Fault500, samekeytest.Fault500After, samekeytest.FaultRetryAfter(503, "1"), samekeytest.Fault429,
+	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, samekeytest.FaultSlow(400 * time.Millisecond),
+}
+
+// vendor is a vendor's process, and its control.
+type vendor struct {
+	*process
+	kind   string
+	action string // whose calls it gets
+	ledger string
+}
+
+// open waits until the vendor counts so many calls open, and returns its count.
+func (v *vendor) open(ctx context.Context, atLeast int, within time.Duration) (counts samekeytest.VendorCounts, err error) {
+	return counts, v.control(ctx, "GET", fmt.Sprintf("open?at_least=%d&within=%v", atLeast, within), nil, &counts)
+}
+
+// hold keeps all calls open that come from now on: before the vendor acts, or
+// after it has acted and before it answers.
+func (v *vendor) hold(ctx context.Context, answers bool) error {
+	return v.control(ctx, "POST", fmt.Sprintf("hold?answers=%t", answers), nil, nil)
+}
+
+func (v *vendor) release(ctx context.Context) error {
+	return v.control(ctx, "POST", "release", nil, nil)
+}
+
+// misbehave deals out faults from now on.
+func (v *vendor) misbehave(ctx context.Context, seed uint64) error {
+	return v.control(ctx, "PUT", "faults", samekeytest.FaultPlan{Faults: faults, Every: 2, Seed: seed}, nil)
+}
+
+// behave deals out no more faults.
+func (v *vendor) behave(ctx context.Context) error {
+	return v.control(ctx, "PUT", "faults", samekeytest.FaultPlan{}, nil)
+}
+
+func (v *vendor) control(ctx context.Context, method, path string, body, result any) error {
+	encoded, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, v.url+"/_control/"+path, bytes.NewReader(encoded))
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("the %s vendor answered %s to %s %s", v.kind, res.Status, method, path)
+	}
+	if result == nil {
+		return nil
+	}
+	return json.NewDecoder(res.Body).Decode(result)
+}
