@@ -1,0 +1,177 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// exampleDB stands for the pool of your service.
+func exampleDB() (*pgxpool.Pool, func()) {
+	if os.Getenv(samekeytest.DatabaseURL) == "" {
+		log.Fatal(samekeytest.DatabaseURL + " is not set")
+	}
+	t := &exampleTB{}
+	return samekeytest.NewDB(t).Pool, t.cleanUp
+}
+
+func ExampleInsert() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	key, err := samekey.NewKey("order-1", "acme", "orders.create")
+	if err != nil {
+		log.Fatal(err)
+	}
+	insert := func(amount int) (id uuid.UUID, err error) {
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			// ... the order's own rows ...
+			id, err = outbox.Insert(ctx, tx, outbox.Intent{
+				Key: key, Action: "charge_card", Payload: map[string]int{"amount": amount},
+			})
+			return err
+		})
+		if err == nil {
+			outbox.Flush(pool, "charge_card") // after the commit
+		}
+		return id, err
+	}
+	first, err := insert(500)
+	if err != nil {
+		log.Fatal(err)
+	}
+	again, err := insert(500)
+	fmt.Println("the same again:", again == first, err)
+
+	_, err = insert(600)
+	var conflict *outbox.ConflictError
+	fmt.Println("another payload is a conflict:", errors.As(err, &conflict))
+	// Output:
+	// the same again: true <nil>
+	// another payload is a conflict: true
+}
+
+func ExampleInsertMany() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	key, err := samekey.NewKey("order-1", "acme", "orders.create")
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// Two mails of one operation: the part tells them apart.
+		ids, err := outbox.InsertMany(ctx, tx, []outbox.Intent{
+			{Key: key, Action: "send_mail", Part: "buyer", Payload: map[string]string{"template": "receipt"}},
+			{Key: key, Action: "send_mail", Part: "seller", Payload: map[string]string{"template": "sold"}},
+		})
+		fmt.Println(len(ids), "intents")
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: 2 intents
+}
+
+func ExampleGet() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+	id := exampleIntent(ctx, pool)
+
+	if err := outbox.Cancel(ctx, pool, id, outbox.By{Actor: "ada", Reason: "the customer called, SUP-17"}); err != nil {
+		log.Fatal(err)
+	}
+	entry, err := outbox.Get(ctx, pool, id)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(entry.Action, entry.Status, string(entry.Payload))
+	for _, event := range entry.History {
+		fmt.Println(event.Event, "by", event.Actor+":", event.Reason)
+	}
+	// Output:
+	// charge_card cancelled {"amount":500}
+	// cancelled by ada: the customer called, SUP-17
+}
+
+func ExampleStateError() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+	id := exampleIntent(ctx, pool)
+
+	err := outbox.Redrive(ctx, pool, id, outbox.By{Actor: "ada", Reason: "the vendor is up again"})
+	var state *outbox.StateError
+	if errors.As(err, &state) {
+		fmt.Println(state.Status)
+		fmt.Println(state.Do)
+	}
+	// Output:
+	// pending
+	// it will be sent when it is due; Cancel takes it back if it was never sent
+}
+
+func ExampleList() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+	exampleIntent(ctx, pool)
+
+	filter := outbox.Filter{Status: outbox.StatusPending, Action: "charge_card"}
+	for {
+		page, err := outbox.List(ctx, pool, filter)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, entry := range page.Entries {
+			fmt.Println(entry.Action, entry.Status)
+		}
+		if page.Next == uuid.Nil {
+			break
+		}
+		filter.After = page.Next
+	}
+	// Output: charge_card pending
+}
+
+func ExampleRedriveAll() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	// The vendor was down, and is up again.
+	n, err := outbox.RedriveAll(ctx, pool,
+		outbox.Filter{Status: outbox.StatusDead, Action: "charge_card", Code: "503", Limit: 1000},
+		outbox.By{Actor: "ada", Reason: "the vendor is up again, INC-4"})
+	fmt.Println(n, err)
+	// Output: 0 <nil>
+}
+
+func exampleIntent(ctx context.Context, pool *pgxpool.Pool) (id uuid.UUID) {
+	key, err := samekey.NewKey(samekey.Mint(), "acme", "orders.create")
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		id, err = outbox.Insert(ctx, tx, outbox.Intent{Key: key, Action: "charge_card", Payload: map[string]int{"amount": 500}})
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return id
+}
