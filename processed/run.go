@@ -223,7 +223,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, found *db
 	return nil, nil, fmt.Errorf("processed: look up key:%s: %w", m.key.Hash(), err)
 }
 
-// commit writes the queued intents and the record, and commits, in one round
+// commit writes the record and the queued intents, and commits, in one round
 // trip. Each statement raises on a conflict: after one that did not, COMMIT
 // would keep the rows of an attempt that lost.
 func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []byte) (actions []string, err error) {
@@ -231,9 +231,11 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []by
 		return nil, err
 	}
 	batch := &pgx.Batch{}
+	// The record before the intents: whoever lost is told so by the record, and
+	// not by an intent whose payload names a row of the loser's own.
+	batch.Queue(db.ProcessedEventsInsert, m.recordArgs(body, nil)...)
 	actions = q.addTo(batch)
 	q.close()
-	batch.Queue(db.ProcessedEventsInsert, m.recordArgs(body, nil)...)
 	committed := ""
 	batch.Queue("commit").Fn = func(results pgx.BatchResults) error {
 		tag, err := results.Exec()

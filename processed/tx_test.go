@@ -192,6 +192,7 @@ func TestIntentsGoTheWayOfTheSavepointTheyWereInsertedIn(t *testing.T) {
 		}
 	}
 	conn := func(ctx context.Context, tx pgx.Tx) error { _ = tx.Conn(); return nil }
+	b := setup(t)
 	for name, c := range map[string]struct {
 		steps []func(context.Context, pgx.Tx) error
 		want  string
@@ -213,8 +214,8 @@ func TestIntentsGoTheWayOfTheSavepointTheyWereInsertedIn(t *testing.T) {
 		}, add("b"), sql("rollback to savepoint s")}, "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := setup(t)
-			err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
+			b.exec("truncate samekey.outbox, samekey.outbox_queue")
+			err := b.run(strings.ReplaceAll(name, " ", "-"), func(ctx context.Context, tx pgx.Tx) error {
 				for _, step := range c.steps {
 					if err := step(ctx, tx); err != nil {
 						return err
