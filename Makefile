@@ -51,7 +51,8 @@ verify: need-go ## generated code is current, format, vet, lint, go.mod
 	$(call say,'Checking the format')
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "$$unformatted"; echo 'run: gofmt -w .'; exit 1; }
 	$(call say,'Checking that each go.mod is tidy')
-	@$(call each,go mod tidy -diff || { echo "run: go mod tidy"; exit 1; })
+	@for module in $(MODULES) ./internal/tools; do \
+		go mod -C "$$module" tidy -diff || { echo "run: go mod -C $$module tidy"; exit 1; }; done
 	$(call say,'Vetting')
 	@$(call each,go vet ./...)
 	@$(MAKE) lint

@@ -83,8 +83,10 @@ func prepareTestcontainers(ctx context.Context) {
 	}
 	// Ryuk removes what a killed process leaves behind. Without it, the next run
 	// does: see removeOrphans.
-	if !haveImage(ctx, testcontainers.ReaperDefaultImage) {
-		if err := pullImage(ctx, testcontainers.ReaperDefaultImage); err != nil {
+	//lint:ignore SA1019 the image's name is nowhere else to be had
+	ryuk := testcontainers.ReaperDefaultImage
+	if !haveImage(ctx, ryuk) {
+		if err := pullImage(ctx, ryuk); err != nil {
 			set("TESTCONTAINERS_RYUK_DISABLED", "true")
 		}
 	}
