@@ -91,6 +91,7 @@ func (s *service) do(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ctx := r.Context()
+	defer context.AfterFunc(ctx, func() { say("hung up") })()
 	if r.Header.Get("Test-Lock") == "off" {
 		ctx = hook.WithoutLock(ctx)
 	}
