@@ -21,8 +21,8 @@ import (
 // The queue of a bad day: one ordering key with many waiting behind its head, many due tomorrow, and a long history.
 // Among them a few that are due now.
 const (
-	waiting  = 400_000
-	tomorrow = 400_000
+	waiting  = 150_000
+	tomorrow = 150_000
 	finished = 100_000
 	due      = 3_000
 	batch    = 1_000
@@ -78,7 +78,7 @@ func fill(t *testing.T, database *samekeytest.DB) {
 // generic plan, which a pool's prepared statements get after five runs.
 func TestNoQueryOnTheHotPathReadsMoreThanItsBatch(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds a table of a million rows")
+		t.Skip("builds large tables")
 	}
 	database := samekeytest.NewDB(t)
 	fill(t, database)
@@ -269,10 +269,11 @@ type node struct {
 	Plans    []node
 }
 
-// read counts the rows that were looked at, whether or not they were taken.
+// read counts the rows that were looked at, whether or not they were taken. A bitmap's entries count once, when the table
+// is read by them: those of rows that another run's rollback left dead are not this query's doing.
 func (n node) read() int {
 	rows := 0.0
-	if strings.Contains(n.Type, "Scan") && n.Type != "CTE Scan" {
+	if strings.Contains(n.Type, "Scan") && n.Type != "CTE Scan" && n.Type != "Bitmap Index Scan" {
 		rows = n.Rows
 	}
 	total := int((rows + n.Filtered + n.Joined + n.Recheck) * n.Loops)
