@@ -68,7 +68,8 @@ func TestAServerThatWasAskedForIsNeverReplacedByAnother(t *testing.T) {
 	t.Run("a DSN that cannot be reached", func(t *testing.T) {
 		t.Setenv(Kind, "")
 		t.Setenv(DatabaseURL, "postgres://nobody@127.0.0.1:1/none")
-		_, _, err := Start(t.Context())
+		_, stop, err := Start(t.Context())
+		stop()
 		if !errors.Is(err, errAsked) || !strings.Contains(err.Error(), DatabaseURL) {
 			t.Errorf("got %v", err)
 		}
@@ -78,7 +79,8 @@ func TestAServerThatWasAskedForIsNeverReplacedByAnother(t *testing.T) {
 		t.Setenv(Kind, "")
 		t.Setenv(DatabaseURL, "")
 		t.Setenv(Image, "localhost:1/none")
-		_, _, err := Start(t.Context())
+		_, stop, err := Start(t.Context())
+		stop()
 		if !errors.Is(err, errAsked) || !strings.Contains(err.Error(), Image) {
 			t.Errorf("got %v", err)
 		}
