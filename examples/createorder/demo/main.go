@@ -99,7 +99,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 
-	defer d.stopAll()
+	defer d.killAll()
 	if err := d.startAll(ctx); err != nil {
 		return err
 	}

@@ -141,8 +141,8 @@ func (p *process) kill() time.Time {
 	return at
 }
 
-// stop ends the program for good: SIGTERM, and SIGKILL if it takes longer than
-// patience. It returns nil if the program had ended by itself with code 0.
+// stop ends the program for good: SIGTERM, and SIGKILL if that takes longer
+// than patience. It returns nil if the program ended with code 0.
 func (p *process) stop(patience time.Duration) error {
 	p.mu.Lock()
 	cmd, ended := p.cmd, p.ended
@@ -151,7 +151,9 @@ func (p *process) stop(patience time.Duration) error {
 	if cmd == nil {
 		return nil
 	}
-	_ = cmd.Process.Signal(syscall.SIGTERM)
+	if patience > 0 {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+	}
 	select {
 	case <-ended:
 	case <-time.After(patience):

@@ -76,6 +76,13 @@ func (d *demo) stopAll() error {
 	return errors.Join(errs...)
 }
 
+// killAll ends whoever is still there.
+func (d *demo) killAll() {
+	for _, p := range d.everybody() {
+		_ = p.stop(0)
+	}
+}
+
 func (d *demo) everybody() (all []*process) {
 	if d.service != nil {
 		all = append(all, d.service)
