@@ -8,5 +8,7 @@ func Transitions() (pairs [][2]Status) {
 	return pairs
 }
 
+var Unfinished, Finished = unfinished, finished
+
 // Statuses are all states.
 func Statuses() []Status { return append(append([]Status{}, unfinished...), finished...) }

@@ -49,7 +49,7 @@ type Entry struct {
 	Attempt, Spent int
 
 	FirstSentAt time.Time // when a vendor may first have seen the delivery key
-	WindowEnds  time.Time // until when that vendor remembers it
+	WindowEnds  time.Time // until when that vendor remembers it; zero where it does for ever
 	Worker      int       // who holds it now, samekey.workers.id
 	LeaseUntil  time.Time // for how long
 	ApprovedAt  time.Time

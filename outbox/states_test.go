@@ -1,4 +1,4 @@
-package outbox
+package outbox_test
 
 import (
 	"os"
@@ -8,14 +8,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
 func TestTheTablesAllowExactlyTheStatesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
-	for constraint, want := range map[string][]Status{
-		"outbox_queue_status":     unfinished,
-		"outbox_history_finished": finished,
+	for constraint, want := range map[string][]outbox.Status{
+		"outbox_queue_status":     outbox.Unfinished,
+		"outbox_history_finished": outbox.Finished,
 	} {
 		var definition string
 		err := db.QueryRow(t.Context(), "select pg_get_constraintdef(oid) from pg_constraint where conname = $1", constraint).Scan(&definition)
@@ -29,11 +30,11 @@ func TestTheTablesAllowExactlyTheStatesInCode(t *testing.T) {
 }
 
 func TestEveryStateCanBeReachedAndEveryUnfinishedOneBeLeft(t *testing.T) {
-	for _, s := range slices.Concat(unfinished, finished) {
-		if !slices.ContainsFunc(transitions, func(c transition) bool { return c.to == s }) {
+	for _, s := range outbox.Statuses() {
+		if !slices.ContainsFunc(outbox.Transitions(), func(c [2]outbox.Status) bool { return c[1] == s }) {
 			t.Errorf("nothing leads to %s", s)
 		}
-		leaves := slices.ContainsFunc(transitions, func(c transition) bool { return c.from == s })
+		leaves := slices.ContainsFunc(outbox.Transitions(), func(c [2]outbox.Status) bool { return c[0] == s })
 		if leaves == s.Finished() {
 			t.Errorf("%s: left = %v, finished = %v", s, leaves, s.Finished())
 		}
@@ -43,27 +44,27 @@ func TestEveryStateCanBeReachedAndEveryUnfinishedOneBeLeft(t *testing.T) {
 // queriesThatChangeStates says of each statement on samekey.outbox_queue which
 // changes it makes: what it is told by its caller ("settle" takes any outcome of
 // a claimed intent) counts too.
-var queriesThatChangeStates = map[string]map[Status][]Status{
-	"OutboxQueueClaim":         {StatusPending: {StatusLeased}},
-	"OutboxQueueSettle":        {StatusLeased: outcomes(StatusLeased), StatusUnknown: outcomes(StatusUnknown), StatusAnswered: outcomes(StatusAnswered)},
-	"OutboxQueueSettleLate":    {StatusUnknown: {StatusAnswered}, StatusParked: {StatusAnswered}},
-	"OutboxQueueFinishApplied": {StatusAnswered: {StatusDelivered, StatusRefused}},
-	"OutboxQueuePromote":       {StatusBlocked: {StatusPending}},
-	"OutboxQueueRelease":       {StatusLeased: {StatusPending, StatusUnknown}},
-	"OutboxQueueRestore":       {"": {StatusPending}},
-	"OutboxPeopleFinish": {StatusPending: {StatusCancelled}, StatusBlocked: {StatusCancelled}, StatusAwaitingApproval: {StatusCancelled},
-		StatusParked: {StatusCancelled}, StatusDead: {StatusCancelled}},
-	"OutboxPeopleApprove":    {StatusAwaitingApproval: {StatusPending}},
-	"OutboxPeopleResolve":    {StatusUnknown: {StatusAnswered, StatusParked}, StatusParked: {StatusAnswered}, StatusDead: {StatusAnswered}},
-	"OutboxPeopleRedrive":    {StatusParked: {StatusPending}, StatusDead: {StatusPending}},
-	"OutboxPeopleRedriveAll": {StatusParked: {StatusPending}, StatusDead: {StatusPending}},
+var queriesThatChangeStates = map[string]map[outbox.Status][]outbox.Status{
+	"OutboxQueueClaim":         {outbox.StatusPending: {outbox.StatusLeased}},
+	"OutboxQueueSettle":        {outbox.StatusLeased: outcomes(outbox.StatusLeased), outbox.StatusUnknown: outcomes(outbox.StatusUnknown), outbox.StatusAnswered: outcomes(outbox.StatusAnswered)},
+	"OutboxQueueSettleLate":    {outbox.StatusUnknown: {outbox.StatusAnswered}, outbox.StatusParked: {outbox.StatusAnswered}},
+	"OutboxQueueFinishApplied": {outbox.StatusAnswered: {outbox.StatusDelivered, outbox.StatusRefused}},
+	"OutboxQueuePromote":       {outbox.StatusBlocked: {outbox.StatusPending}},
+	"OutboxQueueRelease":       {outbox.StatusLeased: {outbox.StatusPending, outbox.StatusUnknown}},
+	"OutboxQueueRestore":       {"": {outbox.StatusPending}},
+	"OutboxPeopleFinish": {outbox.StatusPending: {outbox.StatusCancelled}, outbox.StatusBlocked: {outbox.StatusCancelled}, outbox.StatusAwaitingApproval: {outbox.StatusCancelled},
+		outbox.StatusParked: {outbox.StatusCancelled}, outbox.StatusDead: {outbox.StatusCancelled}},
+	"OutboxPeopleApprove":    {outbox.StatusAwaitingApproval: {outbox.StatusPending}},
+	"OutboxPeopleResolve":    {outbox.StatusUnknown: {outbox.StatusAnswered, outbox.StatusParked}, outbox.StatusParked: {outbox.StatusAnswered}, outbox.StatusDead: {outbox.StatusAnswered}},
+	"OutboxPeopleRedrive":    {outbox.StatusParked: {outbox.StatusPending}, outbox.StatusDead: {outbox.StatusPending}},
+	"OutboxPeopleRedriveAll": {outbox.StatusParked: {outbox.StatusPending}, outbox.StatusDead: {outbox.StatusPending}},
 }
 
 // outcomes are the states that the table lets a claimed intent go to.
-func outcomes(from Status) (to []Status) {
-	for _, c := range transitions {
-		if c.from == from {
-			to = append(to, c.to)
+func outcomes(from outbox.Status) (to []outbox.Status) {
+	for _, c := range outbox.Transitions() {
+		if c[0] == from {
+			to = append(to, c[1])
 		}
 	}
 	return to
@@ -82,7 +83,7 @@ func TestEveryQueryThatChangesAStateMakesOnlyTransitionsOfTheTable(t *testing.T)
 		declared = append(declared, name)
 		for from, to := range moves {
 			for _, s := range to {
-				if !slices.ContainsFunc(transitions, func(c transition) bool { return c.from == from && c.to == s }) {
+				if !slices.ContainsFunc(outbox.Transitions(), func(c [2]outbox.Status) bool { return c == [2]outbox.Status{from, s} }) {
 					t.Errorf("%s: %q -> %q is not in the table", name, from, s)
 				}
 			}
@@ -103,7 +104,7 @@ func TestEveryStateThatAQueryNamesExists(t *testing.T) {
 		}
 		for _, match := range status.FindAllStringSubmatch(text, -1) {
 			for _, s := range quoted(match[1]) {
-				if s != "" && !slices.Contains(slices.Concat(unfinished, finished), Status(s)) {
+				if s != "" && !slices.Contains(outbox.Statuses(), outbox.Status(s)) {
 					t.Errorf("%s names the state %q, which is none", name, s)
 				}
 			}
@@ -140,7 +141,7 @@ func quoted(text string) (names []string) {
 	return names
 }
 
-func sorted(states []Status) (names []string) {
+func sorted(states []outbox.Status) (names []string) {
 	for _, s := range states {
 		names = append(names, string(s))
 	}

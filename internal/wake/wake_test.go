@@ -1,4 +1,4 @@
-package wake
+package wake_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
+	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -21,7 +22,7 @@ func listen(t *testing.T, on *samekeytest.DB) *pgx.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	if _, err := conn.Exec(t.Context(), "listen "+Channel); err != nil {
+	if _, err := conn.Exec(t.Context(), "listen "+wake.Channel); err != nil {
 		t.Fatal(err)
 	}
 	return conn
@@ -47,9 +48,7 @@ func idle(t *testing.T) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		mu.Lock()
-		n := len(waiting)
-		mu.Unlock()
+		n := wake.Waiting()
 		if n == 0 {
 			return
 		}
@@ -64,13 +63,13 @@ func idle(t *testing.T) {
 func TestFlushNotifiesEachActionOnce(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	conn := listen(t, on)
-	Flush(on.Pool, "charge_card", "send_mail", "charge_card")
+	wake.Flush(on.Pool, "charge_card", "send_mail", "charge_card")
 	first, _ := hear(t, conn)
 	second, _ := hear(t, conn)
 	if heard := []string{first, second}; !slices.Equal(heard, []string{"charge_card", "send_mail"}) {
 		t.Errorf("heard %v", heard)
 	}
-	Flush(on.Pool, "end")
+	wake.Flush(on.Pool, "end")
 	if next, _ := hear(t, conn); next != "end" {
 		t.Errorf("heard %q as well", next)
 	}
@@ -92,9 +91,9 @@ func TestWhatIsFlushedWhileANotificationIsUnderWayGoesOutWithTheNext(t *testing.
 		t.Fatal(err)
 	}
 	before := pool.Stat().EmptyAcquireCount()
-	Flush(pool, "first")
+	wake.Flush(pool, "first")
 	for range 1000 {
-		Flush(pool, "a", "b")
+		wake.Flush(pool, "a", "b")
 	}
 	only.Release()
 	heard := []string{}
@@ -102,7 +101,7 @@ func TestWhatIsFlushedWhileANotificationIsUnderWayGoesOutWithTheNext(t *testing.
 		action, _ := hear(t, conn)
 		heard = append(heard, action)
 	}
-	Flush(pool, "end")
+	wake.Flush(pool, "end")
 	if next, _ := hear(t, conn); next != "end" {
 		t.Errorf("heard %q after %v: more than was asked for", next, heard)
 	}
@@ -126,13 +125,13 @@ func TestANotificationThatFailsIsDroppedAndNothingIsLeftBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	Flush(pool, "charge_card")
+	wake.Flush(pool, "charge_card")
 	idle(t)
 	pool.Close()
-	Flush(pool, "charge_card")
+	wake.Flush(pool, "charge_card")
 	idle(t)
-	Flush(nil, "charge_card")
-	Flush(pool)
+	wake.Flush(nil, "charge_card")
+	wake.Flush(pool)
 	goleak.VerifyNone(t, ignore)
 }
 
@@ -150,13 +149,13 @@ func TestFlushIsBoundedWhereThePoolNeverHasAConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	Flush(pool, "charge_card")
+	wake.Flush(pool, "charge_card")
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("Flush blocked for %s", took)
 	}
 	idle(t)
-	if took := time.Since(began); took < patience || took > patience+10*time.Second {
-		t.Errorf("gave up after %s, want %s", took, patience)
+	if took := time.Since(began); took < wake.Patience || took > wake.Patience+10*time.Second {
+		t.Errorf("gave up after %s, want %s", took, wake.Patience)
 	}
 	only.Release()
 	pool.Close()
