@@ -127,6 +127,15 @@ func again(err error) error {
 	return nil
 }
 
+// advice says what to do about a database that was not prepared.
+func advice(err error) string {
+	switch sqlState(err) {
+	case "42883", "42P01", "3F000":
+		return " (this database lacks samekey's schema: run schema.Migrate)"
+	}
+	return ""
+}
+
 // ended reports whether the caller's context is the reason to stop.
 func ended(ctx context.Context) error {
 	if ctx.Err() == nil {

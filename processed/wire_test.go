@@ -204,3 +204,33 @@ func TestALostFailureIsSafeToRetryAndReplaysIfItLanded(t *testing.T) {
 		t.Fatalf("%+v, %v, %d calls", res, err, calls)
 	}
 }
+
+func TestRunWorksInEveryModeInWhichPgxCanRunStatements(t *testing.T) {
+	b := setup(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = mode })
+		k := strings.ReplaceAll(mode.String(), " ", "-")
+		run := func(k string, fn func(ctx context.Context, tx pgx.Tx) (order, error)) (processed.Result[order], error) {
+			return processed.Run(t.Context(), pool, request(t, k, `1`), fn)
+		}
+		placed := func(ctx context.Context, tx pgx.Tx) (order, error) { return order{k, 7}, place(ctx, tx, order{k, 7}) }
+		if _, err := run(k, placed); err != nil {
+			t.Errorf("%s: %v", mode, err)
+			continue
+		}
+		if res, err := run(k, never); err != nil || !res.Deduplicated || res.Value.ID != k {
+			t.Errorf("%s: replay: %+v, %v", mode, res, err)
+		}
+		for _, when := range []string{"cold", "warm"} {
+			res, err := run(k+when, func(ctx context.Context, tx pgx.Tx) (order, error) {
+				_, _ = tx.Exec(ctx, "select 1/0")
+				return order{}, processed.Fail(402, nil)
+			})
+			if err != nil || res.Failure == nil {
+				t.Errorf("%s: failure, %s: %+v, %v", mode, when, res, err)
+			}
+		}
+	}
+}

@@ -51,8 +51,9 @@ func (in Intent) Params(mustBeNew bool) db.OutboxEnqueueParams {
 	}
 }
 
-// Args are the same in the order of the statement, for a batch.
+// Args are the same in the order of the statement, for a batch. The headers are text, since where pgx does not ask the
+// server for types it would send bytes as bytea.
 func (in Intent) Args(mustBeNew bool) []any {
-	return []any{in.Key.Scope, in.Key.Value, in.Action, in.Payload, in.Part, in.ContentType, in.Headers,
+	return []any{in.Key.Scope, in.Key.Value, in.Action, in.Payload, in.Part, in.ContentType, string(in.Headers),
 		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew}
 }

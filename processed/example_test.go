@@ -1,0 +1,134 @@
+package processed_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/processed"
+)
+
+type Order struct {
+	ID     string `json:"id"`
+	Amount int64  `json:"amount"`
+}
+
+func insertOrder(context.Context, samekey.Tx, Order) error { return nil }
+
+// A request's rows, its intent to charge the card, and the record with its
+// answer are committed together.
+func ExampleRun() {
+	_ = func(ctx context.Context, pool *pgxpool.Pool, w http.ResponseWriter, key samekey.Key, body []byte, order Order) {
+		res, err := processed.Run(ctx, pool, processed.Request{Key: key, Payload: body, Retain: 7 * 24 * time.Hour},
+			func(ctx context.Context, tx pgx.Tx) (Order, error) {
+				if err := insertOrder(ctx, tx, order); err != nil {
+					return Order{}, err
+				}
+				_, err := outbox.Insert(ctx, tx, outbox.Intent{Action: "charge_card", Payload: order})
+				return order, err
+			})
+		switch {
+		case errors.Is(err, processed.ErrConflict):
+			http.Error(w, "this key was used with another request", http.StatusUnprocessableEntity)
+		case errors.Is(err, processed.ErrInFlight):
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "the first request with this key is running", http.StatusConflict)
+		case err != nil:
+			http.Error(w, "try again with the same key", http.StatusInternalServerError)
+		default:
+			fmt.Fprintf(w, "order %s, replayed: %v", res.Value.ID, res.Deduplicated)
+		}
+	}
+}
+
+// The seat is taken: that is an answer, and is one again when the request is
+// repeated.
+func ExampleFail() {
+	_ = func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
+		res, err := processed.Run(ctx, pool, req, func(ctx context.Context, tx pgx.Tx) (Order, error) {
+			free, err := reserve(ctx, tx)
+			if err != nil {
+				return Order{}, err // nothing is stored, the key can be used again
+			}
+			if !free {
+				return Order{}, processed.Fail(http.StatusConflict, map[string]string{"reason": "seat taken"})
+			}
+			return Order{ID: "o1"}, nil
+		})
+		if err != nil {
+			return err
+		}
+		if res.Failure != nil {
+			fmt.Println(res.Failure.Code, string(res.Failure.Body))
+			return nil
+		}
+		fmt.Println(res.Value.ID)
+		return nil
+	}
+
+	failure := (*processed.Failure)(nil)
+	err := processed.Fail(http.StatusConflict, map[string]string{"reason": "seat taken"})
+	fmt.Println(errors.As(err, &failure), failure.Code, string(failure.Body))
+	// Output:
+	// true 409 {"reason":"seat taken"}
+}
+
+func reserve(context.Context, samekey.Tx) (bool, error) { return true, nil }
+
+// With database/sql, and so with GORM, bun, ent or sqlx, the transaction stays
+// yours.
+func ExampleDo() {
+	_ = func(ctx context.Context, db *sql.DB, pool *pgxpool.Pool, req processed.Request, order Order) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		_, err = processed.Do(ctx, samekey.SQL(tx), req, func(ctx context.Context, tx samekey.Tx) (Order, error) {
+			if err := insertOrder(ctx, tx, order); err != nil {
+				return Order{}, err
+			}
+			_, err := outbox.Insert(ctx, tx, outbox.Intent{Action: "charge_card", Payload: order})
+			return order, err
+		})
+		if err != nil {
+			return err
+		}
+		if err := tx.Commit(); err != nil {
+			return err
+		}
+		outbox.Flush(pool, "charge_card")
+		return nil
+	}
+}
+
+// A broker may deliver an event twice; it is acknowledged after a nil error.
+func ExampleOnce() {
+	_ = func(ctx context.Context, pool *pgxpool.Pool, eventID string, order Order) error {
+		key, err := samekey.NewKey(eventID, "orders-topic", "warehouse")
+		if err != nil {
+			return err
+		}
+		_, err = processed.Once(ctx, pool, processed.Request{Key: key}, func(ctx context.Context, tx pgx.Tx) error {
+			return insertOrder(ctx, tx, order)
+		})
+		return err
+	}
+}
+
+// A worker prunes by itself; without one, call it from time to time.
+func ExamplePrune() {
+	_ = func(ctx context.Context, pool *pgxpool.Pool) error {
+		done, err := processed.Prune(ctx, pool, processed.Pruning{})
+		fmt.Println(done.Records, done.Intents, done.Kept)
+		return err
+	}
+}
