@@ -219,8 +219,11 @@ func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQue
 		Action: a.name, Mark: from, Worker: l.node.session.id, Queue: l.queue, MaxCount: int32(maxCount),
 		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), Reserve: a.policy.Timeout + windowMargin,
 	}
-	if w := a.policy.KeyWindow; w > 0 {
-		p.KeyWindow = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true} // Forever is 292 years
+	switch w := a.policy.KeyWindow; {
+	case w == Forever:
+		p.Forever = true
+	case w > 0:
+		p.KeyWindow = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
 	}
 	return p
 }

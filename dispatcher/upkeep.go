@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/processed"
 )
 
 // upkeepArgs is one of the periodic jobs that River's leader inserts and any node runs. Each has a short interval, since
@@ -25,6 +26,8 @@ func (upkeepArgs) Kind() string { return "samekey.upkeep" }
 // The tasks, with how often they run.
 var upkeepTasks = map[string]time.Duration{
 	"statistics": 15 * time.Second, // one scan of the queue
+	"prune":      time.Minute,
+	"forget":     30 * time.Minute, // one look at each intent
 	"reconcile":  time.Minute,
 }
 
@@ -65,6 +68,10 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 	switch task {
 	case "statistics":
 		return u.statistics(ctx)
+	case "prune":
+		return u.prune(ctx, -1)
+	case "forget":
+		return u.prune(ctx, u.node.config.Retention)
 	case "reconcile":
 		return u.reconcile(ctx)
 	}
@@ -85,6 +92,23 @@ func (u *upkeep) statistics(ctx context.Context) error {
 			slog.String("action", clean(row.Action, codeLimit)), slog.Int64("intents", row.Intents))
 	}
 	return u.node.q.WorkersTidy(ctx)
+}
+
+// prune deletes what is past its retention. One pass that does not end within the job's time is no loss: each of its
+// transactions lasts, and the next pass goes on.
+//
+// Intents without a record are found by a look at each intent, and so more rarely: a negative retention leaves them out.
+func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
+	began := time.Now()
+	pruned, err := processed.Prune(ctx, u.node.pool, processed.Pruning{IntentRetain: retention})
+	if pruned.Records+pruned.Intents > 0 {
+		u.node.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
+			slog.Int64("kept", pruned.Kept), slog.Duration("took", time.Since(began)))
+	}
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("dispatcher: %w", err)
+	}
+	return nil
 }
 
 const (

@@ -32,7 +32,7 @@ with picked as materialized (
         lease_until   = p.now + @lease::interval,
         repeatable    = @repeatable,
         first_sent_at = case q.status when 'pending' then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval)
+        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)

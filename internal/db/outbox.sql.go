@@ -63,11 +63,12 @@ const OutboxEntries = `-- name: OutboxEntries :many
 select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when $1::boolean then o.payload end)::bytea as payload,
        o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.created_at,
-       q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, q.window_ends, q.leased_by, q.lease_until,
+       q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
        q.approved_at, q.repeatable, q.last_code,
        h.finished, h.at as finished_at, h.code as finished_code
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
+left join samekey.outbox_queue w on w.id = o.id and w.window_ends < 'infinity' -- Go's time has no infinity
 left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
 where o.id = any ($2::uuid[])
 order by o.id desc

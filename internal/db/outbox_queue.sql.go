@@ -39,7 +39,7 @@ with picked as materialized (
         lease_until   = p.now + $7::interval,
         repeatable    = $8,
         first_sent_at = case q.status when 'pending' then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, coalesce(q.first_sent_at, p.now) + $9::interval)
+        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $9::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $10::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
@@ -66,6 +66,7 @@ type OutboxQueueClaimParams struct {
 	MaxCount   int32
 	Lease      time.Duration
 	Repeatable bool
+	Forever    bool
 	KeyWindow  pgtype.Interval
 }
 
@@ -111,6 +112,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.MaxCount,
 		arg.Lease,
 		arg.Repeatable,
+		arg.Forever,
 		arg.KeyWindow,
 	)
 	if err != nil {

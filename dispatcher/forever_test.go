@@ -1,0 +1,40 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k', 'charge_card', '1')`)
+	d := dispatcher.New(db.Pool, nil)
+	fail := true
+	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever},
+		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+			if fail {
+				return dispatcher.Answer{}, errors.New("reset")
+			}
+			return dispatcher.Answer{Code: "200"}, nil
+		})
+	if sum, err := d.Drain(t.Context()); err != nil || sum.Retried != 1 {
+		t.Fatalf("%+v, %v", sum, err)
+	}
+	page, err := outbox.List(t.Context(), db.Pool, outbox.Filter{})
+	if err != nil || len(page.Entries) != 1 {
+		t.Fatalf("%+v, %v", page, err)
+	}
+	if entry := page.Entries[0]; entry.FirstSentAt.IsZero() || !entry.WindowEnds.IsZero() {
+		t.Errorf("first sent %v, window ends %v: want a send, and no end", entry.FirstSentAt, entry.WindowEnds)
+	}
+	fail = false
+	samekeytest.Elapse(t, db, 365*24*3600*1e9)
+	if sum, err := d.Drain(t.Context()); err != nil || sum.Delivered != 1 {
+		t.Fatalf("a year later: %+v, %v", sum, err)
+	}
+}
