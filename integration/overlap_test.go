@@ -35,7 +35,9 @@ func TestOfFirstAttemptsThatOverlapOneRunsToCommit(t *testing.T) {
 		answers := make([]response, 5)
 		var all sync.WaitGroup
 		for i := range answers {
-			all.Go(func() { answers[i] = call{key: "k1", header: map[string]string{"Test-Lock": lock}}.do(t.Context(), other) })
+			all.Go(func() {
+				answers[i] = call{key: "k1", header: map[string]string{"Test-Lock": lock}}.do(t.Context(), other)
+			})
 		}
 		all.Wait()
 		holder.release()
@@ -79,7 +81,9 @@ func TestWhereTheFirstRollsBackExactlyOneOfFiveWaitingRuns(t *testing.T) {
 		answers := make([]response, 5)
 		var all sync.WaitGroup
 		for i := range answers {
-			all.Go(func() { answers[i] = untilAnswered(t, call{key: "k1", header: map[string]string{"Test-Lock": lock}}, other) })
+			all.Go(func() {
+				answers[i] = untilAnswered(t, call{key: "k1", header: map[string]string{"Test-Lock": lock}}, other)
+			})
 		}
 		holder.release()
 		if got := <-first; got.status != http.StatusInternalServerError {

@@ -171,6 +171,26 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
+// stop stops it with SIGSTOP, and returns when it stands still.
+func (p *process) stop() {
+	p.t.Helper()
+	p.signal(syscall.SIGSTOP)
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for deadline := time.Now().Add(patience); !p.stopped(); <-look.C {
+		if time.Now().After(deadline) {
+			p.t.Fatalf("%s does not stop", p.name)
+		}
+	}
+}
+
+// stopped looks where the system says so; elsewhere the signal has to do.
+func (p *process) stopped() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return err != nil || strings.HasPrefix(state, "T")
+}
+
 // exit waits for its end and returns its exit code.
 func (p *process) exit() int {
 	p.t.Helper()

@@ -110,6 +110,14 @@ func (b *bundle) insert(item string) (id uuid.UUID, deliveryKey string) {
 	return id, samekey.DeliveryKey(key, "charge_card", "").String()
 }
 
+// insertMany writes n intents in one transaction, as SQL of any language does.
+func (b *bundle) insertMany(prefix string, n int) {
+	b.t.Helper()
+	b.exec(`select samekey.enqueue('acme:charge', $1 || i, 'charge_card', convert_to(json_build_object('item', $1 || i)::text, 'UTF8'))
+		from generate_series(1, $2::int) i`, prefix, n)
+	outbox.Flush(b.Pool, "charge_card")
+}
+
 func (b *bundle) exec(sql string, args ...any) {
 	b.t.Helper()
 	if _, err := b.Exec(b.t.Context(), sql, args...); err != nil {

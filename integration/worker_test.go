@@ -25,6 +25,7 @@ type workerConfig struct {
 	DSN, Vendor, Name       string
 	Class                   dispatcher.Class
 	Timeout, Lease, Backoff time.Duration
+	Sweep                   time.Duration
 	Concurrency             int
 	Stand                   string // the point at which it stands
 	Lookup, Apply           bool
@@ -58,7 +59,7 @@ func runWorker() error {
 	}
 	defer pool.Close()
 	w := &worker{config, newPoints()}
-	d := dispatcher.New(pool, &dispatcher.Config{Name: config.Name})
+	d := dispatcher.New(pool, &dispatcher.Config{Name: config.Name, SweepInterval: config.Sweep})
 	w.register(d)
 	go reportReady(ctx, d)
 	return d.Run(ctx)
