@@ -21,7 +21,7 @@ func TestItEndsAsTheCommandEnds(t *testing.T) {
 		{"an exit code", `exit 7`, 7},
 		{"a signal", `kill -KILL $$`, 128 + 9},
 		// The signal that comes to us reaches the command.
-		{"a signal handed on", `trap 'exit 9' TERM; kill -TERM $PPID; while :; do sleep 0.01; done`, 9},
+		{"a signal handed on", `trap 'exit 9' TERM; kill -TERM $PPID; for i in $(seq 1000); do sleep 0.01; done; exit 1`, 9},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, err := run([]string{"sh", "-c", c.script})
