@@ -65,7 +65,7 @@ var (
 
 // backoff is longer than any wait of these tests' policies before a second attempt, lease longer than any lease.
 const (
-	backoff  = 2 * time.Second
+	backoff  = 61 * time.Minute
 	settling = 6 * time.Second
 	lease    = time.Minute
 )
@@ -265,7 +265,7 @@ func killedIsSentAgain(t *testing.T, class dispatcher.Class) {
 func (b *bundle) killInTheCall(class dispatcher.Class) {
 	b.Helper()
 	b.vendor.Next(samekeytest.FaultLate)
-	worker := b.startWorker(class, 50*time.Second)
+	worker := b.startWorker(workerSettings{Class: class, Timeout: 50 * time.Second})
 	if err := b.vendor.WaitOpen(b.ctx, 1); err != nil {
 		b.Fatal(err)
 	}

@@ -366,9 +366,9 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// The policies of most tests: one of each class.
+// policyOf is the policy of most tests. Its backoff is long, so that no retry comes due within a drain by itself.
 func policyOf(class dispatcher.Class) dispatcher.Policy {
-	p := dispatcher.Policy{Class: class, Destination: "vendor", Timeout: 5 * time.Second}
+	p := dispatcher.Policy{Class: class, Destination: "vendor", Timeout: 5 * time.Second, Backoff: time.Hour, MaxBackoff: time.Hour}
 	if class == dispatcher.IdempotentWrite {
 		p.KeyWindow = 24 * time.Hour
 	}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
@@ -23,6 +24,7 @@ type workerSettings struct {
 	DSN, URL string
 	Class    dispatcher.Class
 	Timeout  time.Duration
+	Apply    bool // register an Apply, which never ends
 }
 
 // workerMain delivers charge_card until it is killed, or its parent is gone.
@@ -45,7 +47,11 @@ func workerMain() {
 	p := policyOf(s.Class)
 	p.Timeout = s.Timeout
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", p, postTo(&http.Client{}, s.URL))
+	var options []dispatcher.Option
+	if s.Apply {
+		options = append(options, dispatcher.WithApply(func(context.Context, pgx.Tx, charge, dispatcher.Outcome) error { select {} }))
+	}
+	d.Handle("charge_card", p, postTo(&http.Client{}, s.URL), options...)
 	fmt.Fprintln(os.Stderr, d.Run(ctx))
 }
 
@@ -56,9 +62,10 @@ type process struct {
 }
 
 // startWorker starts a worker that delivers charge_card, in a process of its own.
-func (b *bundle) startWorker(class dispatcher.Class, timeout time.Duration) *process {
+func (b *bundle) startWorker(s workerSettings) *process {
 	b.Helper()
-	settings, err := json.Marshal(workerSettings{DSN: b.db.DSN, URL: b.vendor.URL, Class: class, Timeout: timeout})
+	s.DSN, s.URL = b.db.DSN, b.vendor.URL
+	settings, err := json.Marshal(s)
 	if err != nil {
 		b.Fatal(err)
 	}

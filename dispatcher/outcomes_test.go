@@ -1,0 +1,402 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// scripted is a handler that answers as the test says, and counts.
+type scripted struct {
+	calls int
+	next  func(call *dispatcher.Call) (dispatcher.Answer, error)
+	keys  map[string]bool
+}
+
+func (s *scripted) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	s.calls++
+	if s.keys == nil {
+		s.keys = map[string]bool{}
+	}
+	s.keys[call.DeliveryKey.String()+string(call.Payload)] = true
+	return s.next(call)
+}
+
+// failing answers with err.
+func failing(err error) func(*dispatcher.Call) (dispatcher.Answer, error) {
+	return func(*dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, err }
+}
+
+func succeeding(*dispatcher.Call) (dispatcher.Answer, error) {
+	return dispatcher.Answer{Code: "201", ContentType: "text/plain", Body: []byte("charged")}, nil
+}
+
+// scriptedSetup is a dispatcher whose charge_card does as the script says.
+func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...dispatcher.Option) (*bundle, *dispatcher.Dispatcher, *scripted) {
+	b := setup(t)
+	s := &scripted{next: succeeding}
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{Concurrency: 1}) // one call at a time: the script needs no lock
+	d.Handle("charge_card", p, s.handle, options...)
+	return b, d, s
+}
+
+func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
+	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
+	b.vendor.Next(samekeytest.Fault402)
+	id := b.insert("charge_card")
+	b.expect(d, dispatcher.Summary{Refused: 1})
+	b.wantHistory(id, "attempt:refused:402")
+	b.wantStatus(id, "refused")
+	if n := b.count(`select count(*) from samekey.outbox_history where octet_length(response) > 0 and error is null`); n != 1 {
+		t.Error("the vendor's answer is not in the history")
+	}
+}
+
+func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
+	p := policyOf(dispatcher.NonIdempotentWrite)
+	p.Attempts = 2
+	b, d, s := scriptedSetup(t, p)
+	id := b.insert("charge_card")
+	s.next = failing(dispatcher.RetryAfter(20*time.Minute, nil))
+	for range 30 {
+		b.expect(d, retried)
+		b.elapse(backoff)
+	}
+	s.next = succeeding
+	b.expect(d, delivered)
+	b.wantStatus(id, "delivered")
+	if len(s.keys) != 1 || s.calls != 31 {
+		t.Errorf("%d calls with %d keys and bodies, want 31 with one", s.calls, len(s.keys))
+	}
+}
+
+func TestRetryAfterIsHeldToTheSecond(t *testing.T) {
+	p := policyOf(dispatcher.Read)
+	p.Backoff = time.Millisecond
+	b, d, s := scriptedSetup(t, p)
+	b.insert("charge_card")
+	s.next = failing(dispatcher.RetryAfter(10*time.Minute, nil))
+	b.expect(d, retried)
+	b.elapse(9*time.Minute + 30*time.Second)
+	b.expect(d, nothing)
+	b.elapse(31 * time.Second)
+	b.expect(d, retried)
+}
+
+func TestDeadRestsUntilAPersonRedrivesIt(t *testing.T) {
+	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
+		t.Run(class.String(), func(t *testing.T) {
+			b, d, s := scriptedSetup(t, policyOf(class))
+			id := b.insert("charge_card")
+			s.next = failing(dispatcher.Dead(dispatcher.Answer{Code: "401"}, errors.New("the key was revoked")))
+			b.expect(d, dispatcher.Summary{Dead: 1})
+			b.elapse(24 * time.Hour / 2)
+			b.expect(d, nothing)
+			b.wantStatus(id, "dead")
+			s.next = succeeding
+			b.redrive(id)
+			b.expect(d, delivered)
+			b.wantHistory(id, "attempt:dead:401 redriven attempt:delivered:201")
+		})
+	}
+}
+
+func (b *bundle) redrive(id [16]byte) {
+	b.Helper()
+	if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func TestRedriveTwiceRunsOncePerRedriveWithTheSameKeyAndBytes(t *testing.T) {
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.Attempts = 1
+	b, d, s := scriptedSetup(t, p)
+	id := b.insert("charge_card")
+	s.next = failing(errors.New("reset"))
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	for range 2 {
+		b.redrive(id)
+		if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err == nil {
+			t.Fatal("a second redrive of what is due already was accepted")
+		}
+		b.expect(d, dispatcher.Summary{Dead: 1})
+	}
+	if s.calls != 3 || len(s.keys) != 1 {
+		t.Errorf("%d calls with %d keys and bodies, want 3 with one", s.calls, len(s.keys))
+	}
+}
+
+func TestAttemptsUsedUpMakeTheIntentDead(t *testing.T) {
+	p := policyOf(dispatcher.Read)
+	p.Attempts = 3
+	b, d, s := scriptedSetup(t, p)
+	id := b.insert("charge_card")
+	s.next = failing(errors.New("reset"))
+	b.expect(d, retried)
+	b.elapse(backoff)
+	b.expect(d, retried)
+	b.elapse(backoff)
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	b.elapse(backoff)
+	b.expect(d, nothing)
+	b.wantHistory(id, "attempt:retry:unknown attempt:retry:unknown attempt:unknown:unknown")
+	if s.calls != 3 {
+		t.Errorf("%d calls, want 3", s.calls)
+	}
+}
+
+func TestThePolicysDeadlineIsHeldOnBothSides(t *testing.T) {
+	p := policyOf(dispatcher.Read)
+	p.Deadline = time.Hour
+	b, d, s := scriptedSetup(t, p)
+	young, old := b.insert("charge_card"), b.insert("charge_card")
+	b.exec(`update samekey.outbox set created_at = created_at - interval '59 min'`)
+	b.exec(`update samekey.outbox set created_at = created_at - interval '2 min' where id = $1`, old)
+	b.expect(d, dispatcher.Summary{Delivered: 1, Dead: 1})
+	b.wantStatus(young, "delivered")
+	b.wantHistory(old, "attempt:dead:deadline")
+	if s.calls != 1 {
+		t.Errorf("%d calls, want 1", s.calls)
+	}
+}
+
+func TestAnIntentsOwnDeadlineIsHeldOnBothSides(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
+	in := func(age time.Duration) func(*outbox.Intent) {
+		return func(in *outbox.Intent) { in.Deadline = time.Now().Add(age) }
+	}
+	young, old := b.insert("charge_card", in(time.Hour+time.Minute)), b.insert("charge_card", in(time.Hour-time.Minute))
+	b.elapse(time.Hour)
+	b.expect(d, dispatcher.Summary{Delivered: 1, Dead: 1})
+	b.wantStatus(young, "delivered")
+	b.wantStatus(old, "dead")
+	if s.calls != 1 {
+		t.Errorf("%d calls, want 1", s.calls)
+	}
+}
+
+func TestAnIntentIsNotSentBeforeItIsDue(t *testing.T) {
+	b, d, _ := scriptedSetup(t, policyOf(dispatcher.Read))
+	id := b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
+	b.elapse(59 * time.Minute)
+	b.expect(d, nothing)
+	b.elapse(2 * time.Minute)
+	b.expect(d, delivered)
+	b.wantStatus(id, "delivered")
+}
+
+func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
+	bad := b.insert("charge_card")
+	for range 3 {
+		b.insert("charge_card")
+	}
+	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+		if call.ID == bad {
+			panic("a secret of the vendor's")
+		}
+		return succeeding(call)
+	}
+	b.expect(d, dispatcher.Summary{Delivered: 3, Unknown: 1})
+	b.wantHistory(bad, "attempt:unknown:panic")
+	if strings.Contains(b.logs.String(), "secret") {
+		t.Error("the panic's text is in the logs")
+	}
+}
+
+func TestAHandlerThatIgnoresItsContextStillHasItsAnswerSettled(t *testing.T) {
+	p := policyOf(dispatcher.NonIdempotentWrite)
+	p.Timeout = 50 * time.Millisecond
+	b := setup(t)
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", p, func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		<-ctx.Done()
+		return succeeding(call)
+	})
+	id := b.insert("charge_card")
+	b.expect(d, delivered)
+	b.wantHistory(id, "attempt:delivered:201")
+}
+
+// finding is a look-up that answers as the test says.
+func finding(f *dispatcher.Finding, err *error) dispatcher.Option {
+	return dispatcher.WithLookup(func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
+		if *err != nil {
+			return dispatcher.Finding{}, *err
+		}
+		return *f, nil
+	})
+}
+
+func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T) {
+	evidence := dispatcher.Answer{Code: "evidence", Body: []byte("as the vendor's list says")}
+	for _, c := range []struct {
+		name    string
+		finding dispatcher.Finding
+		want    dispatcher.Summary
+		status  string
+		history string
+	}{
+		{"found", dispatcher.Found(evidence), delivered, "delivered", "lookup:delivered:evidence"},
+		{"found refused", dispatcher.FoundRefused(evidence), dispatcher.Summary{Refused: 1}, "refused", "lookup:refused:evidence"},
+		{"absent", dispatcher.Absent(evidence), parked, "parked", "lookup:absent:evidence"},
+		{"inconclusive", dispatcher.Inconclusive(evidence), parked, "parked", "lookup:inconclusive:evidence"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var err error
+			b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), finding(&c.finding, &err))
+			s.next = failing(errors.New("reset"))
+			id := b.insert("charge_card")
+			b.expect(d, unknown)
+			b.elapse(settling)
+			b.expect(d, c.want)
+			b.wantStatus(id, c.status)
+			b.wantHistory(id, "attempt:unknown:unknown "+c.history)
+			if n := b.count(`select count(*) from samekey.outbox_history where response = 'as the vendor''s list says'`); n != 1 {
+				t.Error("the evidence is not in the history")
+			}
+			if s.calls != 1 {
+				t.Errorf("%d calls, want 1", s.calls)
+			}
+		})
+	}
+}
+
+func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) {
+	found, err := dispatcher.Found(dispatcher.Answer{Code: "200"}), errors.New("the vendor is away")
+	p := policyOf(dispatcher.NonIdempotentWrite)
+	p.Attempts = 3
+	b, d, s := scriptedSetup(t, p, finding(&found, &err))
+	s.next = failing(errors.New("reset"))
+	lucky, unlucky := b.insert("charge_card"), b.insert("charge_card")
+	b.expect(d, dispatcher.Summary{Unknown: 2})
+	b.elapse(settling)
+	b.expect(d, dispatcher.Summary{Unknown: 2})
+	b.elapse(backoff)
+	b.expect(d, dispatcher.Summary{Unknown: 2})
+	b.exec(`update samekey.outbox_queue set due_at = due_at + interval '2 h' where id = $1`, lucky)
+	b.elapse(backoff)
+	b.expect(d, parked)
+	b.wantHistory(unlucky, "attempt:unknown:unknown lookup:retry:lookup_failed lookup:retry:lookup_failed lookup:inconclusive:lookup_failed")
+	err = nil
+	b.elapse(2 * backoff)
+	b.expect(d, delivered)
+	b.wantHistory(lucky, "attempt:unknown:unknown lookup:retry:lookup_failed lookup:retry:lookup_failed lookup:delivered:200")
+	if s.calls != 2 {
+		t.Errorf("%d calls, want one per intent", s.calls)
+	}
+}
+
+func TestAnApprovalIsGoodForOneAttemptAndARedriveAsksAgain(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.IrreversibleWrite))
+	id := b.insert("charge_card")
+	b.expect(d, awaiting)
+	b.elapse(time.Hour)
+	b.expect(d, nothing)
+	b.approve(id)
+	s.next = failing(dispatcher.Dead(dispatcher.Answer{Code: "404"}, nil))
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	b.redrive(id)
+	b.expect(d, awaiting)
+	s.next = succeeding
+	b.approve(id)
+	b.expect(d, delivered)
+	if s.calls != 2 {
+		t.Errorf("%d calls, want one per approval", s.calls)
+	}
+}
+
+func TestRejectedIsNeverSent(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.IrreversibleWrite))
+	id := b.insert("charge_card")
+	b.expect(d, awaiting)
+	if err := outbox.Reject(b.ctx, b.db.Pool, id, by); err != nil {
+		t.Fatal(err)
+	}
+	b.elapse(time.Hour)
+	b.expect(d, nothing)
+	b.wantStatus(id, "cancelled")
+	if s.calls != 0 {
+		t.Errorf("%d calls, want none", s.calls)
+	}
+}
+
+func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
+	told := make(chan dispatcher.Outcome, 1)
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite),
+		dispatcher.WithApply(func(_ context.Context, _ pgx.Tx, _ charge, o dispatcher.Outcome) error {
+			told <- o
+			return nil
+		}))
+	s.next = failing(errors.New("reset"))
+	id := b.insert("charge_card")
+	b.expect(d, unknown)
+	b.elapse(settling)
+	b.expect(d, parked)
+	resolution := outbox.Resolution{Outcome: outbox.Delivered, Code: "200", Response: []byte("ch_1"), ResponseType: "text/plain"}
+	if err := outbox.Resolve(b.ctx, b.db.Pool, id, resolution, by); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(d, delivered)
+	o := wait(b, "Apply ran", told)
+	if !o.Resolved || o.Refused || o.Answer.Code != "200" || string(o.Answer.Body) != "ch_1" || o.Answer.ContentType != "text/plain" {
+		t.Errorf("Apply was told %+v", o)
+	}
+	b.wantStatus(id, "delivered")
+	if s.calls != 1 {
+		t.Errorf("%d calls, want 1", s.calls)
+	}
+}
+
+func TestAPersonsWordThatItWasNotSentLetsARedriveSendItOnce(t *testing.T) {
+	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
+		t.Run(class.String(), func(t *testing.T) {
+			b, d, s := scriptedSetup(t, policyOf(class))
+			id := b.insert("charge_card")
+			if class == dispatcher.IrreversibleWrite {
+				b.expect(d, awaiting)
+				b.approve(id)
+			}
+			s.next = failing(errors.New("reset"))
+			b.expect(d, unknown)
+			b.elapse(settling)
+			b.expect(d, parked)
+			if err := outbox.Resolve(b.ctx, b.db.Pool, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
+				t.Fatal(err)
+			}
+			b.expect(d, nothing)
+			s.next = succeeding
+			b.redrive(id)
+			if class == dispatcher.IrreversibleWrite {
+				b.expect(d, awaiting)
+				b.approve(id)
+			}
+			b.expect(d, delivered)
+			if s.calls != 2 || len(s.keys) != 1 {
+				t.Errorf("%d calls with %d keys and bodies, want 2 with one", s.calls, len(s.keys))
+			}
+		})
+	}
+}
+
+func TestAnAnswerIsCutAtTheResponseCap(t *testing.T) {
+	p := policyOf(dispatcher.Read)
+	p.ResponseCap = 4
+	b, d, _ := scriptedSetup(t, p)
+	b.insert("charge_card")
+	b.expect(d, delivered)
+	if got := value[string](b, `select convert_from(response, 'UTF8') from samekey.outbox_history`); got != "char" {
+		t.Errorf("the stored answer is %q, want its first 4 bytes", got)
+	}
+}

@@ -1,0 +1,112 @@
+package dispatcher_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// The margin before the end of the key window of 24 h: the timeout of 5 s, and 10 s.
+const lastSend = 24*time.Hour - 15*time.Second
+
+func TestJustInsideTheKeyWindowItIsSentAgain(t *testing.T) {
+	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
+	b.vendor.Next(samekeytest.Fault500)
+	id := b.insert("charge_card")
+	b.expect(d, retried)
+	b.elapse(lastSend - 10*time.Second)
+	b.expect(d, delivered)
+	b.wantCalls(2)
+	b.wantStatus(id, "delivered")
+}
+
+func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault samekeytest.Fault
+		want  dispatcher.Summary
+		last  string
+	}{
+		"acted":       {samekeytest.Fault500After, delivered, " lookup:delivered:201"},
+		"did not act": {samekeytest.Fault500, parked, " lookup:absent:404"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithLookup(b.lookUp))
+			b.vendor.Next(c.fault)
+			id := b.insert("charge_card")
+			b.expect(d, retried)
+			b.elapse(lastSend + time.Second)
+			want := c.want
+			want.Unknown++
+			b.expect(d, want)
+			b.wantHistory(id, "attempt:retry:500 attempt:unknown:key_window"+c.last)
+			b.elapse(48 * time.Hour)
+			b.expect(d, nothing)
+			b.wantCalls(1)
+		})
+	}
+}
+
+func TestPastTheKeyWindowWithoutALookupItIsParkedAlsoAfterARedrive(t *testing.T) {
+	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
+	b.vendor.Next(samekeytest.Fault500)
+	id := b.insert("charge_card")
+	b.expect(d, retried)
+	b.elapse(25 * time.Hour)
+	past := dispatcher.Summary{Unknown: 1, Parked: 1}
+	b.expect(d, past)
+	b.redrive(id)
+	b.expect(d, past)
+	b.wantCalls(1)
+
+	// Only a person's word that the vendor never saw the key begins a new window.
+	if err := outbox.Resolve(b.ctx, b.db.Pool, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
+		t.Fatal(err)
+	}
+	b.redrive(id)
+	b.expect(d, delivered)
+	b.wantCalls(2)
+}
+
+func TestAnOutageLongerThanTheKeyWindowParksNothingThatWasNeverSent(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.IdempotentWrite))
+	for range 5 {
+		b.insert("charge_card")
+	}
+	s.next = failing(dispatcher.Unsent(errors.New("connection refused")))
+	for range 5 {
+		b.expect(d, dispatcher.Summary{Retried: 5})
+		b.elapse(5 * time.Hour)
+	}
+	s.next = succeeding
+	b.expect(d, dispatcher.Summary{Delivered: 5})
+}
+
+func TestTheKeyWindowCountsFromTheFirstSendAndNotFromTheLast(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.IdempotentWrite))
+	b.insert("charge_card")
+	s.next = failing(errors.New("reset"))
+	b.expect(d, retried)
+	b.elapse(12 * time.Hour)
+	s.next = failing(dispatcher.Unsent(nil)) // does not take back that the first may have been sent
+	b.expect(d, retried)
+	b.elapse(13 * time.Hour)
+	b.expect(d, dispatcher.Summary{Unknown: 1, Parked: 1})
+	if s.calls != 2 {
+		t.Errorf("%d calls, want 2", s.calls)
+	}
+}
+
+func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
+	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
+	b.insert("charge_card")
+	b.expect(d, delivered)
+	if n := b.count(`select count(*) from samekey.outbox_history where finished is not null
+		and window_ends between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
+		t.Error("the event that finished the intent does not say when the vendor forgets the key")
+	}
+}
