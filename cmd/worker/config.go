@@ -1,0 +1,345 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/httpvendor"
+)
+
+// config is what a file says.
+type config struct {
+	worker       dispatcher.Config
+	destinations []*destination
+	actions      []*action
+}
+
+type destination struct {
+	httpvendor.Destination
+	at     entry
+	lines  map[string]int
+	client *httpvendor.Client
+}
+
+type action struct {
+	httpvendor.Action
+	at          entry
+	lines       map[string]int
+	destination string
+}
+
+// load reads and checks a file. The error holds every mistake, each with its line.
+func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{file: file, lookupEnv: lookupEnv}
+	c := &config{}
+	if top := r.parse(data); top != nil {
+		c.read(r, top)
+		c.check(r)
+	}
+	return c, r.err()
+}
+
+// register makes the handlers, once load has found no mistake.
+func (c *config) register(d *dispatcher.Dispatcher) error {
+	var errs []error
+	for _, dest := range c.destinations {
+		errs = append(errs, dest.client.Register(d, c.actionsOf(dest)...))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *config) actionsOf(dest *destination) (out []httpvendor.Action) {
+	for _, a := range c.actions {
+		if a.destination == dest.Name {
+			out = append(out, a.Action)
+		}
+	}
+	return out
+}
+
+func (c *config) destination(name string) *destination {
+	for _, dest := range c.destinations {
+		if dest.Name == name {
+			return dest
+		}
+	}
+	return nil
+}
+
+func (c *config) read(r *reader, top ast.Node) {
+	lines := r.fields(entry{path: "", line: 1, node: top}, map[string]func(entry){
+		"worker": func(e entry) { c.readWorker(r, e) },
+		"destinations": func(e entry) {
+			for _, at := range r.entries(e) {
+				c.destinations = append(c.destinations, readDestination(r, at))
+			}
+		},
+		"actions": func(e entry) {
+			for _, at := range r.entries(e) {
+				c.actions = append(c.actions, readAction(r, at))
+			}
+		},
+	})
+	if _, mapping := top.(ast.MapNode); !mapping {
+		return
+	}
+	for _, name := range []string{"destinations", "actions"} {
+		if _, ok := lines[name]; !ok {
+			r.fail(1, "%s is missing", name)
+		}
+	}
+}
+
+func (c *config) readWorker(r *reader, at entry) {
+	lines := r.fields(at, map[string]func(entry){
+		"name":           func(e entry) { c.worker.Name, _, _ = r.text(e) },
+		"sweep_interval": func(e entry) { c.worker.SweepInterval = r.duration(e) },
+		"stop_timeout":   func(e entry) { c.worker.StopTimeout = r.duration(e) },
+		"retention":      func(e entry) { c.worker.Retention = r.duration(e) },
+	})
+	config := c.worker
+	d := dispatcher.New(nil, &config)
+	d.Handle("check", dispatcher.Policy{Class: dispatcher.Read}, nothing)
+	r.explain(d.Check(), at, lines)
+}
+
+func readDestination(r *reader, at entry) *destination {
+	dest := &destination{at: at}
+	dest.Name = at.name
+	secret := func(e entry) string {
+		value, secrets, _ := r.text(e)
+		dest.Secrets = append(dest.Secrets, secrets...)
+		return value
+	}
+	dest.lines = r.fields(at, map[string]func(entry){
+		"url": func(e entry) { dest.URL = secret(e) },
+		"key": func(e entry) {
+			r.fields(e, map[string]func(entry){"header": func(e entry) { dest.KeyHeader, _ = r.raw(e) }})
+		},
+		"headers":     func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"key_window":  func(e entry) { dest.KeyWindow = readWindow(r, e) },
+		"concurrency": func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
+		"ca_file":     func(e entry) { dest.CAFile, _, _ = r.text(e) },
+		"proxy":       func(e entry) { dest.Proxy = secret(e) },
+	})
+	return dest
+}
+
+func readHeaders(r *reader, at entry, value func(entry) string) map[string]string {
+	headers := map[string]string{}
+	for _, e := range r.entries(at) {
+		headers[e.name] = value(e)
+	}
+	return headers
+}
+
+func readWindow(r *reader, e entry) time.Duration {
+	if text, _ := scalar(e.node); text == "forever" {
+		return dispatcher.Forever
+	}
+	return r.duration(e)
+}
+
+func readAction(r *reader, at entry) *action {
+	a := &action{at: at}
+	a.Name = at.name
+	p := &a.Policy
+	value := func(e entry) string { text, _, _ := r.text(e); return text }
+	a.lines = r.fields(at, map[string]func(entry){
+		"destination":    func(e entry) { a.destination, _ = r.raw(e) },
+		"request":        func(e entry) { a.Request, _ = r.raw(e) },
+		"headers":        func(e entry) { a.Headers = readHeaders(r, e, value) },
+		"success":        func(e entry) { a.Success = readStatuses(r, e) },
+		"refused":        func(e entry) { a.Refused = readStatuses(r, e) },
+		"wait":           func(e entry) { a.Wait = readStatuses(r, e) },
+		"class":          func(e entry) { p.Class = readClass(r, e) },
+		"timeout":        func(e entry) { p.Timeout = r.duration(e) },
+		"lease":          func(e entry) { p.Lease = r.duration(e) },
+		"attempts":       func(e entry) { p.Attempts = r.number(e, 1, 1000) },
+		"backoff":        func(e entry) { p.Backoff = r.duration(e) },
+		"max_backoff":    func(e entry) { p.MaxBackoff = r.duration(e) },
+		"deadline":       func(e entry) { p.Deadline = r.duration(e) },
+		"key_window":     func(e entry) { p.KeyWindow = readWindow(r, e) },
+		"settling_delay": func(e entry) { p.SettlingDelay = readDelay(r, e) },
+		"response_cap":   func(e entry) { p.ResponseCap = readCap(r, e) },
+		"ordering":       func(e entry) { p.PassFailed = readOrdering(r, e) },
+	})
+	return a
+}
+
+func readClass(r *reader, e entry) dispatcher.Class {
+	text, ok := r.raw(e)
+	class, known := dispatcher.ParseClass(text)
+	if ok && !known {
+		r.fail(e.line, "%s: %q is none of read, idempotent_write, non_idempotent_write, irreversible_write", e.path, text)
+	}
+	return class
+}
+
+func readStatuses(r *reader, e entry) (out httpvendor.Statuses) {
+	for _, at := range r.list(e) {
+		text, ok := r.raw(at)
+		if !ok {
+			continue
+		}
+		statuses, err := httpvendor.ParseStatuses(text)
+		if err != nil {
+			r.fail(at.line, "%s: %v", at.path, err)
+		}
+		out = append(out, statuses...)
+	}
+	return out
+}
+
+// readDelay and readCap: 0 means none, which a policy says by a negative value.
+func readDelay(r *reader, e entry) time.Duration {
+	if text, _ := scalar(e.node); text == "0" || text == "0s" {
+		return -1
+	}
+	return r.duration(e)
+}
+
+func readCap(r *reader, e entry) int {
+	if text, _ := scalar(e.node); text == "0" {
+		return -1
+	}
+	return r.number(e, 0, 1<<20)
+}
+
+func readOrdering(r *reader, e entry) (passFailed bool) {
+	text, ok := r.raw(e)
+	if ok && text != "wait" && text != "pass_failed" {
+		r.fail(e.line, "%s: %q is neither wait nor pass_failed", e.path, text)
+	}
+	return text == "pass_failed"
+}
+
+// check asks the packages that will work with the values, item by item, so that each mistake finds its line.
+func (c *config) check(r *reader) {
+	for _, dest := range c.destinations {
+		var err error
+		dest.client, err = httpvendor.New(dest.Destination)
+		r.explain(err, dest.at, dest.lines)
+		d := dispatcher.New(nil, nil)
+		d.Destination(dest.Name, dest.Limits)
+		d.Handle("check", dispatcher.Policy{Class: dispatcher.Read, Destination: dest.Name}, nothing)
+		r.explain(d.Check(), dest.at, dest.lines)
+	}
+	for _, a := range c.actions {
+		c.checkAction(r, a)
+	}
+}
+
+func (c *config) checkAction(r *reader, a *action) {
+	line := cmp.Or(a.lines["destination"], a.at.line)
+	dest := c.destination(a.destination)
+	switch {
+	case dest == nil && a.destination == "":
+		r.fail(line, "%s.destination is missing", a.at.path)
+	case dest == nil:
+		r.fail(line, "%s.destination: %q is not among the destinations (%s)", a.at.path, a.destination, c.names())
+	}
+	client, window := anyClient, time.Duration(0)
+	if dest != nil {
+		window = dest.KeyWindow
+		if dest.client != nil {
+			client = dest.client
+		}
+	}
+	if a.Policy.Class == dispatcher.IdempotentWrite && a.Policy.KeyWindow == 0 {
+		a.Policy.KeyWindow = window
+	}
+	_, err := client.Handler(a.Action)
+	r.explain(err, a.at, a.lines)
+	d := dispatcher.New(nil, nil)
+	d.Handle(a.Name, a.Policy, nothing)
+	r.explain(d.Check(), a.at, a.lines)
+}
+
+func (c *config) names() string {
+	names := map[string]bool{}
+	for _, dest := range c.destinations {
+		names[dest.Name] = true
+	}
+	return strings.Join(slices.Sorted(maps.Keys(names)), ", ")
+}
+
+// anyClient stands in for one that could not be made, so that its actions are checked too.
+var anyClient = func() *httpvendor.Client {
+	client, err := httpvendor.New(httpvendor.Destination{Name: "any", URL: "https://vendor.invalid"})
+	if err != nil {
+		panic(err)
+	}
+	return client
+}()
+
+// nothing is a handler for a policy that is only checked.
+func nothing(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	return dispatcher.Answer{}, nil
+}
+
+// explain turns each of the joined errors of a package, "package: item: Field words", into a mistake at the line of the
+// field or else of the item, in the file's own names.
+func (r *reader) explain(err error, at entry, lines map[string]int) {
+	for _, one := range split(err) {
+		_, text, _ := strings.Cut(one.Error(), ": ")
+		line, path := at.line, at.path
+		if m := aboutField.FindStringSubmatch(text); m != nil {
+			name := fileNames[m[1]]
+			line, path, text = cmp.Or(lines[name], at.line), join(path, name), m[2]
+		}
+		if !r.failed(path) {
+			r.fail(line, "%s: %s", path, translate.Replace(text))
+		}
+	}
+}
+
+// fileNames are the names of fields, in Go and in the file.
+var fileNames = map[string]string{
+	"Name": "name", "URL": "url", "KeyHeader": "key", "Headers": "headers", "KeyWindow": "key_window",
+	"Concurrency": "concurrency", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Success": "success",
+	"Refused": "refused", "Wait": "wait", "Class": "class", "Destination": "destination", "Timeout": "timeout", "Lease": "lease",
+	"Attempts": "attempts", "Backoff": "backoff", "MaxBackoff": "max_backoff", "Deadline": "deadline",
+	"SettlingDelay": "settling_delay", "ResponseCap": "response_cap", "PassFailed": "ordering",
+	"SweepInterval": "sweep_interval", "StopTimeout": "stop_timeout", "Retention": "retention",
+}
+
+var (
+	aboutField = regexp.MustCompile(`^(?:[^ ]+: |destination "[^"]*": |Config\.)(` +
+		strings.Join(slices.Sorted(maps.Keys(fileNames)), "|") + `) (.*)$`)
+	translate = func() *strings.Replacer {
+		pairs := []string{"dispatcher.Forever", "forever"}
+		for _, name := range slices.Backward(slices.Sorted(maps.Keys(fileNames))) {
+			pairs = append(pairs, name, fileNames[name])
+		}
+		return strings.NewReplacer(pairs...)
+	}()
+)
+
+func split(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var out []error
+		for _, one := range joined.Unwrap() {
+			out = append(out, split(one)...)
+		}
+		return out
+	}
+	return []error{err}
+}

@@ -1,0 +1,187 @@
+// Command worker delivers the intents of samekey's outbox to vendors over HTTP. It needs no Go code of yours: one YAML
+// file names the vendors and what is asked of them.
+//
+//	worker run [-config file]              deliver until SIGTERM
+//	worker migrate [-print] [-app-role r] [-worker-role r]
+//	worker config check [-config file]     all mistakes of the file, with their lines
+//	worker version
+//
+// docs/worker.md is the reference: each field with its default, limits and unit, the environment, probes, signals and
+// exit codes (0 done or stopped, 1 failed, 2 configuration or usage).
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/daemon"
+)
+
+func main() {
+	m := &worker{stdout: os.Stdout, stderr: os.Stderr, lookupEnv: os.LookupEnv}
+	os.Exit(m.main(os.Args[1:]))
+}
+
+// worker is the program, with what it needs from outside.
+type worker struct {
+	stdout, stderr io.Writer
+	lookupEnv      func(string) (string, bool)
+}
+
+const usage = `worker delivers the intents of samekey's outbox to vendors over HTTP.
+
+usage:
+  worker run [-config file]            deliver until SIGTERM (DATABASE_URL names the database)
+  worker migrate [flags]               make or update the tables, then grant roles what they need
+  worker config check [-config file]   check the configuration; it needs no database
+  worker version
+
+"worker <command> -h" tells a command's flags and environment.
+Exit codes: 0 done or stopped, 1 failed, 2 configuration or usage.
+`
+
+const (
+	failed   = 1
+	mistaken = 2
+)
+
+func (m *worker) main(args []string) int {
+	command := ""
+	if len(args) > 0 {
+		command, args = args[0], args[1:]
+	}
+	switch command {
+	case "run":
+		return m.run(args)
+	case "migrate":
+		return m.migrate(args)
+	case "config":
+		return m.config(args)
+	case "version":
+		m.print(m.stdout, version()+"\n")
+		return 0
+	case "help", "-h", "-help", "--help":
+		m.print(m.stdout, usage)
+		return 0
+	case "":
+		m.print(m.stderr, usage)
+	default:
+		m.print(m.stderr, fmt.Sprintf("worker: %q is no command\n\n%s", command, usage))
+	}
+	return mistaken
+}
+
+func (m *worker) print(w io.Writer, text string) { _, _ = io.WriteString(w, text) }
+
+const runUsage = `usage: worker run [-config file]
+
+Delivers intents until SIGTERM or SIGINT, then finishes what is under way. A second signal ends it at once.
+
+environment:
+  DATABASE_URL   the database, such as postgres://user:password@host:5432/name (required)
+  WORKER_CONFIG  the configuration file, where -config is not given (default worker.yaml)
+  LISTEN_ADDR    where /healthz and /readyz listen (default :8080; "off": nowhere)
+  LOG_LEVEL      debug, info, warn, error (default info)
+  LOG_FORMAT     json or text (default json)
+
+flags:
+`
+
+// flags parses a command's flags; done says that there is nothing more to do.
+func (m *worker) flags(set *flag.FlagSet, help string, args []string) (code int, done bool) {
+	set.SetOutput(m.stderr)
+	set.Usage = func() {
+		m.print(set.Output(), help)
+		set.PrintDefaults()
+	}
+	switch err := set.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0, true
+	case err != nil:
+		return mistaken, true
+	case set.NArg() > 0:
+		m.print(m.stderr, fmt.Sprintf("worker: %q is too much\n\n", set.Arg(0)))
+		set.Usage()
+		return mistaken, true
+	}
+	return 0, false
+}
+
+func (m *worker) configFlag(set *flag.FlagSet) *string {
+	file, ok := m.lookupEnv("WORKER_CONFIG")
+	if !ok || file == "" {
+		file = "worker.yaml"
+	}
+	return set.String("config", file, "the configuration `file`; environment WORKER_CONFIG")
+}
+
+func (m *worker) run(args []string) int {
+	set := flag.NewFlagSet("worker run", flag.ContinueOnError)
+	file := m.configFlag(set)
+	if code, done := m.flags(set, runUsage, args); done {
+		return code
+	}
+	config, configErr := load(*file, m.lookupEnv)
+	options := daemon.Options{
+		LookupEnv: m.lookupEnv, Stderr: m.stderr,
+		Register: func(*dispatcher.Dispatcher) error { return configErr },
+	}
+	if configErr == nil {
+		options.Config, options.Register = &config.worker, config.register
+	}
+	return daemon.Exec(options)
+}
+
+const checkUsage = `usage: worker config check [-config file]
+
+Reads the configuration with all secrets that it names, and prints every mistake as file:line: text.
+
+flags:
+`
+
+func (m *worker) config(args []string) int {
+	if len(args) == 0 || args[0] != "check" {
+		m.print(m.stderr, checkUsage)
+		return mistaken
+	}
+	set := flag.NewFlagSet("worker config check", flag.ContinueOnError)
+	file := m.configFlag(set)
+	if code, done := m.flags(set, checkUsage, args[1:]); done {
+		return code
+	}
+	config, err := load(*file, m.lookupEnv)
+	if err != nil {
+		m.print(m.stderr, err.Error()+"\n")
+		return mistaken
+	}
+	m.print(m.stdout, fmt.Sprintf("%s: %d destinations and %d actions are in order\n", *file, len(config.destinations), len(config.actions)))
+	return 0
+}
+
+// interruptible is a context for a command that just ends when it is told to.
+func interruptible() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+}
+
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "worker, version unknown"
+	}
+	words := []string{"worker", info.Main.Version, info.GoVersion}
+	for _, setting := range info.Settings {
+		if setting.Key == "vcs.revision" {
+			words = append(words, setting.Value)
+		}
+	}
+	return strings.Join(words, " ")
+}

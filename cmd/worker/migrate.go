@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/schema"
+)
+
+const migrateUsage = `usage: worker migrate [-print] [-app-role role] [-worker-role role]
+
+Makes or updates samekey's tables and River's beside them, in the Postgres schema "samekey". It may be run any number of
+times and in several processes at once. Then it grants the roles that are named what they need, and no more.
+
+environment:
+  DATABASE_URL  the database, over a direct connection, as a role that owns the schema or may create it
+
+flags:
+`
+
+func (m *worker) migrate(args []string) int {
+	set := flag.NewFlagSet("worker migrate", flag.ContinueOnError)
+	show := set.Bool("print", false, "print the statements instead, for a migration tool of your own; needs no database")
+	app := set.String("app-role", "", "the application's `role`, which must exist")
+	worker := set.String("worker-role", "", "the worker's `role`, which must exist")
+	if code, done := m.flags(set, migrateUsage, args); done {
+		return code
+	}
+	if *show {
+		steps, err := schema.All()
+		if err != nil {
+			m.print(m.stderr, "worker: "+err.Error()+"\n")
+			return failed
+		}
+		for _, step := range steps {
+			m.print(m.stdout, fmt.Sprintf("-- %s\n%s\n\n", step.Name, step.SQL))
+		}
+		m.print(m.stdout, schema.Grants(*app, *worker))
+		return 0
+	}
+	if err := m.migrateDatabase(schema.Roles{App: *app, Worker: *worker}); err != nil {
+		m.print(m.stderr, "worker: "+err.Error()+"\n")
+		if errors.Is(err, errDatabaseURL) {
+			return mistaken
+		}
+		return failed
+	}
+	m.print(m.stdout, fmt.Sprintf("the database has version %d\n", schema.Latest()))
+	return 0
+}
+
+var errDatabaseURL = errors.New("DATABASE_URL names no database: want such as postgres://user:password@host:5432/name")
+
+func (m *worker) migrateDatabase(roles schema.Roles) error {
+	url, _ := m.lookupEnv("DATABASE_URL")
+	config, err := pgxpool.ParseConfig(url) // its error may hold the password
+	if url == "" || err != nil {
+		return errDatabaseURL
+	}
+	ctx, cancel := interruptible()
+	defer cancel()
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := schema.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	if roles == (schema.Roles{}) {
+		return nil
+	}
+	return schema.Grant(ctx, pool, roles)
+}
