@@ -39,8 +39,8 @@ func setup(t *testing.T) *stage {
 	s.payments = samekeytest.StartVendor(t, &samekeytest.VendorOptions{Identity: identity, Answer: chargeOrDecline})
 	s.mail = samekeytest.StartVendor(t, &samekeytest.VendorOptions{Identity: identity})
 	s.dispatcher = dispatcher.New(s.db.Pool, &dispatcher.Config{Logger: log})
-	err := register(s.dispatcher, settings{paymentsURL: s.payments.URL, mailURL: s.mail.URL, timeout: 10 * time.Second, concurrency: 4})
-	if err != nil {
+	deployed := settings{payments: s.payments.URL, mail: s.mail.URL, timeout: 10 * time.Second, concurrency: 4}
+	if err := deployed.register(s.dispatcher); err != nil {
 		t.Fatal(err)
 	}
 	return s
