@@ -246,7 +246,8 @@ with page as materialized (
     select o.idem_key, o.scope
     from samekey.outbox o
     where o.id = any ((select h.ids from heads h)::uuid[])
-    for update skip locked
+      -- Not a row lock, for which the worker's role would need the right to change an intent.
+      and pg_try_advisory_xact_lock(samekey.key_lock(o.scope, o.idem_key))
 ), judged as materialized (
     select i.ids
     from locked g
@@ -290,7 +291,8 @@ type ProcessedEventsPruneOrphansRow struct {
 }
 
 // The same for intents without a record, which were written outside Run and Do: all intents of a key go together, once
-// the last was finished longer ago than the retention. Who holds the first intent of a key decides for all of them.
+// the last was finished longer ago than the retention. Who holds the key's lock decides for all of
+// them; a key that is in use right now is left for the next time.
 func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg ProcessedEventsPruneOrphansParams) (ProcessedEventsPruneOrphansRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsPruneOrphans, arg.After, arg.MaxCount, arg.RetainUs)
 	var i ProcessedEventsPruneOrphansRow
