@@ -60,14 +60,12 @@ func (w *drainWorker) drain(ctx context.Context, lane *lane) {
 	}
 }
 
-// riverLogger keeps River's own chatter out of the application's logs: what it warns of is passed on.
 type riverClient = river.Client[pgx.Tx]
 
 func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &drainWorker{node: n, start: start, stop: stop})
-	upkeep := newUpkeep(n)
-	river.AddWorker(workers, &upkeepWorker{upkeep: upkeep})
+	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n), stop: stop})
 
 	queues := map[string]river.QueueConfig{upkeepQueue: {MaxWorkers: 2}}
 	for _, lane := range n.lanes {

@@ -43,11 +43,15 @@ func periodicJobs() (jobs []*river.PeriodicJob) {
 type upkeepWorker struct {
 	river.WorkerDefaults[upkeepArgs]
 	upkeep *upkeep
+	stop   context.Context // as of a drainWorker: upkeep can wait, a stop cannot
 }
 
 func (w *upkeepWorker) Timeout(*river.Job[upkeepArgs]) time.Duration { return time.Minute }
 
 func (w *upkeepWorker) Work(ctx context.Context, job *river.Job[upkeepArgs]) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(w.stop, cancel)()
 	// River stores the error's text, and one NUL byte in it would wedge its completer.
 	if err := w.upkeep.run(ctx, job.Args.Task); err != nil {
 		return errors.New(clean(err.Error(), errorLimit))
