@@ -8,10 +8,16 @@ select samekey.enqueue(@scope::text, @idem_key::text, @action::text, @payload::b
                        @must_be_new::boolean)::uuid;
 
 -- What people read. Each list finds ids, newest first, from one index that is already in that order, so that a page
--- costs its own rows and those that its filters drop, however many there are; OutboxEntries then looks the ids up. A
--- cursor is the last id of a page: ids are no strict order of time (UUIDs of version 7, made by writers whose clocks
--- differ), but each intent keeps its place. `offset 0` keeps the plan a look-up of the outbox by primary key for each
--- row that the index gives; a hash join would read all of both tables. Absent filters are empty, or 0 for the age.
+-- costs its own rows and those that its filters drop; OutboxEntries then looks the ids up. A cursor is the last id of a
+-- page: ids are no strict order of time (UUIDs of version 7, made by writers whose clocks differ), but each intent keeps
+-- its place. Absent filters are empty, or 0 for the age.
+--
+-- `offset 0` keeps the plan a look-up of the outbox by primary key for each row that the index gives; a hash join would
+-- read all of both tables. The limit stays a parameter: a generic plan has to assume a tenth of all rows for it, and so
+-- never looks cheaper than one for the arguments (a generic one walks the queue's primary key for a state that nothing is
+-- in: a million rows). Over 1 million finished and 1 million in the queue, a page of each resting state takes under 1 ms.
+-- States without an index in their order (leased, unknown, answered; refused and cancelled where nearly all are
+-- delivered) cost one scan of the narrow queue, or of the history: 0.3 to 0.5 s on a busy machine of two cores.
 
 -- name: OutboxListAll :many
 -- Intents of any state: the primary key, backwards.
@@ -41,7 +47,7 @@ order by o.id desc
 limit @max_count;
 
 -- name: OutboxListResting :many
--- What waits for a person. The status is compared twice, so that a plan for any parameter may use outbox_queue_resting.
+-- What waits for a person, by outbox_queue_resting, whose predicate is repeated here.
 select q.id
 from samekey.outbox_queue q
 cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
