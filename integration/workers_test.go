@@ -152,6 +152,29 @@ func TestALostRiverTableLosesNoIntent(t *testing.T) {
 	}
 }
 
+func TestDrainsThatAreLostBeforeTheyRunAreAskedForAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	b.exec(`
+		create sequence lost;
+		create function lose() returns trigger language plpgsql security definer as $$
+		begin
+			if new.kind = 'samekey.drain' and nextval('lost') < 3 then
+				delete from samekey.river_job where id = new.id;
+			end if;
+			return null;
+		end $$;
+		create trigger lose after insert on samekey.river_job for each row execute function lose()`)
+	b.worker("worker", workerConfig{})
+	b.insertMany("book-", 10)
+	b.effects(10)
+	b.settled()
+	samekeytest.AssertEffects(t, b.vendor, 10)
+	if lost := one[int64](b, `select last_value from lost`); lost < 3 {
+		t.Errorf("only %d drains were inserted", lost)
+	}
+}
+
 func TestAWorkerThatIsToldToStopEndsItsCallsAndBeginsNone(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)

@@ -56,6 +56,32 @@ func TestAWorkerStoppedPastItsLeaseSettlesNothingAndItsAnswerIsKept(t *testing.T
 	zombie.wait("somebody else had taken its intent over")
 }
 
+func TestAZombieDoesNotSettleWhatAnotherHolds(t *testing.T) {
+	t.Parallel()
+	c := &crash{bundle: setup(t, nil)}
+	zombie := c.worker("zombie", workerConfig{})
+	c.vendor.HoldAnswers()
+	c.bring()
+	c.effects(1)
+	zombie.stop()
+	c.vendor.Release()
+	heir := c.worker("heir", workerConfig{Stand: beforeCall})
+	samekeytest.Elapse(t, c.DB, time.Minute)
+	heir.wait("at " + beforeCall)
+
+	zombie.signal(syscall.SIGCONT)
+	c.late()
+	if held := c.status(c.id, outbox.StatusLeased); held.Attempt != 2 {
+		t.Errorf("the heir's attempt is number %d, want 2", held.Attempt)
+	}
+	heir.release()
+	want := []string{"orphaned", "late:delivered", "attempt:delivered"}
+	if entry := c.status(c.id, outbox.StatusDelivered); !slices.Equal(events(entry), want) {
+		t.Errorf("the history is %v, want %v\n%s", events(entry), want, timeline(entry))
+	}
+	samekeytest.AssertOneEffect(t, c.vendor, c.key)
+}
+
 func TestAWorkerThatGoesOnPastItsDeadlineSendsNothing(t *testing.T) {
 	t.Parallel()
 	c := &crash{bundle: setup(t, nil)}
