@@ -93,6 +93,7 @@ const (
 	stateSerialization   = "40001"
 	stateDeadlock        = "40P01"
 	stateLockTimeout     = "55P03"
+	stateCancelled       = "57014" // by a statement timeout, for example
 	stateIntentExists    = "SK002"
 
 	primaryKey = "processed_events_pkey"

@@ -287,6 +287,25 @@ func TestPruneMakesProgressUnderAStatementTimeoutAndWhenItIsCutShort(t *testing.
 	}
 }
 
+func TestAPageOfPruneThatMeetsTheStatementTimeoutIsTriedAgain(t *testing.T) {
+	b := setup(t)
+	b.mustPlace(request(t, "k", `1`), order{"o1", 7})
+	b.finish("k", "", "null")
+	samekeytest.Elapse(t, b.db, 73*time.Hour)
+	// Slow twice; a sequence is not rolled back.
+	b.exec("create sequence tries")
+	b.exec(`create function slow() returns trigger language plpgsql as
+		$$ begin if nextval('tries') <= 2 then perform pg_sleep(60); end if; return old; end $$`)
+	b.exec("create trigger slow before delete on samekey.processed_events for each row execute function slow()")
+	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
+		config.ConnConfig.RuntimeParams["statement_timeout"] = "1s"
+	})
+	done, err := processed.Prune(t.Context(), pool, processed.Pruning{})
+	if err != nil || done != (processed.Pruned{Records: 1, Intents: 1}) {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
+
 func TestPruneRefusesSettingsThatCannotBeMeant(t *testing.T) {
 	for field, how := range map[string]processed.Pruning{"Batch": {Batch: -1}, "IntentRetain": {IntentRetain: time.Second}} {
 		if _, err := processed.Prune(t.Context(), nil, how); err == nil || !strings.Contains(err.Error(), field) {

@@ -41,8 +41,9 @@ const (
 // before, fn is not called, and the first answer is returned with
 // Result.Deduplicated.
 //
-// On a warm connection Run costs three round trips beside fn's own that fn's
-// statements do not share: one before, one after. A replay costs two.
+// On a warm connection Run adds two round trips to fn's own, one before and one
+// after: three with one statement in fn, as a bare BEGIN, INSERT, COMMIT takes.
+// A replay costs two.
 //
 //   - The same key with another Payload gives [ErrConflict], and while another
 //     first attempt with the key is running, [ErrInFlight]. Neither waits.
