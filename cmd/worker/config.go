@@ -19,6 +19,7 @@ import (
 
 // config is what a file says.
 type config struct {
+	file         string
 	worker       dispatcher.Config
 	destinations []*destination
 	actions      []*action
@@ -45,7 +46,7 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 		return nil, err
 	}
 	r := &reader{file: file, lookupEnv: lookupEnv}
-	c := &config{}
+	c := &config{file: file}
 	if top := r.parse(data); top != nil {
 		c.read(r, top)
 		c.check(r)
@@ -324,7 +325,9 @@ var (
 	translate = func() *strings.Replacer {
 		pairs := []string{"dispatcher.Forever", "forever"}
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(fileNames))) {
-			pairs = append(pairs, name, fileNames[name])
+			if name != "URL" { // a word of its own
+				pairs = append(pairs, name, fileNames[name])
+			}
 		}
 		return strings.NewReplacer(pairs...)
 	}()

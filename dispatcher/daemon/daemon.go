@@ -7,7 +7,7 @@
 //		})
 //	}
 //
-// It opens the pool, waits for the database, answers probes, and on SIGTERM or SIGINT stops in good order: no new claims,
+// It opens the pool, waits for a database that is away, answers probes, and on SIGTERM or SIGINT stops in good order: no new claims,
 // calls under way go on for dispatcher.Config.StopTimeout at most, and what they came to is settled. A second signal ends
 // the process at once; what it held is then taken over as after a kill.
 //
@@ -27,7 +27,7 @@
 // # Exit codes
 //
 //	0  stopped by a signal, everything settled
-//	1  failed: the database refuses, its schema does not fit, the probes' port is taken, a second signal
+//	1  failed: the schema does not fit, the probes' port is taken, a second signal
 //	2  configuration: nothing was begun; every mistake is printed
 package daemon
 
@@ -41,13 +41,10 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/schema"
 )
 
 // Options are what [Run] and [Exec] need. Register is required; the zero value of every other field is its default.
@@ -136,19 +133,12 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer probes.close()
 
-	if err := await(ctx, pool, logger); err != nil {
-		return err
-	}
-	if ctx.Err() != nil {
-		return nil
-	}
 	probes.ready(d.Ready)
-	defer context.AfterFunc(ctx, func() { probes.ready(stopping) })()
-	logger.Info("daemon: running")
-	if err := d.Run(ctx); err != nil && !(ctx.Err() != nil && errors.Is(err, context.Canceled)) {
+	stopped := context.AfterFunc(ctx, func() { probes.ready(stopping) })
+	defer stopped()
+	if err := d.Run(ctx); err != nil {
 		return fmt.Errorf("daemon: %w", err)
 	}
-	logger.Info("daemon: stopped")
 	return nil
 }
 
@@ -214,56 +204,4 @@ func databaseConfig(o Options) (*pgxpool.Config, error) {
 		config.ConnConfig.RuntimeParams["application_name"] = "samekey-worker"
 	}
 	return config, nil
-}
-
-// await waits until the database answers, and says whether its schema fits. A database that cannot be reached may come
-// up yet; one that refuses this role or does not exist is returned as an error.
-func await(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
-	for wait := 500 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
-		err := try(ctx, pool)
-		switch {
-		case err == nil || ctx.Err() != nil:
-			return nil
-		case errors.Is(err, schema.ErrTooOld), errors.Is(err, schema.ErrTooNew):
-			return fmt.Errorf("daemon: %w", err)
-		case refuses(err):
-			return fmt.Errorf("daemon: the database of DATABASE_URL refuses: %w", reason(err))
-		}
-		logger.Warn("daemon: the database cannot be reached; trying again", "wait", wait.String(), "error", reason(err).Error())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
-	}
-}
-
-func try(ctx context.Context, pool *pgxpool.Pool) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	return schema.Check(ctx, pool)
-}
-
-// refuses: a wrong password or role, a missing database, a missing right. Anything else may pass.
-func refuses(err error) bool {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return false
-	}
-	return pg.Code[:2] == "28" || pg.Code == "3D000" || pg.Code == "42501"
-}
-
-// reason leaves out the user, host and database that pgx puts before what went wrong.
-func reason(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg
-	}
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err
-		}
-		err = inner
-	}
 }

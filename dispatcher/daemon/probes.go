@@ -20,7 +20,7 @@ type probes struct {
 
 func startProbes(o Options, logger *slog.Logger) (*probes, error) {
 	p := &probes{served: make(chan struct{})}
-	p.ready(func() error { return errors.New("starting: the database has not been reached") })
+	p.ready(func() error { return errors.New("starting") })
 	address := o.env("LISTEN_ADDR", ":8080")
 	if address == "" || address == "off" {
 		close(p.served)

@@ -219,7 +219,10 @@ func TestTheEnvironmentsProxyIsNotUsedAndTheConfiguredOneIs(t *testing.T) {
 	proxied := make(chan string, 1)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { proxied <- r.URL.Host }))
 	t.Cleanup(proxy.Close)
-	t.Setenv("HTTP_PROXY", proxy.URL)
+	t.Setenv("HTTP_PROXY", proxy.URL) // which net/http would not use for an address on this machine
+	if c := testClient(t, Destination{URL: target.URL}); c.reusing.Proxy != nil || c.single.Proxy != nil {
+		t.Error("without Destination.Proxy there is one")
+	}
 	if _, err := attempt(t, testHandler(t, Destination{URL: target.URL}, Action{}), testCall("{}"), patience); err != nil {
 		t.Fatal(err)
 	}

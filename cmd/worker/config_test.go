@@ -1,0 +1,230 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+func loadText(t *testing.T, text string, env map[string]string) (*config, error) {
+	t.Helper()
+	return load(writeFile(t, "worker.yaml", text), func(name string) (string, bool) {
+		value, ok := env[name]
+		return value, ok
+	})
+}
+
+func TestTheFileOfTheDesignIsRead(t *testing.T) {
+	token := writeFile(t, "stripe", "sk_live_1\n")
+	c, err := loadText(t, `
+destinations:
+  stripe: {url: "https://api.stripe.com", key: {header: Idempotency-Key}, key_window: 24h, concurrency: 32,
+           headers: {Authorization: "Bearer ${file:`+token+`}"}}
+actions:
+  charge_card: {destination: stripe, request: POST /v1/charges, class: idempotent_write,
+                timeout: 20s, success: 200-299, refused: [402]}
+`, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stripe, charge := c.destinations[0], c.actions[0]
+	if stripe.Headers["Authorization"] != "Bearer sk_live_1" || strings.Join(stripe.Secrets, ",") != "sk_live_1" ||
+		stripe.KeyWindow != 24*time.Hour || stripe.Limits.Concurrency != 32 {
+		t.Errorf("%+v", stripe.Destination)
+	}
+	if charge.Request != "POST /v1/charges" || charge.Policy.Class != dispatcher.IdempotentWrite || charge.Policy.Timeout != 20*time.Second ||
+		fmt.Sprint(charge.Success, charge.Refused) != "[[200 299]] [[402 402]]" {
+		t.Errorf("%+v", charge.Action)
+	}
+	d := dispatcher.New(nil, &c.worker)
+	if err := c.register(d); err != nil {
+		t.Error(err)
+	}
+	if err := d.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEveryFieldIsRead(t *testing.T) {
+	c, err := loadText(t, `
+worker: {name: "w-${env:POD}", sweep_interval: 1s, stop_timeout: 10s, retention: 7d}
+destinations:
+  bank:
+    url: "https://${env:BANK_USER}:${env:BANK_PASSWORD}@bank.example/api?cost=$$5"
+    key: {header: X-Request-Id}
+    key_window: forever
+    proxy: http://proxy.example:3128
+    headers:
+      X-Literal: |-
+        as it is
+actions:
+  pay:
+    destination: bank
+    request: PUT /pay
+    headers: {X-A: 7}
+    class: idempotent_write
+    timeout: 1m
+    lease: 90s
+    attempts: 5
+    backoff: 2s
+    max_backoff: 1m30s
+    deadline: 2d
+    key_window: 30d
+    settling_delay: 0
+    response_cap: 0
+    ordering: pass_failed
+    success: [200, 201-202]
+    wait: 409
+  pay_on:
+    destination: bank
+    request: POST /pay
+    class: idempotent_write
+    response_cap: 1000
+    settling_delay: 1s
+    ordering: wait
+`, map[string]string{"POD": "7", "BANK_USER": "u", "BANK_PASSWORD": "p/w"})
+	if err == nil || !strings.Contains(err.Error(), "destinations.bank.url: is not a valid URL") || strings.Contains(err.Error(), "p/w") {
+		t.Fatalf("a slash in a password does not belong into a URL as it is: %v", err)
+	}
+	c, err = loadTextAgain(t, c, map[string]string{"POD": "7", "BANK_USER": "u", "BANK_PASSWORD": "p%2Fw"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := c.worker; w.Name != "w-7" || w.SweepInterval != time.Second || w.StopTimeout != 10*time.Second || w.Retention != 168*time.Hour {
+		t.Errorf("%+v", w)
+	}
+	bank, pay, payOn := c.destinations[0], c.actions[0], c.actions[1]
+	if bank.URL != "https://u:p%2Fw@bank.example/api?cost=$5" || bank.KeyHeader != "X-Request-Id" || bank.KeyWindow != dispatcher.Forever ||
+		bank.Proxy != "http://proxy.example:3128" || bank.Headers["X-Literal"] != "as it is" {
+		t.Errorf("%+v", bank.Destination)
+	}
+	want := dispatcher.Policy{
+		Class: dispatcher.IdempotentWrite, Timeout: time.Minute, Lease: 90 * time.Second, Attempts: 5, Backoff: 2 * time.Second,
+		MaxBackoff: 90 * time.Second, Deadline: 48 * time.Hour, KeyWindow: 30 * 24 * time.Hour, SettlingDelay: -1, ResponseCap: -1, PassFailed: true,
+	}
+	if pay.Policy != want || pay.Headers["X-A"] != "7" || fmt.Sprint(pay.Success, pay.Wait) != "[[200 200] [201 202]] [[409 409]]" {
+		t.Errorf("%+v", pay.Action)
+	}
+	want = dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, ResponseCap: 1000, SettlingDelay: time.Second}
+	if payOn.Policy != want {
+		t.Errorf("%+v", payOn.Policy)
+	}
+}
+
+// loadTextAgain reads the file of c with another environment.
+func loadTextAgain(t *testing.T, c *config, env map[string]string) (*config, error) {
+	t.Helper()
+	return load(c.file, func(name string) (string, bool) {
+		value, ok := env[name]
+		return value, ok
+	})
+}
+
+func TestEveryMistakeOfAFileIsReportedAtOnceWithItsLine(t *testing.T) {
+	empty := writeFile(t, "empty", "\n")
+	_, err := loadText(t, `worker: {stop_timeout: 5, sweep_interval: 2h}
+destinations:
+  stripe:
+    url: "ftp://u:s3cret@api.stripe.com"
+    key: {heder: x}
+    headers: {Authorization: "Bearer ${env:NOPE}", Host: s3cret, A: "$HOME", B: "${file:no/such}", C: "${file:`+empty+`}"}
+    concurrency: many
+  Stripe: {url: "https://x:${env:SECRET}"}
+  stripe: {}
+actions:
+  charge_card:
+    destination: strip
+    request: POST v1
+    class: idempotent
+    timeout: 2h
+    lease: 3
+    refused: [402,
+      4xx]
+    success: 200-499
+    colour: red
+  a: {destination: stripe, request: GET /, class: idempotent_write, timeout: 1h}
+  b:
+  c: {destination: stripe, request: GET /, class: read, key_window: 4h, lease: 1s}
+extra: 1
+`, map[string]string{"SECRET": "s3cret"})
+	want := []string{
+		":1: worker.stop_timeout: \"5\" is not a duration",
+		":1: worker.sweep_interval: 2h0m0s is outside 10ms to 1m",
+		":4: destinations.stripe.url: must begin with https:// or http://",
+		":5: destinations.stripe.key.heder is not known: want one of header",
+		":6: destinations.stripe.headers.Authorization: environment variable NOPE is not set",
+		":6: destinations.stripe.headers.A: a $ must be",
+		":6: destinations.stripe.headers.B: open ",
+		":6: destinations.stripe.headers.C: file " + empty + " is empty",
+		":6: destinations.stripe.headers: \"Host\" cannot be set",
+		":7: destinations.stripe.concurrency: \"many\" is not a whole number",
+		":8: destinations.Stripe.url: is not a valid URL",
+		":8: destinations.Stripe: destination \"Stripe\": use 1 to 56 lowercase letters",
+		":9: destinations.stripe is there twice, first in line 3",
+		":12: actions.charge_card.destination: \"strip\" is not among the destinations (Stripe, stripe)",
+		":13: actions.charge_card.request: must be a method and a path",
+		":14: actions.charge_card.class: \"idempotent\" is none of",
+		":15: actions.charge_card.timeout: 2h0m0s is outside 1ms to 1h",
+		":16: actions.charge_card.lease: \"3\" is not a duration",
+		":18: actions.charge_card.refused: want statuses",
+		":20: actions.charge_card.colour is not known: want one of attempts, backoff",
+		":21: actions.a.key_window: is missing",
+		":22: actions.b is empty",
+		":23: actions.c.lease: 1s is not longer than timeout 30s",
+		":23: actions.c.key_window: 4h0m0s has no meaning for read",
+		":24: extra is not known",
+	}
+	for _, text := range want {
+		if err == nil || !strings.Contains(err.Error(), "worker.yaml"+text) {
+			t.Errorf("missing: %s", text)
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("a secret is printed: %v", err)
+	}
+	if t.Failed() {
+		t.Log(err)
+	}
+}
+
+func TestFilesThatAreNoConfigurationAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                             ":1: the file is empty",
+		"# nothing\n":                  ":1: the file is empty",
+		"a: [1\nb: 2":                  ":2: ",
+		"just text":                    "must be a mapping",
+		"[1, 2]":                       "must be a mapping",
+		"destinations: {}\n---\na: 1":  ":3: a second document",
+		"destinations:\n":              ":1: destinations is empty",
+		"destinations: {}\n":           ":1: actions is missing",
+		"x: &a 1\n":                    ":1: x is not known",
+		"destinations: &a {}\n":        ":1: destinations must be a mapping",
+		"destinations: {s: {<<: {}}}":  "<< is not supported",
+		"destinations: {s: {url: []}}": "destinations.s.url must be a single value",
+		"destinations: {s: {url: }}":   "destinations.s.url is empty",
+		"destinations: {s: [a]}":       "destinations.s must be a mapping",
+	} {
+		if _, err := loadText(t, text, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if _, err := load(filepath.Join(t.TempDir(), "none.yaml"), os.LookupEnv); err == nil {
+		t.Error("a file that is not there is read")
+	}
+}
+
+func TestConfigCheckPrintsWhatItFinds(t *testing.T) {
+	good := writeFile(t, "worker.yaml", "destinations: {a: {url: \"https://a.example\"}}\nactions: {ask: {destination: a, request: GET /, class: read}}\n")
+	if code, stdout, stderr := call(nil, "config", "check", "-config", good); code != 0 || !strings.Contains(stdout, "1 destinations and 1 actions") || stderr != "" {
+		t.Errorf("%d %q %q", code, stdout, stderr)
+	}
+	bad := writeFile(t, "worker.yaml", "destinations: {}\n")
+	if code, stdout, stderr := call(map[string]string{"WORKER_CONFIG": bad}, "config", "check"); code != 2 || stdout != "" || !strings.Contains(stderr, bad+":1: actions is missing") {
+		t.Errorf("%d %q %q", code, stdout, stderr)
+	}
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// binary is the worker as it is deployed.
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "samekey-worker-")
+	if err != nil {
+		panic(err)
+	}
+	binary = filepath.Join(dir, "worker")
+	build := exec.Command("go", "build", "-o", binary, ".")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+const patience = 20 * time.Second
+
+// process is a worker under test.
+type process struct {
+	cmd    *exec.Cmd
+	exited chan struct{}
+
+	mu      sync.Mutex
+	log     bytes.Buffer
+	changed chan struct{}
+}
+
+// start starts the worker with no environment but env.
+func start(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(binary, args...), exited: make(chan struct{}), changed: make(chan struct{})}
+	p.cmd.Env = env
+	r, w := io.Pipe()
+	p.cmd.Stdout, p.cmd.Stderr = w, w
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		lines := bufio.NewReader(r)
+		for {
+			line, err := lines.ReadString('\n')
+			p.mu.Lock()
+			p.log.WriteString(line)
+			close(p.changed)
+			p.changed = make(chan struct{})
+			p.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		_ = p.cmd.Wait()
+		_ = w.Close()
+		<-read
+		close(p.exited)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		if t.Failed() {
+			t.Logf("the worker said:\n%s", p.said())
+		}
+	})
+	return p
+}
+
+func (p *process) said() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.String()
+}
+
+// waitFor waits until the worker has said text, and returns the line.
+func (p *process) waitFor(t *testing.T, text string) string {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		p.mu.Lock()
+		log, changed := p.log.String(), p.changed
+		p.mu.Unlock()
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, text) {
+				return line
+			}
+		}
+		select {
+		case <-changed:
+		case <-p.exited:
+			t.Fatalf("the worker ended without saying %q", text)
+		case <-deadline:
+			t.Fatalf("the worker has not said %q", text)
+		}
+	}
+}
+
+func (p *process) signal(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exit waits for the end and returns the code.
+func (p *process) exit(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(patience):
+		t.Fatal("the worker does not end")
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// probe asks the worker's own port.
+func (p *process) probe(t *testing.T, path string) (int, string) {
+	t.Helper()
+	var line struct{ Address string }
+	if err := json.Unmarshal([]byte(p.waitFor(t, "probes listen")), &line); err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + line.Address + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// waitReady asks /readyz until it is what a test waits for.
+func (p *process) waitReady(t *testing.T, want int) string {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		status, body := p.probe(t, "/readyz")
+		if status == want {
+			return body
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("/readyz is %d %q, not %d", status, body, want)
+		}
+	}
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// call runs a command in this process.
+func call(env map[string]string, args ...string) (code int, stdout, stderr string) {
+	var out, errOut bytes.Buffer
+	m := &worker{stdout: &out, stderr: &errOut, lookupEnv: func(name string) (string, bool) {
+		value, ok := env[name]
+		return value, ok
+	}}
+	code = m.main(args)
+	return code, out.String(), errOut.String()
+}
+
+func TestCommandsThatAreNoneTellWhatThereIs(t *testing.T) {
+	for _, tc := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"", 2, "usage"}, {"help", 0, "usage"}, {"-h", 0, "usage"}, {"start", 2, `"start" is no command`}, {"config", 2, "usage"},
+		{"config show", 2, "usage"}, {"run -x", 2, "flag provided but not defined"}, {"run now", 2, `"now" is too much`},
+		{"run -h", 0, "LISTEN_ADDR"}, {"migrate -h", 0, "app-role"}, {"config check -h", 0, "usage"}, {"version", 0, "worker"},
+	} {
+		code, stdout, stderr := call(nil, strings.Fields(tc.args)...)
+		if code != tc.code || !strings.Contains(stdout+stderr, tc.says) {
+			t.Errorf("worker %s: %d, %s", tc.args, code, fmt.Sprint(stdout, stderr))
+		}
+	}
+}

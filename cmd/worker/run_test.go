@@ -1,0 +1,270 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// insert writes n intents, each under a key of its own.
+func insert(t *testing.T, db *samekeytest.DB, action string, n int) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		for i := range n {
+			key, err := samekey.NewKey(fmt.Sprintf("order-%d", i), "test", action)
+			if err != nil {
+				return err
+			}
+			if _, err := outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: action, Payload: map[string]int{"order": i}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func count(t *testing.T, db *samekeytest.DB, sql string) (n int) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func wait(t *testing.T, until func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := until(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func environment(db *samekeytest.DB, more ...string) []string {
+	return append([]string{"DATABASE_URL=" + db.DSN, "LISTEN_ADDR=127.0.0.1:0"}, more...)
+}
+
+const oneVendor = `
+worker: {stop_timeout: 1s}
+destinations:
+  vendor: {url: "%s", key_window: 24h, concurrency: 2}
+actions:
+  charge_card: {destination: vendor, request: POST /v1/charges, class: idempotent_write, timeout: 20s, refused: [402]}
+`
+
+func TestTheWorkerDeliversWhatItsFileNames(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	insert(t, db, "charge_card", 20)
+	vendor.Next(samekeytest.FaultLoseAnswer, samekeytest.Fault500After, samekeytest.Fault402)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL)))
+	wait(t, func(ctx context.Context) error { return vendor.WaitEffects(ctx, 19) })
+	if status, body := p.probe(t, "/healthz"); status != 200 {
+		t.Errorf("/healthz is %d %s", status, body)
+	}
+	p.waitReady(t, 200)
+	p.signal(t)
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	ledger := vendor.Ledger()
+	if len(ledger.Effects) != 19 || len(ledger.Declined) != 1 || ledger.Counts.Doubles != 0 {
+		t.Errorf("the vendor's ledger: %+v", ledger.Counts)
+	}
+}
+
+// Case 25.
+func TestASignalInMidCallFinishesTheCallAndClaimsNoMore(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	vendor.HoldAnswers()
+	insert(t, db, "charge_card", 5)
+	config := strings.Replace(fmt.Sprintf(oneVendor, vendor.URL), "stop_timeout: 1s", "stop_timeout: 15s", 1)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", config))
+	wait(t, func(ctx context.Context) error { return vendor.WaitOpen(ctx, 2) })
+	p.signal(t)
+	if reason := p.waitReady(t, 503); !strings.Contains(reason, "stopping") {
+		t.Errorf("/readyz says %q", reason)
+	}
+	vendor.Release()
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if n := vendor.Counts().Calls; n != 2 {
+		t.Errorf("%d calls were made, want the 2 of before the signal", n)
+	}
+	if n := count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`); n != 2 {
+		t.Errorf("%d deliveries are recorded, want 2", n)
+	}
+	if n := count(t, db, `select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null and attempt <= 1`); n != 3 {
+		t.Errorf("%d intents are left to others, want 3", n)
+	}
+}
+
+func TestACallThatOutlastsTheStopIsRecordedInTime(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	vendor.Hold()
+	insert(t, db, "charge_card", 2)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL)))
+	wait(t, func(ctx context.Context) error { return vendor.WaitOpen(ctx, 2) })
+	began := time.Now()
+	p.signal(t)
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the stop took %v, with a stop_timeout of 1s", took)
+	}
+	if n := count(t, db, `select count(*) from samekey.outbox_history where event = 'attempt' and outcome = 'retry' and code = 'stopped'`); n != 2 {
+		t.Errorf("%d stopped attempts are recorded, want 2", n)
+	}
+	if n := count(t, db, `select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null`); n != 2 {
+		t.Errorf("%d intents are left to others, want 2", n)
+	}
+}
+
+func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	vendor.Hold()
+	insert(t, db, "charge_card", 1)
+	config := strings.Replace(fmt.Sprintf(oneVendor, vendor.URL), "stop_timeout: 1s", "stop_timeout: 10m", 1)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", config))
+	wait(t, func(ctx context.Context) error { return vendor.WaitOpen(ctx, 1) })
+	p.signal(t)
+	p.waitFor(t, "a second signal")
+	p.signal(t)
+	if code := p.exit(t); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+}
+
+// Case 22, from end to end: the vendor echoes what it was sent, refuses, or cannot be reached.
+func TestASecretIsInNoRowAndNoLog(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	vendor := samekeytest.StartVendor(t, &samekeytest.VendorOptions{Answer: func(r samekeytest.VendorRequest) samekeytest.VendorAnswer {
+		return samekeytest.VendorAnswer{Status: 402, Body: fmt.Appendf(nil, "%s %v", r.Path, r.Header)}
+	}})
+	secrets := map[string]string{"PASSWORD": "pass-in-url", "QUERY": "query-in-url", "TOKEN": "token-in-header"}
+	file := writeFile(t, "secret", "secret-in-file\n")
+	config := writeFile(t, "worker.yaml", fmt.Sprintf(`
+destinations:
+  echo:
+    url: "http://user:${env:PASSWORD}@%s/?token=${env:QUERY}"
+    headers: {X-Token: "${env:TOKEN}", X-File: "${file:%s}"}
+  away:
+    url: "http://user:${env:PASSWORD}@%s/?token=${env:QUERY}"
+    headers: {X-Token: "${env:TOKEN}", X-File: "${file:%s}"}
+actions:
+  refuse: {destination: echo, request: POST /, class: idempotent_write, key_window: 24h, refused: 402}
+  die: {destination: echo, request: POST /die, class: idempotent_write, key_window: 24h}
+  fail: {destination: away, request: POST /, class: idempotent_write, key_window: 24h}
+`, strings.TrimPrefix(vendor.URL, "http://"), file, closed.Addr(), file))
+	env := environment(db, "LOG_LEVEL=debug")
+	for name, value := range secrets {
+		env = append(env, name+"="+value)
+	}
+	for _, action := range []string{"refuse", "die", "fail"} {
+		insert(t, db, action, 1)
+	}
+	p := start(t, env, "run", "-config", config)
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for count(t, db, `select count(distinct (i.action, h.outcome)) from samekey.outbox_history h join samekey.outbox i on i.id = h.intent_id
+		where (i.action, h.outcome) in (('refuse', 'refused'), ('die', 'dead'), ('fail', 'unsent'))`) < 3 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("the three outcomes are not in the history")
+		}
+	}
+	p.signal(t)
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	var rows string
+	if err := db.QueryRow(t.Context(), `select string_agg(concat_ws(' ', h::text, convert_from(response, 'UTF8')), E'\n') from samekey.outbox_history h`).Scan(&rows); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(rows, "[redacted]") || !strings.Contains(rows, "connection refused") {
+		t.Errorf("the test is void: %s", rows)
+	}
+	secrets["FILE"] = "secret-in-file"
+	for _, secret := range secrets {
+		if strings.Contains(rows, secret) {
+			t.Errorf("%q is in the history: %s", secret, rows)
+		}
+		if strings.Contains(p.said(), secret) {
+			t.Errorf("%q is in the log", secret)
+		}
+	}
+}
+
+func TestWithoutADatabaseURLNothingBeginsAndAllMistakesAreSaid(t *testing.T) {
+	config := writeFile(t, "worker.yaml", "destinations: {}\nactions: {}\nfoo: 1\n")
+	for _, env := range [][]string{{"LOG_FORMAT=xml"}, {"DATABASE_URL=", "LOG_FORMAT=xml"}, {"DATABASE_URL=postgres://u:s3cret@h:port/x", "LOG_FORMAT=xml"}} {
+		p := start(t, env, "run", "-config", config)
+		if code := p.exit(t); code != 2 {
+			t.Errorf("%v: exit code %d, want 2", env, code)
+		}
+		for _, want := range []string{"DATABASE_URL", "postgres://user:password@host", "LOG_FORMAT", config + ":3: foo"} {
+			if !strings.Contains(p.said(), want) {
+				t.Errorf("%v: %q is not in %s", env, want, p.said())
+			}
+		}
+		if strings.Contains(p.said(), "s3cret") {
+			t.Errorf("the password is in %s", p.said())
+		}
+	}
+}
+
+func TestASchemaThatIsTooOldGivesAdvice(t *testing.T) {
+	db := samekeytest.NewEmptyDB(t)
+	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, "http://127.0.0.1:1"))
+	p := start(t, environment(db), "run", "-config", config)
+	if code := p.exit(t); code != 1 || !strings.Contains(p.said(), "worker migrate") {
+		t.Errorf("exit code %d: %s", code, p.said())
+	}
+	env := map[string]string{"DATABASE_URL": db.DSN}
+	for range 2 {
+		if code, stdout, stderr := call(env, "migrate"); code != 0 || stderr != "" {
+			t.Errorf("migrate: %d %s %s", code, stdout, stderr)
+		}
+	}
+	p = start(t, environment(db), "run", "-config", config)
+	p.waitReady(t, 200)
+	p.signal(t)
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestMigratePrintsSQLAndRefusesWithoutADatabase(t *testing.T) {
+	code, stdout, _ := call(nil, "migrate", "-print", "-app-role", "app")
+	if code != 0 || !strings.Contains(stdout, "create table samekey.outbox (") || !strings.Contains(stdout, `to "app"`) {
+		t.Errorf("%d, %d bytes", code, len(stdout))
+	}
+	for _, url := range []string{"", "postgres://u:s3cret@h:port/x"} {
+		if code, _, stderr := call(map[string]string{"DATABASE_URL": url}, "migrate"); code != 2 || strings.Contains(stderr, "s3cret") {
+			t.Errorf("%d %s", code, stderr)
+		}
+	}
+	if code, _, stderr := call(map[string]string{"DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x"}, "migrate"); code != 1 || strings.Contains(stderr, "s3cret") {
+		t.Errorf("%d %s", code, stderr)
+	}
+}
