@@ -65,7 +65,8 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	return s, false
 }
 
-// givenBack is a claim that came while the worker was stopping: nothing was sent, nothing is spent, and it is due.
+// givenBack is a claim that came too late for its call, or while the worker was stopping: nothing was sent, nothing is
+// spent, and it is due.
 func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
 	return settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.Spent),
 		unsend: c.FirstSend, answer: Answer{Code: "given_back"}}

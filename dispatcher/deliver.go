@@ -65,6 +65,9 @@ func (n *node) work(c *claim) {
 func (n *node) attempt(c *claim) settlement {
 	ctx, cancel := c.context(n.calls)
 	defer cancel()
+	if ctx.Err() != nil {
+		return c.action.givenBack(&c.OutboxQueueClaimRow) // the claim alone took as long as the attempt may
+	}
 	call, began := c.call(), time.Now()
 	answer, err := guard(func() (Answer, error) { return c.action.handle(ctx, &call) })
 	s := c.action.afterCall(&c.OutboxQueueClaimRow, answer, err)

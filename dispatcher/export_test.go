@@ -28,3 +28,13 @@ func (d *Dispatcher) WorkerID() int32 {
 	}
 	return 0
 }
+
+// Swept is when the running dispatcher's last sweep was answered.
+func (d *Dispatcher) Swept() (at time.Time) {
+	if n := d.node.Load(); n != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		at = n.swept
+	}
+	return at
+}

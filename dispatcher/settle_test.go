@@ -32,6 +32,28 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 	return on, n, n.newSettler()
 }
 
+// A worker may not know yet that its session is gone: the claim itself looks.
+func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
+	on, n, _ := settling(t)
+	if _, err := on.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and classid::bigint = samekey.worker_class()
+		and objid::bigint = $1 and database = (select oid from pg_database where datname = current_database())`, n.session.id); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		var gone bool
+		if err := on.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, n.session.id).Scan(&gone); err != nil {
+			t.Fatal(err)
+		}
+		if gone {
+			break
+		}
+	}
+	rows, err := n.q.OutboxQueueClaim(t.Context(), n.lanes[0].claimParams(n.lanes[0].actions[0], time.Time{}, 1))
+	if err != nil || len(rows) != 0 {
+		t.Fatalf("claimed %d intents, %v; want none", len(rows), err)
+	}
+}
+
 // claimOne claims the one due intent.
 func claimOne(t *testing.T, n *node) *claim {
 	t.Helper()

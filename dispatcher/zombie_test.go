@@ -1,0 +1,301 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// gate is a handler whose first calls wait until it is opened, whatever their context says; the rest go through.
+type gate struct {
+	hold  int
+	began chan string // the delivery key of each call
+	open  chan struct{}
+	once  sync.Once
+	calls atomic.Int32
+}
+
+func newGate(hold int) *gate {
+	return &gate{hold: hold, began: make(chan string, 1000), open: make(chan struct{})}
+}
+
+func (g *gate) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	n := int(g.calls.Add(1))
+	g.began <- call.DeliveryKey.String()
+	if n <= g.hold {
+		<-g.open
+	}
+	return dispatcher.Answer{Code: fmt.Sprint("call-", n)}, nil
+}
+
+func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
+
+func (g *gate) wantCalls(b *bundle, want int) {
+	b.Helper()
+	if got := int(g.calls.Load()); got != want {
+		b.Fatalf("%d calls, want %d", got, want)
+	}
+}
+
+// gated is a dispatcher whose charge_card goes through g.
+func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options ...dispatcher.Option) *dispatcher.Dispatcher {
+	b.Cleanup(g.release) // before the dispatchers are stopped
+	d := b.dispatcherOn(pool, dispatcher.Config{})
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", p, g.handle, options...)
+	return d
+}
+
+func TestAZombiesAnswerMatchesNothingAndIsKeptOnce(t *testing.T) {
+	b := setup(t)
+	g := newGate(1)
+	d := b.gated(b.db.Pool, g, policyOf(dispatcher.IdempotentWrite))
+	id := b.insert("charge_card")
+	b.start(d)
+	first := wait(b, "the first call", g.began)
+	b.elapse(lease)
+	if second := wait(b, "the second call", g.began); second != first {
+		t.Errorf("the second call came with key %s, the first with %s", second, first)
+	}
+	b.untilStatus(id, "delivered")
+	b.wantHistory(id, "orphaned:unknown:orphaned attempt:delivered:call-2")
+	g.release()
+	b.until("the late answer is kept", func() bool {
+		return b.history(id) == "orphaned:unknown:orphaned attempt:delivered:call-2 late:delivered:call-1"
+	})
+	b.wantStatus(id, "delivered")
+	g.wantCalls(b, 2)
+}
+
+func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
+	for _, state := range []string{"unknown", "parked"} {
+		t.Run(state, func(t *testing.T) {
+			b := setup(t)
+			b.applied()
+			g := newGate(1)
+			d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite), dispatcher.WithApply(recordPayment))
+			id := b.insert("charge_card")
+			b.start(d)
+			wait(b, "the call", g.began)
+			b.elapse(lease)
+			b.untilStatus(id, "unknown")
+			before := "orphaned:unknown:orphaned "
+			if state == "parked" {
+				b.elapse(settling)
+				b.untilStatus(id, "parked")
+				before += "lookup:parked:no_lookup "
+			}
+			g.release()
+			b.untilStatus(id, "delivered")
+			b.wantHistory(id, before+"late:delivered:call-1 apply:delivered:call-1")
+			if n := b.count(`select count(*) from payments`); n != 1 {
+				t.Errorf("%d payments are written, want 1", n)
+			}
+			g.wantCalls(b, 1)
+		})
+	}
+}
+
+// The claim waits for a lock for longer than the attempt may take: what the handler would send now could meet the
+// attempt of whoever takes the intent over.
+func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
+	b := setup(t)
+	p := policyOf(dispatcher.NonIdempotentWrite)
+	p.Timeout = 300 * time.Millisecond
+	g := newGate(0)
+	d := b.gated(b.db.Pool, g, p)
+	id := b.insert("charge_card")
+	locker, err := pgx.Connect(b.ctx, b.db.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Close(context.WithoutCancel(b.ctx))
+	tx, err := locker.Begin(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(b.ctx, `lock table samekey.outbox in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	b.start(d)
+	b.until("the claim waits", func() bool {
+		return b.count(`select count(*) from pg_locks where not granted and relation = 'samekey.outbox'::regclass`) > 0
+	})
+	<-time.After(p.Timeout) // what is tested is time itself
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.untilStatus(id, "delivered")
+	b.wantHistory(id, "attempt:unsent:given_back attempt:delivered:call-1")
+	g.wantCalls(b, 1)
+}
+
+// cuttable is a pool that can be told to let no new connection through; those that it has stay.
+func (b *bundle) cuttable() (pool *pgxpool.Pool, cut *atomic.Bool) {
+	b.Helper()
+	config, err := pgxpool.ParseConfig(b.db.DSN)
+	if err != nil {
+		b.Fatal(err)
+	}
+	cut = &atomic.Bool{}
+	config.MaxConns, config.MinConns = 8, 8
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if cut.Load() {
+			return errors.New("the network is cut")
+		}
+		return nil
+	}
+	if pool, err = pgxpool.NewWithConfig(b.ctx, config); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(pool.Close)
+	return pool, cut
+}
+
+// loseLock ends the session that holds a worker's lock.
+func (b *bundle) loseLock(worker int32) {
+	b.Helper()
+	if n := b.count(`select count(pg_terminate_backend(pid)) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock'
+		and classid::bigint = samekey.worker_class() and objid::bigint = $1 and objsubid = 2
+		and database = (select oid from pg_database where datname = current_database())`, worker); n != 1 {
+		b.Fatalf("%d sessions hold the lock of worker %d, want 1", n, worker)
+	}
+}
+
+func (b *bundle) holdsLock(worker int32) bool {
+	b.Helper()
+	return b.count(`select count(*) from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock' and granted
+		and classid::bigint = samekey.worker_class() and objid::bigint = $1
+		and database = (select oid from pg_database where datname = current_database())`, worker) == 1
+}
+
+// sweeps waits until d has swept for so long.
+func (b *bundle) sweeps(d *dispatcher.Dispatcher, so time.Duration) {
+	b.Helper()
+	since := time.Now()
+	b.until("it has swept for a while", func() bool { return d.Swept().Sub(since) > so })
+}
+
+// lostLock has worker one call the vendor and lose its lock in mid-call, and worker two sweep.
+func lostLock(t *testing.T, class dispatcher.Class) (b *bundle, g *gate, one, two *dispatcher.Dispatcher, back func()) {
+	b = setup(t)
+	pool, cut := b.cuttable()
+	g = newGate(1)
+	one, two = b.gated(pool, g, policyOf(class)), b.gated(b.db.Pool, g, policyOf(class))
+	b.insert("charge_card")
+	if class == dispatcher.IrreversibleWrite {
+		b.expect(one, awaiting)
+		b.approve(value[[16]byte](b, `select id from samekey.outbox`))
+	}
+	b.start(one)
+	wait(b, "the first call", g.began)
+	cut.Store(true)
+	b.loseLock(one.WorkerID())
+	b.until("the worker knows", func() bool { return one.Ready() != nil })
+	b.start(two)
+	return b, g, one, two, func() {
+		b.Helper()
+		worker := one.WorkerID()
+		cut.Store(false)
+		b.until("the worker is back", func() bool { return one.Ready() == nil })
+		if one.WorkerID() != worker || !b.holdsLock(worker) {
+			t.Errorf("the worker came back as %d, want %d, with its lock", one.WorkerID(), worker)
+		}
+	}
+}
+
+func TestALostLockHasAReadSentAgainByAnotherWorker(t *testing.T) {
+	lostLockIsTakenOver(t, dispatcher.Read)
+}
+
+func TestALostLockHasAnIdempotentWriteSentAgainWithTheSameKeyByAnotherWorker(t *testing.T) {
+	lostLockIsTakenOver(t, dispatcher.IdempotentWrite)
+}
+
+func lostLockIsTakenOver(t *testing.T, class dispatcher.Class) {
+	b, g, _, _, back := lostLock(t, class)
+	if key := wait(b, "the second call", g.began); key != value[string](b, `select delivery_key::text from samekey.outbox`) {
+		t.Errorf("the second call came with key %s", key)
+	}
+	b.untilFinished()
+	back()
+	g.release()
+	b.until("the first call's answer is kept", func() bool {
+		return b.count(`select count(*) from samekey.outbox_history where event = 'late'`) == 1
+	})
+	g.wantCalls(b, 2)
+}
+
+func TestALostLockLeavesANonIdempotentWriteToItsWorkerWhileTheLeaseHolds(t *testing.T) {
+	lostLockIsLeft(t, dispatcher.NonIdempotentWrite)
+}
+
+func TestALostLockLeavesAnIrreversibleWriteToItsWorkerWhileTheLeaseHolds(t *testing.T) {
+	lostLockIsLeft(t, dispatcher.IrreversibleWrite)
+}
+
+func lostLockIsLeft(t *testing.T, class dispatcher.Class) {
+	b, g, one, two, back := lostLock(t, class)
+	b.sweeps(two, time.Second)
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'leased' and leased_by = $1`, one.WorkerID()); n != 1 {
+		t.Error("the intent was taken from a worker that only lost its lock")
+	}
+	back()
+	g.release()
+	b.untilFinished()
+	g.wantCalls(b, 1)
+	if n := b.count(`select count(*) from samekey.outbox_history where event = 'orphaned'`); n != 0 {
+		t.Error("the intent was orphaned")
+	}
+}
+
+func TestAWorkerWithoutItsLockClaimsNothingUntilItIsBack(t *testing.T) {
+	b := setup(t)
+	pool, cut := b.cuttable()
+	g := newGate(0)
+	d := b.gated(pool, g, policyOf(dispatcher.IdempotentWrite))
+	b.start(d)
+	cut.Store(true)
+	b.loseLock(d.WorkerID())
+	b.until("the worker knows", func() bool { return d.Ready() != nil })
+	b.insert("charge_card")
+	b.sweeps(d, 500*time.Millisecond)
+	g.wantCalls(b, 0)
+	cut.Store(false)
+	b.untilFinished()
+	g.wantCalls(b, 1)
+}
+
+func TestAWorkerAloneThatLosesItsLockSendsNothingTwice(t *testing.T) {
+	b := setup(t)
+	pool, cut := b.cuttable()
+	g := newGate(20)
+	d := b.gated(pool, g, policyOf(dispatcher.IdempotentWrite))
+	b.insertMany("charge_card", 20)
+	b.start(d)
+	for range 20 {
+		wait(b, "twenty calls", g.began)
+	}
+	for range 2 { // away for some sweeps, back for some
+		cut.Store(true)
+		b.loseLock(d.WorkerID())
+		b.until("the worker knows", func() bool { return d.Ready() != nil })
+		b.sweeps(d, 500*time.Millisecond)
+		cut.Store(false)
+		b.until("the worker is back", func() bool { return d.Ready() == nil })
+		b.sweeps(d, 300*time.Millisecond)
+	}
+	g.wantCalls(b, 20)
+	g.release()
+	b.untilFinished()
+	g.wantCalls(b, 20)
+}
