@@ -151,6 +151,9 @@ func (b *bundle) untilDone(req processed.Request) processed.Result[order] {
 
 func TestAConnectionThatDiedInThePoolIsReplacedBeforeAnythingRuns(t *testing.T) {
 	b, proxy := wired(t, 1)
+	b.db.Pool = b.pool(proxy.DSN(), 1, func(config *pgxpool.Config) { // one that does not look before it hands out
+		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	})
 	b.mustPlace(request(t, "k", `1`), order{"o1", 7})
 	proxy.Cut()
 	b.mustPlace(request(t, "k2", `1`), order{"o2", 7})
