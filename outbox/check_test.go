@@ -62,6 +62,9 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 		`Headers has "Authorization": secrets have no`: func(in *outbox.Intent) { in.Headers = map[string]string{"Authorization": "Bearer s3cret"} },
 		`Headers has "x-a" twice`:                      func(in *outbox.Intent) { in.Headers = map[string]string{"x-a": "1", "x-A": "2"} },
 		"Headers are 16385 bytes long":                 func(in *outbox.Intent) { in.Headers = map[string]string{"x": strings.Repeat("v", 16374)} },
+		"Headers are 16385 bytes long ": func(in *outbox.Intent) {
+			in.Headers = map[string]string{"x": "v" + strings.Repeat("\\\"\t", 2728) + "vvvvv"}
+		},
 		"Deadline is not after DueAt":                  func(in *outbox.Intent) { in.DueAt, in.Deadline = time.Unix(9, 0), time.Unix(9, 0) },
 		"DueAt is in the year 10000":                   func(in *outbox.Intent) { in.DueAt = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"Deadline is in the year 1969":                 func(in *outbox.Intent) { in.Deadline = time.Unix(-1, 0).UTC() },

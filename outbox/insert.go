@@ -191,15 +191,19 @@ func insertBatch(ctx context.Context, send func(context.Context, *pgx.Batch) pgx
 	if len(orderingKeys) > 0 {
 		batch.Queue(db.OutboxQueueLockOrder, orderingKeys)
 	}
+	var refused error
 	for _, i := range order {
 		batch.Queue(db.OutboxEnqueue, ready[i].Args(false)...).QueryRow(func(row pgx.Row) error {
-			return keyed.InsertError(ready[i], row.Scan(&ids[i]))
+			err := keyed.InsertError(ready[i], row.Scan(&ids[i]))
+			refused = cmp.Or(refused, err)
+			return err
 		})
 	}
-	if err := send(ctx, batch).Close(); err != nil {
-		if conflict := (*ConflictError)(nil); errors.As(err, &conflict) {
-			return conflict
-		}
+	err := send(ctx, batch).Close()
+	if refused != nil {
+		return refused // the first; those behind it only say that the transaction is aborted
+	}
+	if err != nil {
 		return fmt.Errorf("outbox: insert %d intents: %w", len(order), err)
 	}
 	return nil
