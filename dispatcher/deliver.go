@@ -107,6 +107,12 @@ func (n *node) settle(c *claim, s settlement) {
 		n.count(s, settled)
 	}}
 	select {
+	case <-n.abandoned: // first, since a buffer that nobody reads would take it too
+		n.count(s, false)
+		return
+	default:
+	}
+	select {
 	case n.results <- r:
 	case <-n.abandoned:
 		n.count(s, false)
