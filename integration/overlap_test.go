@@ -138,6 +138,13 @@ func TestWhatIsRolledBackLeavesNothingAndTheKeyIsFree(t *testing.T) {
 	b.count(0, "orders")
 	b.count(0, "samekey.outbox")
 	b.count(0, "samekey.processed_events")
+	// A savepoint that is rolled back takes its intent along; the rest commits.
+	if got := (call{key: "k2", header: map[string]string{"Test-End": "savepoint"}}).do(t.Context(), url); got.status != http.StatusOK {
+		t.Errorf("with a savepoint rolled back, the request gets %+v", got)
+	}
+	b.count(0, "orders")
+	b.count(0, "samekey.outbox")
+	b.count(1, "samekey.processed_events")
 	if got := (call{key: "k1"}).do(t.Context(), url); got.status != http.StatusOK || got.deduplicated {
 		t.Errorf("after that, the request gets %+v, want a first answer", got)
 	}

@@ -130,18 +130,6 @@ func (p *process) waitTimes(text string, n int) string {
 	}
 }
 
-// said counts the lines that contain the text.
-func (p *process) said(text string) (n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, line := range p.lines {
-		if strings.Contains(line, text) {
-			n++
-		}
-	}
-	return n
-}
-
 // release lets the process go on from every point at which it stands, and
 // stand at none any more.
 func (p *process) release() {

@@ -39,8 +39,8 @@ const (
 )
 
 // service does requests: POST /charge and POST /refund, with the headers
-// Idempotency-Key and Tenant. Test-Stand names a point; Test-End: rollback or
-// panic says how the function ends; Test-Lock: off works without the advisory
+// Idempotency-Key and Tenant. Test-Stand names a point; Test-End: rollback,
+// panic, swallow or savepoint says how the function ends; Test-Lock: off works without the advisory
 // lock; Test-Isolation is the transaction's.
 type service struct {
 	pool *pgxpool.Pool
@@ -113,6 +113,12 @@ func (s *service) do(w http.ResponseWriter, r *http.Request) {
 func (s *service) place(ctx context.Context, tx pgx.Tx, r *http.Request, body []byte) (placed order, err error) {
 	if err := json.Unmarshal(body, &placed); err != nil {
 		return order{}, err
+	}
+	if r.Header.Get("Test-End") == "savepoint" { // of which nothing must be left
+		if tx, err = tx.Begin(ctx); err != nil {
+			return order{}, err
+		}
+		defer func() { err = errors.Join(err, tx.Rollback(ctx)) }()
 	}
 	operation := r.PathValue("operation")
 	err = tx.QueryRow(ctx, `insert into orders (operation, tenant, item, amount) values ($1, $2, $3, $4) returning id`,

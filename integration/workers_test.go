@@ -202,6 +202,20 @@ func TestAWorkerThatIsToldToStopEndsItsCallsAndBeginsNone(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 2)
 }
 
+func TestAVendorThatNeverAnswersCostsOneTimeout(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	b.worker("worker", workerConfig{Timeout: time.Second})
+	b.vendor.Next(samekeytest.FaultHang)
+	id, key := b.insert("book")
+	entry := b.status(id, outbox.StatusDelivered)
+	if first := entry.History[0]; first.Code != "timeout" {
+		t.Errorf("the first attempt ended with %+v, want a timeout", first)
+	}
+	b.sameBytes(key)
+	samekeytest.AssertOneEffect(t, b.vendor, key)
+}
+
 func TestAnActionThatNobodyHandlesHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
