@@ -1,0 +1,189 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// output is a log that can be read while it is written.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+func options(env map[string]string) (Options, *output) {
+	out := &output{}
+	return Options{
+		Stderr:    out,
+		LookupEnv: func(name string) (string, bool) { value, ok := env[name]; return value, ok },
+		Register: func(d *dispatcher.Dispatcher) error {
+			d.Handle("look", dispatcher.Policy{Class: dispatcher.Read}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+				return dispatcher.Answer{}, nil
+			})
+			return nil
+		},
+	}, out
+}
+
+func TestEveryMistakeIsAConfigErrorAndNoPasswordIsPrinted(t *testing.T) {
+	o, _ := options(map[string]string{"LOG_LEVEL": "loud", "LOG_FORMAT": "json", "DATABASE_URL": "postgres://u:s3cret@h:port/x"})
+	o.Register = func(*dispatcher.Dispatcher) error { return errors.New("worker.yaml:7: no") }
+	err := Run(t.Context(), o)
+	var config *ConfigError
+	if !errors.As(err, &config) {
+		t.Fatalf("%v is no ConfigError", err)
+	}
+	for _, want := range []string{"LOG_LEVEL", "DATABASE_URL", "worker.yaml:7: no"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in %v", want, err)
+		}
+	}
+	if strings.Contains(err.Error(), "s3cret") {
+		t.Error(err)
+	}
+
+	o, _ = options(map[string]string{"DATABASE_URL": "postgres://127.0.0.1:1/x"})
+	o.Register = func(d *dispatcher.Dispatcher) error { return nil } // no action
+	if err := Run(t.Context(), o); !errors.As(err, &config) || !strings.Contains(err.Error(), "no action") {
+		t.Errorf("%v", err)
+	}
+	o.Register = nil
+	if err := Run(t.Context(), o); !errors.As(err, &config) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAPortThatIsTakenFailsAndIsNamed(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	o, _ := options(map[string]string{"DATABASE_URL": "postgres://127.0.0.1:1/x", "LISTEN_ADDR": listener.Addr().String()})
+	if err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "LISTEN_ADDR") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestADatabaseThatIsAwayIsWaitedForAliveAndNotReady(t *testing.T) {
+	o, out := options(map[string]string{"DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x", "LISTEN_ADDR": "127.0.0.1:0"})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, o) }()
+	line := waitFor(t, out, "probes listen")
+	waitFor(t, out, "waits for the database")
+	if status, _ := get(t, line, "/healthz"); status != 200 {
+		t.Errorf("/healthz is %d", status)
+	}
+	if status, body := get(t, line, "/readyz"); status != 503 || !strings.Contains(body, "database") {
+		t.Errorf("/readyz is %d %q", status, body)
+	}
+	if status, _ := get(t, line, "/other"); status != 404 {
+		t.Errorf("/other is %d", status)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(out.String(), "s3cret") {
+		t.Errorf("the password is in %s", out)
+	}
+}
+
+func TestWithProbesOffItRunsAndStopsAndLeavesNothing(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for _, address := range []string{"off", ""} {
+		o, out := options(map[string]string{"DATABASE_URL": db.DSN, "LISTEN_ADDR": address, "LOG_FORMAT": "text"})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- Run(ctx, o) }()
+		waitFor(t, out, "dispatcher: running")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if strings.Contains(out.String(), "probes listen") {
+			t.Errorf("LISTEN_ADDR %q: there are probes", address)
+		}
+	}
+}
+
+// net/http prints what it finds unasked on an idle connection.
+func TestAVendorsBytesStayOutOfTheLog(t *testing.T) {
+	o, out := options(nil)
+	logger, err := newLogger(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slog.NewLogLogger(logger.Handler(), slog.LevelInfo).Printf("Unsolicited response received on idle HTTP channel starting with %q; err=%v", "card 4242", nil)
+	if text := out.String(); strings.Contains(text, "4242") || !strings.Contains(text, "a vendor sent data") {
+		t.Error(text)
+	}
+}
+
+func waitFor(t *testing.T, out *output, text string) (line string) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		for line := range strings.Lines(out.String()) {
+			if strings.Contains(line, text) {
+				return line
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("the log does not say %q: %s", text, out)
+		}
+	}
+}
+
+func get(t *testing.T, line, path string) (int, string) {
+	t.Helper()
+	var said struct{ Address string }
+	if err := json.Unmarshal([]byte(line), &said); err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + said.Address + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
