@@ -92,34 +92,40 @@ func (l *lane) take() (indexes []int) {
 	return indexes
 }
 
+// mayClaim says whether this node takes work for the lane: not while the queue is paused, without its lock, or with
+// outcomes that the database has not taken yet.
+func (l *lane) mayClaim() bool {
+	return !l.paused.Load() && l.node.session.holds() && !l.node.behind.Load()
+}
+
 // drain claims and starts calls until the shift is over, or until nothing was due for linger. It ends at once when ctx
 // does. What is under way then stays the lane's.
-func (l *lane) drain(ctx context.Context, shift, linger time.Duration) {
+func (l *lane) drain(ctx context.Context, shift, linger time.Duration) error {
 	end := time.NewTimer(shift)
 	defer end.Stop()
 	idle := time.NewTimer(linger)
 	defer idle.Stop()
-	for !l.paused.Load() && l.node.session.holds() {
+	for l.mayClaim() {
 		select { // wait for a free slot
 		case l.slots <- struct{}{}:
 			<-l.slots
 		case <-end.C:
-			return
+			return nil
 		case <-ctx.Done():
-			return
+			return nil
 		}
 		claimed, err := l.claimAll(ctx)
 		if err != nil && ctx.Err() == nil {
 			l.node.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", l.name), slog.String("error", errorText(err)))
-			return // the sweep starts a drain again when the database answers
+			return err // the sweep starts a drain again when the database answers
 		}
 		if claimed > 0 {
 			idle.Reset(linger)
 			select {
 			case <-end.C:
-				return
+				return nil
 			case <-ctx.Done():
-				return
+				return nil
 			default:
 				continue
 			}
@@ -127,13 +133,14 @@ func (l *lane) drain(ctx context.Context, shift, linger time.Duration) {
 		select {
 		case <-l.poked:
 		case <-idle.C:
-			return
+			return nil
 		case <-end.C:
-			return
+			return nil
 		case <-ctx.Done():
-			return
+			return nil
 		}
 	}
+	return nil
 }
 
 // claimAll claims once from each flagged action, as far as slots are free, and starts what it got.
@@ -253,11 +260,11 @@ func (l *lane) end() {
 	l.asked = time.Time{}
 }
 
-// ask says whether a drain should be asked for: none runs here, and none was asked for within patience.
+// ask says whether a drain should be asked for: it may claim, none runs here, and none was asked for within patience.
 func (l *lane) ask(patience time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.draining || l.paused.Load() || time.Since(l.asked) < patience {
+	if l.draining || !l.mayClaim() || time.Since(l.asked) < patience {
 		return false
 	}
 	l.asked = time.Now()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,6 +31,7 @@ type node struct {
 	applySlots chan struct{}
 	kicked     chan struct{} // something was flagged: see to it that a drain runs
 
+	behind    atomic.Bool    // the database has refused outcomes, which are kept and tried again
 	open      sync.WaitGroup // claims whose settlement is not written yet
 	stopping  chan struct{}  // closed when no call may begin any more
 	abandoned chan struct{}  // closed when nobody reads results any more
@@ -66,7 +68,7 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 }
 
 func (n *node) newSettler() *settler {
-	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake}
+	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake, behind: &n.behind}
 }
 
 // woken takes a notification: work of this action was committed. An empty one means: look everywhere.

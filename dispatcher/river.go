@@ -53,9 +53,9 @@ func (w *drainWorker) drain(ctx context.Context, lane *lane) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.stop, cancel)()
-	lane.drain(ctx, w.node.shift, w.node.linger)
+	err := lane.drain(ctx, w.node.shift, w.node.linger)
 	lane.end()
-	if w.stop.Err() == nil && lane.flagged() {
+	if err == nil && w.stop.Err() == nil && lane.flagged() {
 		w.start(lane) // the next drain goes on at once
 	}
 }

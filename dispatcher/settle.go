@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,7 @@ type settler struct {
 	log    *slog.Logger
 	in     chan result
 	wake   func(actions ...string) // actions that became due by a promotion
+	behind *atomic.Bool            // set while a batch is kept: nothing is claimed then
 }
 
 const (
@@ -91,6 +93,7 @@ func (s *settler) persist(ctx context.Context, batch []result, write func(contex
 		writing, cancel := context.WithTimeout(ctx, settleTimeout)
 		attempts, err := write(writing, batch)
 		cancel()
+		s.behind.Store(err != nil)
 		if err == nil {
 			s.tell(ctx, batch, attempts)
 			return

@@ -50,6 +50,7 @@ type bundle struct {
 	logs   *logs
 	client *http.Client
 	keys   int
+	gates  []*gate // opened before a dispatcher is stopped
 }
 
 func setup(t *testing.T) *bundle { return setupVendor(t, nil) }
@@ -102,7 +103,12 @@ func (b *bundle) start(d *dispatcher.Dispatcher) *running {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(b.ctx))
 	r := &running{b: b, d: d, end: cancel, done: make(chan error, 1)}
 	go func() { r.done <- d.Run(ctx) }()
-	b.Cleanup(func() { _ = r.stop() })
+	b.Cleanup(func() {
+		for _, g := range b.gates {
+			g.release()
+		}
+		_ = r.stop()
+	})
 	b.until("the dispatcher is ready", func() bool { return d.Ready() == nil })
 	return r
 }

@@ -77,6 +77,9 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				gone[row.Worker] = since
 			}
 		case "expired":
+			if row.Worker == s.node.session.id && s.node.behind.Load() {
+				continue // this node knows what came of them, and is about to write it
+			}
 			if err := s.release(ctx, row.Worker, false); err != nil {
 				return err
 			}

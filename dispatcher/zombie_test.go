@@ -48,7 +48,7 @@ func (g *gate) wantCalls(b *bundle, want int) {
 
 // gated is a dispatcher whose charge_card goes through g.
 func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options ...dispatcher.Option) *dispatcher.Dispatcher {
-	b.Cleanup(g.release) // before the dispatchers are stopped
+	b.gates = append(b.gates, g)
 	d := b.dispatcherOn(pool, dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{})
 	d.Handle("charge_card", p, g.handle, options...)

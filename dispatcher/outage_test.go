@@ -1,0 +1,243 @@
+package dispatcher_test
+
+import (
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// wire is a network to the database that can be cut: what is open breaks, what is new is refused.
+type wire struct {
+	listener net.Listener
+	target   string
+	attempts atomic.Int32 // connections asked for while it was cut
+
+	mu    sync.Mutex
+	cut   bool
+	conns map[net.Conn]bool
+	wg    sync.WaitGroup
+}
+
+// wired returns a pool whose connections, and those made from its settings, run over a wire.
+func (b *bundle) wired() (*pgxpool.Pool, *wire) {
+	b.Helper()
+	config, err := pgxpool.ParseConfig(b.db.DSN)
+	if err != nil {
+		b.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	w := &wire{listener: listener, conns: map[net.Conn]bool{}}
+	network, address := config.ConnConfig.Host, config.ConnConfig.Port
+	w.target = (&net.TCPAddr{IP: net.ParseIP(network), Port: int(address)}).String()
+	config.ConnConfig.Host, config.ConnConfig.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
+	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks = nil, nil // no other way to the server
+	config.MaxConns = 8
+	w.wg.Go(w.serve)
+	pool, err := pgxpool.NewWithConfig(b.ctx, config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		pool.Close()
+		_ = listener.Close()
+		w.set(true)
+		w.wg.Wait()
+	})
+	return pool, w
+}
+
+func (w *wire) serve() {
+	for {
+		client, err := w.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", w.target)
+		if err != nil || !w.join(client, server) {
+			_ = client.Close()
+			if err == nil {
+				_ = server.Close()
+			}
+			continue
+		}
+		w.wg.Go(func() { w.pipe(client, server) })
+		w.wg.Go(func() { w.pipe(server, client) })
+	}
+}
+
+func (w *wire) join(conns ...net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cut {
+		w.attempts.Add(1)
+		return false
+	}
+	for _, conn := range conns {
+		w.conns[conn] = true
+	}
+	return true
+}
+
+func (w *wire) pipe(to, from net.Conn) {
+	_, _ = io.Copy(to, from)
+	_ = to.Close()
+	_ = from.Close()
+}
+
+// set cuts the wire, or mends it.
+func (w *wire) set(cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = cut
+	for conn := range w.conns {
+		_ = conn.Close()
+		delete(w.conns, conn)
+	}
+}
+
+func (b *bundle) untilLogged(text string) {
+	b.Helper()
+	b.until("it is logged that "+text, func() bool { return strings.Contains(b.logs.String(), text) })
+}
+
+const keptText = "outcomes could not be written back; they are kept and tried again"
+
+func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
+	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
+		for name, away := range map[string]time.Duration{"shortly": 0, "for longer than the lease": lease} {
+			t.Run(class.String()+" "+name, func(t *testing.T) {
+				b := setup(t)
+				pool, w := b.wired()
+				g := newGate(1)
+				d := b.gated(pool, g, policyOf(class))
+				id := b.insert("charge_card")
+				b.start(d)
+				wait(b, "the call", g.began)
+				w.set(true)
+				g.release()
+				b.untilLogged(keptText)
+				b.elapse(away)
+				w.set(false)
+				b.untilStatus(id, "delivered")
+				b.wantHistory(id, "attempt:delivered:call-1")
+				b.insert("charge_card")
+				b.untilFinished()
+				g.wantCalls(b, 2)
+			})
+		}
+	}
+}
+
+func TestADatabaseThatIsAwayIsNotAskedInATightLoop(t *testing.T) {
+	b := setup(t)
+	pool, w := b.wired()
+	g := newGate(1)
+	d := b.gated(pool, g, policyOf(dispatcher.IdempotentWrite))
+	b.insert("charge_card")
+	b.start(d)
+	wait(b, "the call", g.began)
+	w.set(true)
+	g.release()
+	b.untilLogged(keptText)
+	b.until("the worker knows", func() bool { return d.Ready() != nil })
+	w.attempts.Store(0)
+	lines := strings.Count(b.logs.String(), "\n")
+	<-time.After(3 * time.Second) // what is counted is a rate
+	if n := w.attempts.Load(); n == 0 || n > 60 {
+		t.Errorf("%d connections were asked for within 3 s, want some and few", n)
+	}
+	if n := strings.Count(b.logs.String(), "\n") - lines; n > 60 {
+		t.Errorf("%d lines were logged within 3 s", n)
+	}
+	w.set(false)
+	b.untilFinished()
+	b.until("it is ready again", func() bool { return d.Ready() == nil })
+}
+
+func TestRunWaitsForADatabaseThatIsAwayAtTheStart(t *testing.T) {
+	b := setup(t)
+	pool, w := b.wired()
+	w.set(true)
+	g := newGate(0)
+	d := b.gated(pool, g, policyOf(dispatcher.Read))
+	b.insert("charge_card")
+	go func() {
+		defer w.set(false)
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline) && w.attempts.Load() < 3; {
+			<-time.After(10 * time.Millisecond)
+		}
+	}()
+	b.start(d)
+	b.untilFinished()
+	g.wantCalls(b, 1)
+}
+
+func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
+	b := setup(t)
+	pool, w := b.wired()
+	g := newGate(1)
+	b.gates = append(b.gates, g)
+	d := b.dispatcherOn(pool, dispatcher.Config{StopTimeout: 200 * time.Millisecond})
+	d.SetStopMargin(500 * time.Millisecond)
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
+	id := b.insert("charge_card")
+	r := b.start(d)
+	wait(b, "the call", g.began)
+	w.set(true)
+	g.release()
+	b.untilLogged(keptText)
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.wantStatus(id, "leased") // and is taken over, as from a killed worker
+	b.expect(b.gated(b.db.Pool, g, policyOf(dispatcher.IdempotentWrite)), delivered)
+	g.wantCalls(b, 2)
+}
+
+// What the vendor did and the database does not take: an alarm, and a number of calls with the same key that the leases
+// and the attempts bound.
+func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T) {
+	b := setup(t)
+	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin
+		if new.event = 'attempt' then raise 'the disk is full' using errcode = '53100'; end if; return new; end $$`)
+	b.exec(`create trigger refuse before insert on samekey.outbox_history for each row execute function refuse()`)
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.Attempts = 3
+	g := newGate(0)
+	id := b.insert("charge_card")
+	for range 5 { // each is one more worker that cannot settle
+		b.start(b.gated(b.db.Pool, g, p))
+	}
+	b.untilLogged(keptText)
+	spent := func() int { return b.count(`select spent from samekey.outbox_queue`) }
+	for i := range 3 {
+		before := spent()
+		b.elapse(lease)
+		b.until("another worker has taken it over", func() bool { return spent() > before || i == 3 })
+		b.until("it is claimed again", func() bool { return b.status(id) == "leased" })
+	}
+	if n := g.calls.Load(); n > 3 {
+		t.Errorf("%d calls were made, want no more than the policy's attempts", n)
+	}
+	for range g.calls.Load() {
+		if key := wait(b, "a call", g.began); key != b.deliveryKey(id) {
+			t.Errorf("a call came with key %s", key)
+		}
+	}
+	b.exec(`drop trigger refuse on samekey.outbox_history`)
+	b.until("what was kept is written", func() bool {
+		return b.count(`select count(*) from samekey.outbox_history where event in ('attempt', 'late') and outcome = 'delivered'`) == int(g.calls.Load())
+	})
+}
