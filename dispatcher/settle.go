@@ -2,12 +2,15 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
@@ -98,6 +101,11 @@ func (s *settler) persist(ctx context.Context, batch []result, write func(contex
 			s.tell(ctx, batch, attempts)
 			return
 		}
+		if poisonous(err) {
+			s.behind.Store(false)
+			s.isolate(ctx, batch, write)
+			return
+		}
 		s.log.ErrorContext(ctx, "dispatcher: outcomes could not be written back; they are kept and tried again",
 			slog.Int("outcomes", len(batch)), slog.String("error", errorText(err)))
 		if !sleep(ctx, wait) {
@@ -108,6 +116,30 @@ func (s *settler) persist(ctx context.Context, batch []result, write func(contex
 		}
 		wait = min(2*wait, 2*time.Second)
 	}
+}
+
+// isolate writes a batch that holds something which the tables refuse, one outcome at a time, so that it costs its
+// neighbours nothing. What is refused alone too is given up, with an alarm: its lease runs out, and it is taken over.
+func (s *settler) isolate(ctx context.Context, batch []result, write func(context.Context, []result) ([]db.OutboxQueueSettleRow, error)) {
+	if len(batch) > 1 {
+		for _, r := range batch {
+			s.persist(ctx, []result{r}, write)
+		}
+		return
+	}
+	r := batch[0]
+	s.log.ErrorContext(ctx, "dispatcher: an outcome is refused by the tables and cannot be written back", append(r.claim.attrs(),
+		slog.String("outcome", r.outcome))...)
+	if r.settled != nil {
+		r.settled(false)
+	}
+}
+
+// poisonous says whether the server refused the values themselves (SQLSTATE classes 22 and 23), which another try does
+// not change.
+func poisonous(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "22") || strings.HasPrefix(pgErr.Code, "23"))
 }
 
 func (s *settler) tell(ctx context.Context, batch []result, attempts []db.OutboxQueueSettleRow) {
