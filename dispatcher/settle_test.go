@@ -177,3 +177,25 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 		t.Errorf("Apply would be told %q with code %q, want the second attempt's answer", answer.Outcome, answer.Code)
 	}
 }
+
+func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
+	on, n, s := settling(t)
+	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+		t.Error("a call began after the stop")
+		return Answer{}, nil
+	}
+	c := claimOne(t, n)
+	close(n.stopping)
+	n.open.Add(1)
+	n.work(c)
+	s.settle(t.Context(), []result{<-n.results})
+	n.open.Wait()
+	if n.sum.Retried != 1 || timeline(t, on) != "attempt:1" {
+		t.Errorf("the sum is %+v, the history %q", n.sum, timeline(t, on))
+	}
+	var unsent bool
+	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and spent = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
+	if err != nil || !unsent {
+		t.Errorf("it is not due as if it had never been claimed: %v", err)
+	}
+}

@@ -1,0 +1,79 @@
+// Package dispatcher delivers intents: it claims what is due in the outbox, calls a handler for each, and settles what came
+// of it. Every intent is attempted until it is finished, or rests in a state that a person can see and act on (see package
+// outbox), each time with the same delivery key and the same bytes.
+//
+// # Register
+//
+// A [Dispatcher] stands on a pool. An action is registered with its policy and its handler; actions of one vendor account
+// name its [Dispatcher.Destination], and share its limits:
+//
+//	d := dispatcher.New(pool, nil)
+//	d.Destination("stripe", dispatcher.Limits{Concurrency: 32})
+//	dispatcher.Handle(d, "charge_card",
+//		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour},
+//		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
+//			return charge(ctx, c, call.DeliveryKey)
+//		})
+//
+// The [Class] is required: it says what may be repeated.
+//
+//	Read                 tried again freely
+//	IdempotentWrite      sent again with the same key and bytes, and never once the vendor may have forgotten the key
+//	NonIdempotentWrite   sent again only if it was provably not sent; else unknown, looked up, or parked
+//	IrreversibleWrite    waits for outbox.Approve, which is good for one attempt; then as above
+//
+// [Dispatcher.Check] returns every contradiction in what was registered at once. It needs no database: call it in a test.
+//
+// # Answer
+//
+// A nil error means delivered. An error says what kind it is: [Refused] (a business no: the intent is finished),
+// [RetryAfter] (the vendor did not act, and wants to be asked later), [Unsent] (nothing left this process), [Dead] (a person
+// must mend something), [Unknown]. Any other error of a handler, a panic, and a context that ended mean unknown too: the
+// vendor may or may not have acted, and the class decides what follows.
+//
+// A handler must pass call.DeliveryKey to the vendor, must heed its context, and must make one request: what it sends after
+// its context ended may meet the next attempt.
+//
+// # Look up, apply
+//
+// [WithLookup] registers how to ask the vendor what became of a delivery key. It is called, never the handler, where a
+// write's outcome is unknown or its key window is over; without it such an intent is parked for a person.
+//
+// [WithApply] registers what the application does with the outcome, in the transaction that finishes the intent: mark the
+// order as paid, insert the receipt's intent. The vendor's answer is committed before, so an Apply that fails is tried again
+// with backoff, and the vendor is not called again.
+//
+// # Run
+//
+//	err := d.Run(ctx)        // until ctx ends
+//	sum, err := d.Drain(ctx) // until nothing is due; for tests and cron
+//
+// Any number of processes may run the same dispatcher, and processes of different releases may run side by side: each claims
+// only the actions that it has registered. An action that no live worker handles is left alone; samekey.outbox_stats shows it
+// and the log reports it.
+//
+// A killed worker's intents are taken over by the others' next sweeps, usually within a second: its session in the database
+// ended, and with it a lock. What may not be repeated is left alone until its lease has run out, and is looked up then. A
+// database that is away is waited for; what attempts came to meanwhile is kept, and written before anything is claimed again.
+// [Dispatcher.Ready] says whether work is taken.
+//
+// # Stop
+//
+// When ctx ends, Run claims nothing more and begins no call. Calls under way go on for Config.StopTimeout at most, and are
+// settled; then their contexts are cancelled, and what that led to is settled too. What was claimed and not begun is given
+// back, unsent. A handler that heeds nothing is left behind after a few seconds more, and its intent is taken over as from a
+// killed worker. Give the process longer to stop than StopTimeout and ten seconds.
+//
+// # Queues and pauses
+//
+// The outbox carries the truth; River carries the wake-up. Each destination has a River queue, "samekey_" and its name, in
+// which short jobs drain it. Pausing that queue, in River UI or with QueuePause of any River client on the schema samekey,
+// stops the destination's calls on every node within a second; calls under way end, and nothing is lost. Deleting River's
+// jobs loses nothing either: each node's sweep finds what is due, at Config.SweepInterval.
+//
+// # Order
+//
+// Intents with an ordering key are delivered one after another, in the order in which they were written; across keys there
+// is no order. One that is dead or parked holds up its own key, and nothing else, until it is redriven, resolved or
+// cancelled; Policy.PassFailed lets the next one pass.
+package dispatcher
