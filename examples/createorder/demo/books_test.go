@@ -31,7 +31,8 @@ func call(order uuid.UUID, key, hash string, from, to time.Duration) samekeytest
 }
 
 // balanced is a paid order, whose charge was called twice, since its worker was
-// killed, and a declined one.
+// killed in the first call, and a declined one, whose worker was killed after
+// the vendor had answered.
 func balanced() evidence {
 	return evidence{
 		replies: []reply{
@@ -50,7 +51,7 @@ func balanced() evidence {
 		payments: samekeytest.Ledger{
 			Calls: []samekeytest.VendorCall{
 				call(paid, "c1", "h", -time.Second, time.Millisecond), call(paid, "c1", "h", time.Second, 2*time.Second),
-				call(declined, "c2", "h", -time.Second, -time.Millisecond),
+				call(declined, "c2", "h", -time.Second, -time.Millisecond), call(declined, "c2", "h", time.Second, 2*time.Second),
 			},
 			Effects:  []samekeytest.VendorRecord{record(paid, "c1", 5, 201)},
 			Declined: []samekeytest.VendorRecord{record(declined, "c2", 7, 402)},
@@ -69,7 +70,7 @@ func TestBooksInWhichNothingIsWrongBalance(t *testing.T) {
 		t.Errorf("problems: %v", b.problems)
 	}
 	got := fmt.Sprint(b.orders, b.replays, b.intents, b.calls, b.charges, b.receipts, b.declined, b.doubles, b.lost)
-	if want := "2 1 3 4 1 1 1 0 0"; got != want {
+	if want := "2 1 3 5 1 1 1 0 0"; got != want {
 		t.Errorf("figures %s, want %s", got, want)
 	}
 	if len(b.open) != 1 || b.open[0] != 1 || b.held != 2 || b.recovery != time.Second {
