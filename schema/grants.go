@@ -24,7 +24,7 @@ type Roles struct {
 // appGrants: an intent is written by samekey.enqueue, which runs as its owner. The two tables of versions are for Check.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock to %s`,
+	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
@@ -32,7 +32,7 @@ var appGrants = []string{
 // workerGrants: an update of a single column is what `for update` asks for, and the column the least harmful one.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.worker_class to %s`,
+	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.worker_class to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant usage on sequence samekey.outbox_seq to %s`,

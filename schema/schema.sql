@@ -211,13 +211,13 @@ begin
           and o.action = enqueue.action and o.part = coalesce(enqueue.part, '');
         if v_have is null then
             raise exception 'samekey: intent "%" under key % was written by a transaction that this one cannot see',
-                enqueue.action, left(encode(sha256(convert_to(enqueue.idem_key, 'UTF8')), 'hex'), 8)
+                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
         end if;
         if not v_same then
             raise exception 'samekey: intent "%" part "%" under key % exists with another payload',
                 enqueue.action, coalesce(enqueue.part, ''),
-                left(encode(sha256(convert_to(enqueue.idem_key, 'UTF8')), 'hex'), 8)
+                samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'SK001',
                       hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
         end if;
@@ -256,6 +256,18 @@ begin
     end if;
     return v_id;
 end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.key_hash(scope text, idem_key text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE STRICT
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8')
+        || int4send(octet_length(convert_to(scope, 'UTF8')))    || convert_to(scope, 'UTF8')
+        || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')), 'hex'), 8)
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)

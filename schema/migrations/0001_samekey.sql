@@ -204,6 +204,17 @@ as $$
         || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16) as d) as digest
 $$;
 
+-- The 8 hex digits that stand for a key in logs and errors: the same as Key.Hash in Go, to find a log line's intent.
+create function samekey.key_hash(scope text, idem_key text) returns text
+    language sql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8')
+        || int4send(octet_length(convert_to(scope, 'UTF8')))    || convert_to(scope, 'UTF8')
+        || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')), 'hex'), 8)
+$$;
+
 -- A UUID of version 7 for writers that have no library for it (Postgres has one since 18).
 create function samekey.uuidv7() returns uuid
     language sql volatile parallel safe
@@ -274,13 +285,13 @@ begin
           and o.action = enqueue.action and o.part = coalesce(enqueue.part, '');
         if v_have is null then
             raise exception 'samekey: intent "%" under key % was written by a transaction that this one cannot see',
-                enqueue.action, left(encode(sha256(convert_to(enqueue.idem_key, 'UTF8')), 'hex'), 8)
+                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
         end if;
         if not v_same then
             raise exception 'samekey: intent "%" part "%" under key % exists with another payload',
                 enqueue.action, coalesce(enqueue.part, ''),
-                left(encode(sha256(convert_to(enqueue.idem_key, 'UTF8')), 'hex'), 8)
+                samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'SK001',
                       hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
         end if;
@@ -322,5 +333,5 @@ end
 $$;
 
 -- Nothing is for everybody: see the grants for the application's role and the worker's.
-revoke all on function samekey.enqueue, samekey.delivery_key, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock,
+revoke all on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock,
     samekey.worker_class from public;
