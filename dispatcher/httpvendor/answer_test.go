@@ -202,7 +202,7 @@ func TestAnAnswerIsCappedAndHasOneDeadline(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(tc.serve))
 			t.Cleanup(server.Close)
 			handler := testHandler(t, Destination{URL: server.URL}, Action{Policy: dispatcher.Policy{ResponseCap: 1000}})
-			timeout := patience
+			timeout := 3 * patience
 			if tc.slow {
 				timeout = 200 * time.Millisecond
 			}
@@ -278,7 +278,7 @@ func TestEveryFaultOfAVendorEndsInOneEffect(t *testing.T) {
 			vendor := samekeytest.StartVendor(t, nil)
 			handler := testHandler(t, Destination{URL: vendor.URL}, Action{})
 			vendor.Next(fault)
-			timeout := patience
+			timeout := 3 * patience
 			if strings.HasPrefix(string(fault), "hang") {
 				timeout = 200 * time.Millisecond
 			}
