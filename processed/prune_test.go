@@ -88,6 +88,7 @@ func TestARecordIsPrunedWithItsIntentsAndOnlyOnceAllAreFinishedAndForgotten(t *t
 	}
 	add("kept-lost-row", "")
 	b.exec("delete from samekey.outbox_queue where id = (select id from samekey.outbox where idem_key = 'kept-lost-row')")
+	b.exec("insert into samekey.outbox_history (intent_id, event, outcome) select id, 'attempt', 'retry' from samekey.outbox where idem_key = 'kept-lost-row'")
 	add("kept-redriven", "")
 	b.finish("kept-redriven", "", "null")
 	b.exec("insert into samekey.outbox_queue (id, due_at, action, status) select id, now(), action, 'pending' from samekey.outbox where idem_key = 'kept-redriven'")
