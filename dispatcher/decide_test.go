@@ -78,7 +78,7 @@ func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
 	for _, class := range classes {
 		for name, err := range errs {
 			want := repeatable[name]
-			if !class.repeatable() {
+			if class == NonIdempotentWrite || class == IrreversibleWrite {
 				want = once[name]
 			}
 			if special, ok := irreversible[name]; ok && class == IrreversibleWrite {
@@ -265,5 +265,13 @@ func TestTextForTheDatabaseIsValidAndCutBetweenRunes(t *testing.T) {
 		if got := clean(in, 5); got != want {
 			t.Errorf("clean(%q) is %q, want %q", in, got, want)
 		}
+	}
+}
+
+func TestTheAnswerBesideAVerdictIsKept(t *testing.T) {
+	a := &action{policy: Policy{Class: IdempotentWrite, KeyWindow: time.Hour}.withDefaults()}
+	s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{Code: "429", Body: []byte("slow down")}, RetryAfter(time.Second, nil))
+	if s.answer.Code != "429" || string(s.answer.Body) != "slow down" {
+		t.Errorf("kept %q, %q: want the vendor's status and words", s.answer.Code, s.answer.Body)
 	}
 }

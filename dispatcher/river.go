@@ -62,6 +62,18 @@ func (w *drainWorker) drain(ctx context.Context, lane *lane) {
 
 type riverClient = river.Client[pgx.Tx]
 
+// warnings keeps River's own chatter out of the application's logs: what it warns of is passed on.
+type warnings struct{ slog.Handler }
+
+func (w warnings) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn && w.Handler.Enabled(ctx, level)
+}
+
+func (w warnings) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return warnings{w.Handler.WithAttrs(attrs)}
+}
+func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name)} }
+
 func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &drainWorker{node: n, start: start, stop: stop})
@@ -76,7 +88,7 @@ func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, 
 		Queues:       queues,
 		Workers:      workers,
 		PeriodicJobs: periodicJobs(),
-		Logger:       n.log,
+		Logger:       slog.New(warnings{n.log.Handler()}),
 
 		// Finished drains are of no use to anybody.
 		CompletedJobRetentionPeriod: 10 * time.Minute,

@@ -199,3 +199,41 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 		t.Errorf("it is not due as if it had never been claimed: %v", err)
 	}
 }
+
+func TestAWorkerThatTakesItsLockAgainEndsNobodyElsesSession(t *testing.T) {
+	on, n, _ := settling(t)
+	other := &session{pool: on.Pool, log: n.log, name: "other", actions: []string{"charge_card"}}
+	conn, err := other.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeConn(conn) // lost
+	looking, err := on.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer looking.Rollback(context.WithoutCancel(t.Context()))
+	look := func() (gone bool) {
+		if err := looking.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, other.id).Scan(&gone); err != nil {
+			t.Fatalf("the session of one who looks whether the lock is there was ended: %v", err)
+		}
+		return gone
+	}
+	for deadline := time.Now().Add(10 * time.Second); !look() && time.Now().Before(deadline); {
+	}
+	again, err := n.session.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeConn(again)
+	if err := other.lock(t.Context(), again); err == nil {
+		t.Error("the lock was taken while another looks whether it is there")
+	}
+	look()
+	if err := looking.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.lock(t.Context(), again); err != nil {
+		t.Errorf("the lock is not taken a moment later: %v", err)
+	}
+}
