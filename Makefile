@@ -65,6 +65,13 @@ lint: need-go ## staticcheck
 	@mkdir -p $(BIN) && go build -C internal/tools -o $(BIN)/staticcheck honnef.co/go/tools/cmd/staticcheck
 	@$(call each,$(BIN)/staticcheck ./...)
 
+.PHONY: image
+image: need-go ## the worker's container image, samekey-worker
+	@mkdir -p $(BIN)/image
+	@CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(BIN)/image/worker ./cmd/worker
+	@cp /etc/ssl/certs/ca-certificates.crt $(BIN)/image/
+	docker build -f cmd/worker/Dockerfile -t samekey-worker $(BIN)/image
+
 .PHONY: clean
 clean: ## remove what was built here
 	rm -rf $(BIN)

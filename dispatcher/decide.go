@@ -80,8 +80,8 @@ func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) 
 		return a.finished(s, statusDelivered)
 	}
 	failure := classify(err)
-	if failure.verdict != verdictUnknown || answer.Code == "" && answer.Body == nil {
-		s.answer = failure.answer
+	if failure.answer.Code != "" || failure.answer.Body != nil {
+		s.answer = failure.answer // what the verdict carries goes before what the handler returned beside it
 	}
 	s.err = failure.Error()
 	switch failure.verdict {
