@@ -63,27 +63,29 @@ func (d *demo) readIntents(ctx context.Context) ([]intent, error) {
 	})
 }
 
-// readHeld reads what a killed worker held: the sweep of another wrote it down.
+// readHeld reads what a killed worker held, which the sweep of another wrote
+// down, and when each was delivered (or refused) after that.
 func (d *demo) readHeld(ctx context.Context, k *kill) error {
 	rows, err := d.pool.Query(ctx, `
-		select o.action, (convert_from(o.payload, 'UTF8')::jsonb ->> 'order_id')::uuid, done.at
+		select o.action, (convert_from(o.payload, 'UTF8')::jsonb ->> 'order_id')::uuid,
+		       (select min(h.at) from samekey.outbox_history h
+		        where h.intent_id = o.id and h.at > $2 and h.outcome in ('delivered', 'refused'))
 		from (select distinct intent_id from samekey.outbox_history where worker = $1 and event = 'orphaned') held
-		join samekey.outbox o on o.id = held.intent_id
-		left join samekey.outbox_history done on done.intent_id = o.id and done.finished is not null`, k.worker)
+		join samekey.outbox o on o.id = held.intent_id`, k.worker, k.at)
 	if err != nil {
 		return err
 	}
 	k.held = map[uuid.UUID]bool{}
 	var action string
 	var order uuid.UUID
-	var finished *time.Time
-	_, err = pgx.ForEachRow(rows, []any{&action, &order, &finished}, func() error {
+	var delivered *time.Time
+	_, err = pgx.ForEachRow(rows, []any{&action, &order, &delivered}, func() error {
 		k.intents++
 		if action == k.action {
 			k.held[order] = true
 		}
-		if finished != nil && finished.After(k.last) {
-			k.last = *finished
+		if delivered != nil && delivered.After(k.last) {
+			k.last = *delivered
 		}
 		return nil
 	})

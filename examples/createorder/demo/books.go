@@ -57,7 +57,7 @@ type books struct {
 	doubles, lost               int
 	open                        []int          // calls that each killed worker had open
 	held                        int            // intents that killed workers held
-	recovery                    time.Duration  // the longest, from SIGKILL until the last of a worker's intents was finished
+	recovery                    time.Duration  // the longest, from SIGKILL until the last of a worker's intents was delivered
 	faults                      map[string]int // that were played, by kind
 	problems                    []string       // empty if the books balance
 }

@@ -27,7 +27,7 @@ type kill struct {
 	action  string             // what the worker was made to have open
 	held    map[uuid.UUID]bool // orders whose intents of that action it held
 	intents int                // all that it held
-	last    time.Time          // when the last of these was finished, by another
+	last    time.Time          // when the last of these was delivered, by another
 }
 
 // killing kills workers and services while the traffic goes on. The vendor is

@@ -80,7 +80,7 @@ func (d *demo) report(b books) error {
 	line("doubles", b.doubles)
 	line("lost", b.lost)
 	line("kills", len(b.open)+d.serviceKills, fmt.Sprintf("%d of the service, %d of a worker: with %s calls open", d.serviceKills, len(b.open), list(b.open)))
-	line("longest recovery", fmt.Sprintf("%.2f s", b.recovery.Seconds()), fmt.Sprintf("from SIGKILL to the last of the intents that the worker held (%d in all)", b.held))
+	line("longest recovery", fmt.Sprintf("%.2f s", b.recovery.Seconds()), fmt.Sprintf("from SIGKILL until another had delivered the last of what the worker held (%d intents in all)", b.held))
 	var played []string
 	for _, kind := range sortedKeys(b.faults) {
 		played = append(played, fmt.Sprintf("%s %d", kind, b.faults[kind]))

@@ -66,12 +66,11 @@ func (t *traffic) run(ctx context.Context, seed uint64, orders, perSecond int, e
 // client is one who orders something.
 type client struct {
 	*traffic
-	key    string
-	body   []byte
-	other  []byte // another order that it sends under the same key by mistake, or nil
-	want   int
-	gap    time.Duration // between its two posts; 0: both at the same moment
-	random *rand.Rand
+	key   string
+	body  []byte
+	other []byte // another order that it sends under the same key by mistake, or nil
+	want  int
+	gap   time.Duration // between its two posts; 0: both at the same moment
 }
 
 // client decides all about the i-th client before it runs, so that the seed
@@ -81,7 +80,7 @@ func (t *traffic) client(seed uint64, i int) *client {
 	product, quantity := []string{"tea", "coffee", "cake"}[r.IntN(3)], 1+r.IntN(5)
 	c := &client{
 		traffic: t, want: http.StatusCreated, gap: 1 + time.Duration(r.IntN(300))*time.Millisecond,
-		key: fmt.Sprintf("demo-%d-%04d", seed, i), random: rand.New(rand.NewPCG(seed, uint64(i)+2)),
+		key: fmt.Sprintf("demo-%d-%04d", seed, i),
 	}
 	if i%3 == 0 {
 		c.gap = 0
@@ -125,7 +124,7 @@ func (c *client) post(ctx context.Context, body []byte, want int) {
 		if final {
 			break
 		}
-		pause(ctx, max(after, time.Duration(50+c.random.IntN(100))*time.Millisecond))
+		pause(ctx, max(after, 50*time.Millisecond+rand.N(100*time.Millisecond)))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
