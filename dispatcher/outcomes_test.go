@@ -63,19 +63,23 @@ func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
 
 func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
-	p.Attempts = 2
+	p.Attempts, p.Backoff, p.MaxBackoff = 2, time.Millisecond, time.Millisecond
 	b, d, s := scriptedSetup(t, p)
 	id := b.insert("charge_card")
-	s.next = failing(dispatcher.RetryAfter(20*time.Minute, nil))
-	for range 30 {
-		b.expect(d, retried)
-		b.elapse(backoff)
+	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+		if s.calls <= 30 {
+			return dispatcher.Answer{}, dispatcher.RetryAfter(time.Millisecond, nil)
+		}
+		return succeeding(call)
 	}
-	s.next = succeeding
-	b.expect(d, delivered)
-	b.wantStatus(id, "delivered")
+	r := b.start(d)
+	b.untilStatus(id, "delivered")
+	_ = r.stop()
 	if len(s.keys) != 1 || s.calls != 31 {
 		t.Errorf("%d calls with %d keys and bodies, want 31 with one", s.calls, len(s.keys))
+	}
+	if n := b.count(`select count(*) from samekey.outbox_history where outcome = 'retry' and code = 'retry_after'`); n != 30 {
+		t.Errorf("%d of 30 are in the history", n)
 	}
 }
 

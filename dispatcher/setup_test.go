@@ -58,7 +58,7 @@ func setup(t *testing.T) *bundle { return setupVendor(t, nil) }
 func setupVendor(t *testing.T, options *samekeytest.VendorOptions) *bundle {
 	t.Helper()
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	t.Cleanup(cancel)
 	b := &bundle{T: t, db: samekeytest.NewDB(t), vendor: samekeytest.StartVendor(t, options), ctx: ctx, logs: &logs{}}
 	b.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
