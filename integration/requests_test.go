@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/samekeytest"
@@ -149,13 +150,18 @@ func deliveryKey(value, tenant, operation string) string {
 // untilAnswered repeats a request as a good client does: while it is in flight,
 // and when the service is gone or says to try again.
 func untilAnswered(t *testing.T, c call, url string) response {
-	for {
-		switch got := c.do(t.Context(), url); {
-		case t.Context().Err() != nil:
-			return got
-		case got.status == 0, got.status == http.StatusConflict, got.status == http.StatusServiceUnavailable:
+	return askUntilAnswered(t, c, func() string { return url })
+}
+
+// askUntilAnswered does so at a service that may be another each time.
+func askUntilAnswered(t *testing.T, c call, url func() string) (got response) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		switch got = c.do(t.Context(), url()); got.status {
+		case 0, http.StatusConflict, http.StatusServiceUnavailable:
 		default:
 			return got
 		}
 	}
+	t.Errorf("no answer within %v; the last was %+v", patience, got)
+	return got
 }

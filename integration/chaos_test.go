@@ -1,0 +1,75 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// The named points are in the other tests. Here processes die wherever they
+// happen to be, at a vendor that loses every other answer.
+func TestRandomKillsAndALyingVendorNeitherLoseNorDoubleAnEffect(t *testing.T) {
+	t.Parallel()
+	const clients, each, kills = 4, 25, 8
+	b := setup(t, &samekeytest.VendorOptions{Faults: samekeytest.FaultPlan{
+		Every: 2, Calls: 2,
+		Faults: []samekeytest.Fault{
+			samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.Fault500,
+			samekeytest.Fault500After, samekeytest.Fault429, samekeytest.FaultTruncate,
+		},
+	}})
+	config := workerConfig{Apply: true, Concurrency: 8}
+	service, first := b.service()
+	var url atomic.Value
+	url.Store(first)
+	workers := []*process{b.worker("worker 0", config), b.worker("worker 1", config)}
+
+	var all sync.WaitGroup
+	for client := range clients {
+		all.Go(func() {
+			for i := range each {
+				c := call{key: fmt.Sprintf("%d-%d", client, i), item: fmt.Sprintf("book %d-%d", client, i)}
+				got := askUntilAnswered(t, c, func() string { return url.Load().(string) })
+				if got.status != http.StatusOK {
+					t.Errorf("a request gets %+v", got)
+				}
+			}
+		})
+	}
+	for kill := range kills {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		err := b.vendor.WaitEffects(ctx, (kill+1)*clients*each/(kills+2))
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if victim := rand.N(3); victim < 2 {
+			workers[victim].kill()
+			workers[victim] = b.worker(fmt.Sprintf("worker %d", kill+2), config)
+		} else {
+			service.kill()
+			var next string
+			service, next = b.service()
+			url.Store(next)
+		}
+	}
+	all.Wait()
+	b.effects(clients * each)
+	b.settled()
+
+	b.count(clients*each, "orders")
+	b.count(clients*each, "receipts")
+	b.count(clients*each, "(select distinct item from orders) items")
+	b.count(clients*each, "samekey.outbox_history where finished = 'delivered'")
+	samekeytest.AssertEffects(t, b.vendor, clients*each)
+	for _, key := range one[[]string](b, `select array_agg(delivery_key::text) from samekey.outbox`) {
+		samekeytest.AssertOneEffect(t, b.vendor, key)
+		b.sameBytes(key)
+	}
+}
