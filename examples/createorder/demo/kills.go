@@ -32,7 +32,7 @@ type kill struct {
 
 // killing kills workers and services while the traffic goes on. The vendor is
 // made to hold its calls before it acts, or after it has acted and before it
-// answers; each kind is as likely to lose an effect, or to double it.
+// answers: the one is where an effect gets lost, the other where it is doubled.
 func (d *demo) killing(ctx context.Context) error {
 	steps := []func() error{
 		func() error { return d.killWorker(ctx, 0, d.payments, false) },
@@ -59,12 +59,8 @@ func (d *demo) killing(ctx context.Context) error {
 
 // untilShown waits until each fault was dealt often enough.
 func (d *demo) untilShown(ctx context.Context) error {
-	return d.eventually(ctx, 30*time.Second, func() (bool, error) {
-		payments, err := d.payments.open(ctx, 0, 0)
-		if err != nil {
-			return false, err
-		}
-		mail, err := d.mail.open(ctx, 0, 0)
+	return d.eventually(ctx, time.Minute, func() (bool, error) {
+		payments, mail, err := d.counts(ctx)
 		if err != nil {
 			return false, err
 		}
@@ -89,12 +85,12 @@ func (d *demo) killWorker(ctx context.Context, which int, v *vendor, answers boo
 	if err := v.hold(ctx, answers); err != nil {
 		return err
 	}
-	counts, err := v.open(ctx, concurrency+atOnce, 15*time.Second)
+	counts, err := v.open(ctx, concurrency+atOnce, 20*time.Second)
 	if err != nil {
 		return err
 	}
 	if counts.Open < concurrency+atOnce {
-		return fmt.Errorf("the %s vendor has %d calls open after 15 s, not %d", v.kind, counts.Open, concurrency+atOnce)
+		return fmt.Errorf("the %s vendor has %d calls open after 20 s, not %d", v.kind, counts.Open, concurrency+atOnce)
 	}
 	k := kill{worker: id, at: worker.kill(), action: v.action}
 	d.kills = append(d.kills, k)
@@ -135,7 +131,7 @@ func (d *demo) recovered(ctx context.Context, worker int) error {
 			                   where h.worker = $1 and h.event = 'orphaned')`, worker).Scan(&done)
 		return done, err
 	})
-	if errors.Is(err, errLate) {
+	if errors.Is(err, errPatience) {
 		return nil
 	}
 	return err
@@ -154,11 +150,11 @@ func (d *demo) killService(ctx context.Context) error {
 	return nil
 }
 
-var errLate = errors.New("not")
+var errPatience = errors.New("out of patience at the end")
 
-// eventually asks until the answer is yes.
+// eventually asks until the answer is yes, else its error is errPatience.
 func (d *demo) eventually(ctx context.Context, patience time.Duration, ask func() (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w within %v", errLate, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w of %v", errPatience, patience))
 	defer cancel()
 	for {
 		ok, err := ask()

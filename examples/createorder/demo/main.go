@@ -37,7 +37,7 @@ func main() {
 	flag.IntVar(&d.orders, "orders", 400, "how many orders are posted at least")
 	flag.IntVar(&d.perSecond, "rate", 40, "orders per second")
 	flag.Uint64Var(&d.seed, "seed", 1, "decides what is ordered, and which call meets which fault")
-	flag.DurationVar(&d.timeout, "timeout", 2*time.Second, "of one call to a vendor")
+	flag.DurationVar(&d.timeout, "timeout", 3*time.Second, "of one call to a vendor")
 	flag.BoolVar(&d.keep, "keep", false, "keep the folder with the logs and the ledgers")
 	flag.Parse()
 

@@ -25,20 +25,12 @@ func (d *demo) showProgress(ctx context.Context) {
 		}
 		var unfinished int
 		err := d.pool.QueryRow(ctx, `select count(*) from samekey.outbox_queue`).Scan(&unfinished)
-		payments, err2 := d.payments.open(ctx, 0, 0)
-		mail, err3 := d.mail.open(ctx, 0, 0)
-		if errors.Join(err, err2, err3) != nil {
+		payments, mail, err2 := d.counts(ctx)
+		if errors.Join(err, err2) != nil {
 			continue // whoever needs an answer will say that there was none
 		}
-		struck := 0
-		for _, n := range payments.Faults {
-			struck += n
-		}
-		for _, n := range mail.Faults {
-			struck += n
-		}
 		d.say("orders %4d  charges %4d  declined %3d  receipts %4d  intents open %4d  calls %5d  faults %4d",
-			d.traffic.posted.Load(), payments.Effects, payments.Declined, mail.Effects, unfinished, payments.Calls+mail.Calls, struck)
+			d.traffic.posted.Load(), payments.Effects, payments.Declined, mail.Effects, unfinished, payments.Calls+mail.Calls, sum(payments.Faults)+sum(mail.Faults))
 	}
 }
 

@@ -129,7 +129,7 @@ func (d *demo) play(ctx context.Context) error {
 // settled waits until no intent is under way. What rests for a person (dead,
 // parked) stays unfinished: the books will say so.
 func (d *demo) settled(ctx context.Context) error {
-	err := d.eventually(ctx, 30*time.Second, func() (idle bool, err error) {
+	err := d.eventually(ctx, time.Minute, func() (idle bool, err error) {
 		err = d.pool.QueryRow(ctx, `
 			select not exists (select from samekey.outbox_queue
 			                   where status in ('pending', 'blocked', 'leased', 'unknown', 'answered'))`).Scan(&idle)

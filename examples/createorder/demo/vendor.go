@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -30,6 +31,13 @@ type vendor struct {
 // open waits until the vendor counts so many calls open, and returns its count.
 func (v *vendor) open(ctx context.Context, atLeast int, within time.Duration) (counts samekeytest.VendorCounts, err error) {
 	return counts, v.control(ctx, "GET", fmt.Sprintf("open?at_least=%d&within=%v", atLeast, within), nil, &counts)
+}
+
+// counts asks both vendors.
+func (d *demo) counts(ctx context.Context) (payments, mail samekeytest.VendorCounts, err error) {
+	payments, err = d.payments.open(ctx, 0, 0)
+	mail, err2 := d.mail.open(ctx, 0, 0)
+	return payments, mail, errors.Join(err, err2)
 }
 
 // hold keeps all calls open that come from now on: before the vendor acts, or
