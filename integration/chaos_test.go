@@ -35,9 +35,13 @@ func TestRandomKillsAndALyingVendorNeitherLoseNorDoubleAnEffect(t *testing.T) {
 		all.Go(func() {
 			for i := range each {
 				c := call{key: fmt.Sprintf("%d-%d", client, i), item: fmt.Sprintf("book %d-%d", client, i)}
-				got := askUntilAnswered(t, c, func() string { return url.Load().(string) })
+				current := func() string { return url.Load().(string) }
+				got := askUntilAnswered(t, c, current)
 				if got.status != http.StatusOK {
 					t.Errorf("a request gets %+v", got)
+				}
+				if again := askUntilAnswered(t, c, current); !again.deduplicated || again.body != got.body {
+					t.Errorf("a request gets %+v, and made again %+v", got, again)
 				}
 			}
 		})

@@ -140,9 +140,13 @@ func TestColumnsThatAreAddedLiveLoseNothing(t *testing.T) {
 	for range clients {
 		<-midway
 	}
+	// With calls under way, which hold no transaction that the change would wait for.
+	b.vendor.HoldAnswers()
+	b.open(1)
 	for _, table := range []string{"outbox", "outbox_queue", "outbox_history", "processed_events", "workers"} {
-		b.exec(`alter table samekey.` + table + ` add column added_live text not null default 'x'`)
+		b.exec(`begin; set local lock_timeout = '10s'; alter table samekey.` + table + ` add column added_live text not null default 'x'; commit`)
 	}
+	b.vendor.Release()
 	all.Wait()
 	b.effects(clients * each)
 	b.settled()
