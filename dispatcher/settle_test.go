@@ -90,6 +90,29 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 	}
 }
 
+// The worker is the same: only the attempt's number tells the two apart.
+func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
+	for name, err := range map[string]error{"delivered": nil, "to be retried": errors.New("reset")} {
+		t.Run(name, func(t *testing.T) {
+			on, n, s := settling(t)
+			first := claimOne(t, n)
+			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
+				t.Fatal(err)
+			}
+			second := claimOne(t, n)
+			var settled bool
+			s.settle(t.Context(), []result{resultOf(first, err, &settled)})
+			var held bool
+			if err := on.QueryRow(t.Context(), `select exists (select from samekey.outbox_queue where status = 'leased' and attempt = $1)`, second.Attempt).Scan(&held); err != nil {
+				t.Fatal(err)
+			}
+			if settled || !held || timeline(t, on) != "late:1" {
+				t.Errorf("the late result was settled: %v, the second attempt is held: %v, the history %q", settled, held, timeline(t, on))
+			}
+		})
+	}
+}
+
 func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 	t.Helper()
 	err := on.QueryRow(t.Context(), `select coalesce(string_agg(concat_ws(':', event, attempt, finished), ' ' order by id), '')
