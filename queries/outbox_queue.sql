@@ -116,7 +116,8 @@ with resolved as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
     select @id::uuid, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), nullif(@error::text, ''),
            nullif(@response_type::text, ''), nullif(@response::bytea, ''), @attempt::int, @worker::int
-    where not exists (select from samekey.outbox_history h
+    where exists (select from samekey.outbox o where o.id = @id::uuid) -- else it was pruned meanwhile
+      and not exists (select from samekey.outbox_history h
                       where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
                         and h.event in ('attempt', 'lookup', 'apply', 'late'))
     returning intent_id

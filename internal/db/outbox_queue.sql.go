@@ -564,7 +564,8 @@ with resolved as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
     select $1::uuid, 'late', nullif($3::text, ''), nullif($5::text, ''), nullif($6::text, ''),
            nullif($7::text, ''), nullif($8::bytea, ''), $2::int, $4::int
-    where not exists (select from samekey.outbox_history h
+    where exists (select from samekey.outbox o where o.id = $1::uuid) -- else it was pruned meanwhile
+      and not exists (select from samekey.outbox_history h
                       where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $4::int
                         and h.event in ('attempt', 'lookup', 'apply', 'late'))
     returning intent_id

@@ -162,7 +162,7 @@ create table samekey.processed_events (
     constraint processed_events_headers_length check (octet_length(response_headers) <= 65536),
     constraint processed_events_body_length  check (octet_length(response_body) <= 1048576),
     constraint processed_events_progress_length check (octet_length(progress) <= 1048576)
-);
+) with (autovacuum_vacuum_scale_factor = 0.05); -- a prune leaves dead entries where the next one begins
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
 
 -- ---------------------------------------------------------------------------------------------------------------------
