@@ -260,3 +260,27 @@ func TestAWorkerThatTakesItsLockAgainEndsNobodyElsesSession(t *testing.T) {
 		t.Errorf("the lock is not taken a moment later: %v", err)
 	}
 }
+
+// After an outage longer than its leases, a worker writes what it knows before its own sweep calls it orphaned.
+func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *testing.T) {
+	on, n, _ := settling(t)
+	claimOne(t, n)
+	samekeytest.Elapse(t, on, time.Hour)
+	s := &sweeper{node: n, start: func(*lane) {}}
+	for _, behind := range []bool{true, false} {
+		n.behind.Store(behind)
+		if n.lanes[0].mayClaim() == behind {
+			t.Errorf("with outcomes in hand: %v; may claim: %v", behind, n.lanes[0].mayClaim())
+		}
+		if err := s.sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var leased bool
+		if err := on.QueryRow(t.Context(), `select status = 'leased' from samekey.outbox_queue`).Scan(&leased); err != nil {
+			t.Fatal(err)
+		}
+		if leased != behind {
+			t.Errorf("with outcomes in hand: %v; still leased: %v", behind, leased)
+		}
+	}
+}

@@ -12,14 +12,17 @@ import (
 
 func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
 	b := setup(t)
-	g := newGate(1)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
-	d.Handle("charge_card", policyOf(dispatcher.NonIdempotentWrite), g.handle)
+	p := policyOf(dispatcher.NonIdempotentWrite)
+	p.Timeout = time.Minute
+	d.Handle("charge_card", p, b.post)
+	b.vendor.Hold()
 	first := b.insert("charge_card")
-	b.gates = append(b.gates, g)
 	r := b.start(d)
-	wait(b, "the call", g.began)
+	if err := b.vendor.WaitOpen(b.ctx, 1); err != nil {
+		t.Fatal(err)
+	}
 	second := b.insert("charge_card")
 	r.end()
 	b.until("it is not ready any more", func() bool { return d.Ready() != nil })
@@ -29,14 +32,14 @@ func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
 	case <-time.After(100 * time.Millisecond): // long enough for a stop that does not wait
 	}
 	b.wantStatus(first, "leased")
-	g.release()
+	b.vendor.Release()
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
-	b.wantHistory(first, "attempt:delivered:call-1")
+	b.wantHistory(first, "attempt:delivered:201")
 	b.wantStatus(second, "pending")
 	b.wantHistory(second, "")
-	g.wantCalls(b, 1)
+	b.wantCalls(1)
 	if n := b.count(`select count(*) from samekey.workers`); n != 0 {
 		t.Errorf("%d workers are left in the table", n)
 	}
