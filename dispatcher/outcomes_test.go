@@ -220,7 +220,7 @@ func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
 
 func TestAHandlerThatIgnoresItsContextStillHasItsAnswerSettled(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
-	p.Timeout = 50 * time.Millisecond
+	p.Timeout = time.Second
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})

@@ -110,7 +110,7 @@ func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
 func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
 	b := setup(t)
 	p := policyOf(dispatcher.NonIdempotentWrite)
-	p.Timeout = 300 * time.Millisecond
+	p.Timeout = time.Second
 	g := newGate(0)
 	d := b.gated(b.db.Pool, g, p)
 	id := b.insert("charge_card")
