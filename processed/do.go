@@ -31,7 +31,10 @@ import (
 //
 // Inside fn, outbox.Insert takes the key and writes at once. Call outbox.Flush
 // after the commit to wake the workers. Do costs up to two round trips for a
-// pgx.Tx beside fn's own, up to five over samekey.SQL.
+// pgx.Tx beside fn's own, up to five over samekey.SQL, and one more for a Failure.
+//
+// Inside Run, Do or a handler's Apply another request may be done, under another
+// key: under the key of the one that is being done already Do is refused.
 func Do[T any](ctx context.Context, tx samekey.Tx, req Request, fn func(ctx context.Context, tx samekey.Tx) (T, error)) (Result[T], error) {
 	var value T
 	m, err := req.checked(true)
@@ -60,6 +63,9 @@ func (m *memory) checkOwned(tx samekey.Tx) error {
 		return errors.New("processed: Do: tx is nil: begin a transaction, or use Run")
 	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
 		return fmt.Errorf("processed: Do: tx is a %T, where each statement commits by itself: begin a transaction, or use Run", tx)
+	}
+	if outer, ok := tx.(keyed.Tx); ok && outer.RequestKey() == m.key {
+		return fmt.Errorf("processed: Do: tx is that of the request with this very key (key:%s), which is being done: use another key, or no Do", m.key.Hash())
 	}
 	if m.isolation != "" {
 		return errors.New("processed: Do: Request.Isolation must be zero: begin the transaction with it instead")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -226,6 +227,32 @@ func TestDoInsideRunBelongsToRunsTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.stored(1, 2, 2)
+}
+
+func TestDoUnderTheKeyThatItsTransactionWorksForIsRefused(t *testing.T) {
+	b := setup(t)
+	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
+		nested, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		for _, within := range []samekey.Tx{tx, nested} {
+			if _, err := processed.Do(ctx, within, request(t, "k", `1`), neverDo); err == nil || !strings.Contains(err.Error(), "use another key, or no Do") {
+				t.Errorf("in Run: %v", err)
+			}
+		}
+		_, err = processed.Do(ctx, tx, request(t, "inner", `1`), func(ctx context.Context, tx samekey.Tx) (order, error) {
+			if _, err := processed.Do(ctx, tx, request(t, "inner", `1`), neverDo); err == nil {
+				t.Error("in Do it was taken")
+			}
+			return order{"o1", 7}, place(ctx, tx, order{"o1", 7})
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.stored(1, 1, 2)
 }
 
 func TestDoRefusesWhatIsNoTransaction(t *testing.T) {

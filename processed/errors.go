@@ -28,9 +28,11 @@ var (
 	ErrAmbiguous = errors.New("processed: the connection was lost during COMMIT and it is not known whether it happened: call again with the same key")
 
 	// ErrAborted: the function returned nil, and the transaction cannot be
-	// committed, since a statement in it failed or the function ended it. Nothing
-	// was stored. Return the errors of statements; where one is expected, run it
-	// in a nested transaction (tx.Begin), which can be rolled back by itself.
+	// committed, since a statement in it failed or the function ended it. No
+	// record and no queued intent was stored; what a statement of the function
+	// committed by itself stays. Return the errors of statements; where one is
+	// expected, run it in a nested transaction (tx.Begin), which can be rolled
+	// back by itself.
 	ErrAborted = errors.New("processed: the function returned nil, but its transaction cannot be committed")
 
 	// ErrAnswerTooLarge: the answer takes more than 1 MiB as JSON. Nothing was
@@ -96,7 +98,8 @@ const (
 	stateCancelled       = "57014" // by a statement timeout, for example
 	stateIntentExists    = "SK002"
 
-	primaryKey = "processed_events_pkey"
+	recordSchema = "samekey"
+	primaryKey   = "processed_events_pkey"
 )
 
 func sqlState(err error) string {
@@ -107,10 +110,11 @@ func sqlState(err error) string {
 }
 
 // lostRace reports whether err is that of the record's primary key: the
-// application has unique violations of its own.
+// application has unique violations of its own, and may have a table of the same
+// name in another schema.
 func lostRace(err error) bool {
 	refused := (*pgconn.PgError)(nil)
-	return errors.As(err, &refused) && refused.Code == stateUniqueViolation && refused.ConstraintName == primaryKey
+	return errors.As(err, &refused) && refused.Code == stateUniqueViolation && refused.SchemaName == recordSchema && refused.ConstraintName == primaryKey
 }
 
 // again classifies what makes a transaction worth another try; nil for the rest.

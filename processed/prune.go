@@ -16,6 +16,8 @@ import (
 type Pruning struct {
 	// Batch is how many records one transaction looks at: 1 to 10,000, zero for
 	// 1,000, which take some tens of milliseconds, far from any statement timeout.
+	// Of intents without a record it looks at 1,000 at most, since it holds the
+	// locks of their keys meanwhile.
 	Batch int
 
 	// IntentRetain is how long intents are kept, after they were finished, that
@@ -76,8 +78,12 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 	return done, nil
 }
 
-// Prune takes no lock on the key. These are the ways in which it meets a call
-// with the key of a record that it deletes:
+// maxOrphans bounds a page of intents without a record: for as long as it takes,
+// their keys are locked.
+const maxOrphans = 1000
+
+// Prune takes no lock on the key of a record. These are the ways in which it
+// meets a call with the key of a record that it deletes:
 //
 //   - The call looks up before the delete is committed, or with an older
 //     snapshot: it sees the record and replays. It is as if it had come earlier.
@@ -93,6 +99,13 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 //     and that is deleted then: its effect happened long ago, as the no-op said.
 //   - A new intent is written under the key by a transaction that the pruner
 //     cannot see: it is not deleted, and later goes as one without a record.
+//
+// Of intents without a record it does take the key's lock, all at once for a
+// page, and leaves out whose key is locked by others:
+//
+//   - A Run or Do under such a key, which never had a record, may get ErrInFlight
+//     for as long as the page takes, and is made again.
+//   - One that holds the lock keeps its key's intents until the next prune.
 //
 // None of them loses an effect, or does one twice within the retention.
 
@@ -119,6 +132,7 @@ func (done *Pruned) records(ctx context.Context, pool *pgxpool.Pool, batch int32
 
 func (done *Pruned) orphans(ctx context.Context, pool *pgxpool.Pool, batch int32, retain time.Duration) error {
 	after := uuid.Nil
+	batch = min(batch, maxOrphans)
 	for {
 		var seen db.ProcessedEventsPruneOrphansRow
 		err := inBatch(ctx, pool, func(q *db.Queries) (err error) {

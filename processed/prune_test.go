@@ -2,6 +2,7 @@ package processed_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -306,6 +307,43 @@ func TestAPageOfPruneThatMeetsTheStatementTimeoutIsTriedAgain(t *testing.T) {
 		t.Errorf("%+v, %v", done, err)
 	}
 }
+
+func TestAPageOfIntentsWithoutARecordHoldsTheLocksOfAThousandKeysAtMost(t *testing.T) {
+	b := setup(t)
+	b.exec(`with o as (select samekey.enqueue('acme/orders.create', 'k' || i, 'charge_card', '{}') as id from generate_series(1, 1001) i),
+		h as (insert into samekey.outbox_history (intent_id, event, finished) select id, 'attempt', 'delivered' from o)
+		select count(*) from o`)
+	b.exec("delete from samekey.outbox_queue")
+	samekeytest.Elapse(t, b.db, 73*time.Hour)
+	// While a page is under way its keys are in flight, and others are not.
+	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
+		seen, err := db.New(tx).ProcessedEventsPruneOrphans(t.Context(), db.ProcessedEventsPruneOrphansParams{MaxCount: 2000, RetainUs: time.Hour.Microseconds()})
+		if err != nil || seen.Intents != 1001 {
+			t.Errorf("%+v, %v", seen, err)
+		}
+		if _, err := processed.Run(t.Context(), b.db.Pool, request(t, "k1", `1`), never); !errors.Is(err, processed.ErrInFlight) {
+			t.Errorf("a key of the page: %v", err)
+		}
+		b.mustPlace(request(t, "k1002", `1`), order{"o1", 7})
+		return errRollback
+	})
+	if !errors.Is(err, errRollback) {
+		t.Fatal(err)
+	}
+	pages := 0
+	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
+		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { pages++; return true, nil }
+	})
+	done, err := processed.Prune(t.Context(), pool, processed.Pruning{Batch: 10_000})
+	if err != nil || done.Intents != 1001 {
+		t.Errorf("%+v, %v", done, err)
+	}
+	if pages != 3 {
+		t.Errorf("%d transactions, want one for the records and two for the intents", pages)
+	}
+}
+
+var errRollback = errors.New("roll back")
 
 func TestPruneRefusesSettingsThatCannotBeMeant(t *testing.T) {
 	for field, how := range map[string]processed.Pruning{"Batch": {Batch: -1}, "IntentRetain": {IntentRetain: time.Second}} {

@@ -82,6 +82,9 @@ func (q *queue) mark() mark {
 func (q *queue) rollback(to mark) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
 	q.intents = q.intents[:min(to.length, len(q.intents))]
 	for i := range q.intents {
 		if q.intents[i].written > to.clock {
@@ -97,6 +100,9 @@ func (q *queue) rollback(to mark) {
 func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.closed {
+		return pgx.ErrTxClosed
+	}
 	q.immediate = true
 	batch := &pgx.Batch{}
 	if q.addTo(batch); batch.Len() == 0 {
@@ -113,6 +119,13 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 		}
 	}
 	return nil
+}
+
+// addAll is addTo for the batch that commits.
+func (q *queue) addAll(batch *pgx.Batch) (actions []string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.addTo(batch)
 }
 
 // addTo adds what is not written yet, and returns the actions of all that will

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -22,8 +23,11 @@ type Result[T any] struct {
 	// unexported fields are gone, and a time has lost its monotonic clock.
 	Value T
 
-	// Deduplicated says that the function's work is not this call's: the request
-	// was done before, and this is its first answer.
+	// Deduplicated says that this is what was stored under the key, the first
+	// answer: the request was done before. It is also set where this call's own
+	// commit was found to have happened after its connection was lost, so false
+	// means that the work is this call's, and true does not quite mean that it is
+	// another's.
 	Deduplicated bool
 
 	// Failure is set where the answer is a business error made by Fail. Value is
@@ -53,21 +57,46 @@ func (f *Failure) Decode(v any) error { return json.Unmarshal(f.Body, v) }
 // replay: nobody shall take it for something that went wrong and roll back.
 //
 // Code is yours, an HTTP status for example; body is encoded as JSON, at most 1
-// MiB. Keep what would be the same if the request were made again. What is not
+// MiB. A []byte or json.RawMessage is the text of a JSON document, and kept as it
+// is. Keep what would be the same if the request were made again. What is not
 // about the request (a failed validation or authentication, a timeout, a rate
 // limit, a bug) is an ordinary error: it stores nothing, so that the key can be
 // used again.
 //
-// It may be wrapped. Where body cannot be encoded, the error is an ordinary one.
+// It may be wrapped. Where body cannot be encoded, or is bytes that are no JSON
+// in valid UTF-8, the error is an ordinary one.
 func Fail(code int, body any) error {
 	if code < math.MinInt32 || code > math.MaxInt32 {
 		return fmt.Errorf("processed: Fail: code %d does not fit 32 bits", code)
 	}
-	text, err := json.Marshal(body)
+	text, err := failureBody(body)
 	if err != nil {
-		return fmt.Errorf("processed: Fail: encode the body: %w", err)
+		return fmt.Errorf("processed: Fail: %w", err)
 	}
 	return &Failure{Code: code, Body: text}
+}
+
+func failureBody(body any) (text []byte, err error) {
+	switch b := body.(type) {
+	case []byte:
+		text = b
+	case json.RawMessage:
+		text = b
+	default:
+		if text, err = json.Marshal(b); err != nil {
+			return nil, unencodable("body", b, err)
+		}
+		return text, nil
+	}
+	if !utf8.Valid(text) || !json.Valid(text) {
+		return nil, fmt.Errorf("the body is a %T that is not JSON in valid UTF-8: give a value to be encoded, or JSON text", body)
+	}
+	return text, nil
+}
+
+// unencodable names types only: an encoder's error may quote the value.
+func unencodable(what string, value any, err error) error {
+	return fmt.Errorf("the %s, a %T, cannot be encoded as JSON (%T)", what, value, err)
 }
 
 // answer is a Result before its type is known.
@@ -102,7 +131,7 @@ func encode(value any) (body []byte, err error) {
 		return nil, nil
 	default:
 		if body, err = json.Marshal(v); err != nil {
-			return nil, fmt.Errorf("processed: encode the answer: %w", err)
+			return nil, fmt.Errorf("processed: %w", unencodable("answer", v, err))
 		}
 	}
 	return body, checkSize(body)

@@ -39,7 +39,9 @@ type Request struct {
 	//     for what is not JSON.
 	//   - Any other value is encoded as JSON (samekey.FingerprintValue). Mind that
 	//     a struct with a new field is another request: a client that repeats a
-	//     request across that deploy gets ErrConflict.
+	//     request across that deploy gets ErrConflict. What JSON shows nothing of
+	//     is refused: an io.Reader, such as a request's Body, has to be read
+	//     first; so is a struct without exported fields.
 	//
 	// What else makes two requests different (method, path, query) belongs in it
 	// too, or in the key's scope.
@@ -105,7 +107,8 @@ func (m *memory) takePayload(payload any) (err error) {
 	case json.RawMessage:
 		m.text = p
 	default:
-		// FingerprintValue looks closer than Marshal, which repairs broken UTF-8.
+		// FingerprintValue looks closer than Marshal, which repairs broken UTF-8
+		// and takes a reader for {}.
 		if m.fingerprint, err = samekey.FingerprintValue(p); err != nil {
 			return err
 		}

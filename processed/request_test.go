@@ -1,9 +1,11 @@
 package processed_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"strings"
 	"testing"
@@ -39,6 +41,10 @@ func TestWhatCannotBeRememberedIsRefusedBeforeTheFunctionRuns(t *testing.T) {
 		"lone surrogate":    {payload([]byte(`"\ud800"`)), samekey.ErrInvalidPayload},
 		"broken UTF-8":      {payload("\xff"), samekey.ErrInvalidPayload},
 		"not a number":      {payload(math.NaN()), samekey.ErrInvalidPayload},
+		"a body not read":   {payload(io.NopCloser(strings.NewReader("1"))), samekey.ErrInvalidPayload},
+		"a buffer":          {payload(bytes.NewBufferString("1")), samekey.ErrInvalidPayload},
+		"nothing exported":  {payload(struct{ id string }{"o1"}), samekey.ErrInvalidPayload},
+		"a function":        {payload(func() {}), samekey.ErrInvalidPayload},
 		"zero fingerprint":  {payload(samekey.Fingerprint{}), nil},
 		"retain too short":  {with(func(r *processed.Request) { r.Retain = time.Second }), nil},
 		"retain negative":   {with(func(r *processed.Request) { r.Retain = -time.Hour }), nil},
@@ -156,6 +162,41 @@ func TestAnAnswerThatCannotBeKeptStoresNothing(t *testing.T) {
 		t.Errorf("failure: %v", err)
 	}
 	b.stored(0, 0, 1)
+}
+
+// quoting is an encoder whose error holds what it was to encode.
+type quoting string
+
+func (q quoting) MarshalJSON() ([]byte, error) { return nil, errors.New(string(q)) }
+
+func TestAnErrorOfTheEncodersIsNamedByItsTypeAlone(t *testing.T) {
+	b := setup(t)
+	_, _, answer := answers(t, b, "answer", quoting("secret"))
+	for name, err := range map[string]error{"answer": answer, "failure": processed.Fail(402, quoting("secret"))} {
+		if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "quoting") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestBytesGivenToFailAreJSONTextAndKeptAsTheyAre(t *testing.T) {
+	b := setup(t)
+	const text = `{"b": 1.0,  "reason":"declined"}`
+	for k, body := range map[string]any{"bytes": []byte(text), "raw": json.RawMessage(text)} {
+		decline := func(context.Context, pgx.Tx) (order, error) { return order{}, processed.Fail(402, body) }
+		for _, replay := range []bool{false, true} {
+			res, err := processed.Run(t.Context(), b.db.Pool, request(t, k, `1`), decline)
+			if err != nil || res.Failure == nil || string(res.Failure.Body) != text || res.Deduplicated != replay {
+				t.Errorf("%s: %+v, %v", k, res, err)
+			}
+		}
+	}
+	failure := (*processed.Failure)(nil)
+	for _, body := range []any{[]byte("secret"), json.RawMessage("{"), []byte{}, []byte("\"\xff\"")} {
+		if err := processed.Fail(402, body); err == nil || errors.As(err, &failure) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v", body, err)
+		}
+	}
 }
 
 func TestAStoredAnswerThatDoesNotFitItsTypeIsNotDoneAgain(t *testing.T) {

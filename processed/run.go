@@ -71,7 +71,10 @@ const (
 // one. outbox.Insert in it needs no key, and costs no round trip: the intents
 // are written with the commit, unless fn uses savepoints of its own or takes
 // tx.Conn(), and an intent's conflict then comes out of Run. After the commit
-// Run wakes their workers.
+// Run wakes their workers. A statement that ends the transaction is refused where
+// it is the first of its text; of a text with several statements ("..; commit")
+// only the first is looked at, and what a later one commits stays, whatever
+// becomes of Run.
 func Run[T any](ctx context.Context, pool *pgxpool.Pool, req Request, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (Result[T], error) {
 	var value T
 	m, err := req.checked(true)
@@ -93,8 +96,12 @@ func Run[T any](ctx context.Context, pool *pgxpool.Pool, req Request, fn func(ct
 
 // Once does the work for an event once: for consumers of a broker or a webhook,
 // which may hand over the same event again and need no answer. It is Run
-// without one; first says whether fn's work was committed by this call. The
-// event is acknowledged after a nil error, first or not.
+// without one. The event is acknowledged after a nil error, first or not.
+//
+// first says that fn's work was committed by this call. It is false where the
+// event was handled before, and also where this call's own commit was found to
+// have happened after its connection was lost during COMMIT: count with it, and
+// let nothing depend on it.
 //
 // Request.Payload may be nil: then the key alone says that two events are the
 // same. [Fail] is an ordinary error here: nothing is stored.
@@ -117,7 +124,7 @@ func (m *memory) run(ctx context.Context, pool *pgxpool.Pool, fn work) (answer, 
 	for try := 1; ; try++ {
 		ans, err := m.attempt(ctx, pool, immediate, fn)
 		if lost := (*lostError)(nil); errors.As(err, &lost) {
-			return m.resolve(ctx, pool, lost)
+			return m.findOut(ctx, pool, lost)
 		}
 		more := (*againError)(nil)
 		if !errors.As(err, &more) {
@@ -152,6 +159,9 @@ func pause(ctx context.Context, try int) error {
 // attempt is one transaction.
 func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool, fn work) (answer, error) {
 	pooled, err := pool.Acquire(ctx)
+	if cancelled := ended(ctx); err != nil && cancelled != nil {
+		return answer{}, cancelled
+	}
 	if err != nil {
 		return answer{}, unstored("processed: acquire a connection: %w", err)
 	}
@@ -228,6 +238,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, found *db
 // trip. Each statement raises on a conflict: after one that did not, COMMIT
 // would keep the rows of an attempt that lost.
 func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []byte) (actions []string, err error) {
+	q.close() // a goroutine that outlives fn gets an error from here on
 	if err := m.committable(conn, q); err != nil {
 		return nil, err
 	}
@@ -235,8 +246,7 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []by
 	// The record before the intents: whoever lost is told so by the record, and
 	// not by an intent whose payload names a row of the loser's own.
 	batch.Queue(db.ProcessedEventsInsert, m.recordArgs(body, nil)...)
-	actions = q.addTo(batch)
-	q.close()
+	actions = q.addAll(batch)
 	committed := ""
 	batch.Queue("commit").Fn = func(results pgx.BatchResults) error {
 		tag, err := results.Exec()

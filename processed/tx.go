@@ -127,7 +127,15 @@ func (t *runTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []st
 	return t.tx.CopyFrom(ctx, table, columns, source)
 }
 
-func (t *runTx) LargeObjects() pgx.LargeObjects { return t.tx.LargeObjects() }
+// LargeObjects returns those of a closed transaction once Run has ended.
+func (t *runTx) LargeObjects() pgx.LargeObjects {
+	if err := t.q.usable(); err != nil {
+		batch := &pgx.Batch{}
+		batch.BeginTx(pgx.TxOptions{})
+		return pgx.FailedBatchResults(batch, err).Tx().LargeObjects()
+	}
+	return t.tx.LargeObjects()
+}
 
 // Conn returns the connection itself, past which nothing is seen any more: what
 // is queued is written before.
@@ -158,8 +166,10 @@ func (t *runTx) admit(ctx context.Context, sql string) error {
 // endsTransaction looks at the first words. It is help for those who err: Run
 // also looks at the state that the function leaves behind.
 func endsTransaction(sql string) bool {
-	sql = strings.TrimLeft(sql, " \t\r\n;")
 	first, rest := word(sql)
+	for first == "" && strings.HasPrefix(rest, ";") {
+		first, rest = word(rest[1:])
+	}
 	second, rest := word(rest)
 	switch first {
 	case "commit", "end", "abort":
@@ -173,15 +183,56 @@ func endsTransaction(sql string) bool {
 	return false
 }
 
-// word returns the first word of sql in lower case, and what follows. No
-// keyword that matters here is longer than 16 bytes.
+// word returns the first word of sql in lower case, and what follows. White space
+// and comments before it are left out. No keyword that matters here is longer
+// than 16 bytes.
 func word(sql string) (first, rest string) {
-	sql = strings.TrimLeft(sql, " \t\r\n")
+	sql = skipComments(sql)
 	end := 0
 	for end < len(sql) && end < 16 && (sql[end]|0x20 >= 'a' && sql[end]|0x20 <= 'z') {
 		end++
 	}
 	return strings.ToLower(sql[:end]), sql[end:]
+}
+
+// skipComments returns sql from its first byte that is neither white space nor in
+// a comment, as Postgres counts them: comments in /* */ nest.
+func skipComments(sql string) string {
+	for {
+		sql = strings.TrimLeft(sql, " \t\r\n\f\v")
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			end := strings.IndexAny(sql, "\r\n")
+			if end < 0 {
+				return ""
+			}
+			sql = sql[end:]
+		case strings.HasPrefix(sql, "/*"):
+			sql = afterComment(sql[2:])
+		default:
+			return sql
+		}
+	}
+}
+
+// afterComment returns what follows the comment in which sql begins.
+func afterComment(sql string) string {
+	for depth := 1; depth > 0; {
+		at := strings.IndexAny(sql, "*/")
+		if at < 0 || at+1 == len(sql) {
+			return ""
+		}
+		switch sql[at : at+2] {
+		case "/*":
+			depth++
+		case "*/":
+			depth--
+		default:
+			at-- // one of the two by itself
+		}
+		sql = sql[at+2:]
+	}
+	return sql
 }
 
 func mentionsSavepoint(sql string) bool {

@@ -3,6 +3,7 @@ package processed_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -53,7 +54,7 @@ func TestAFunctionThatSwallowsAnSQLErrorIsToldAndNothingIsStored(t *testing.T) {
 			return nil
 		},
 		"ended by a statement": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "/* hidden */ rollback")
+			_, err := tx.Exec(ctx, "select 1; rollback")
 			return err
 		},
 	} {
@@ -68,8 +69,20 @@ func TestAFunctionThatSwallowsAnSQLErrorIsToldAndNothingIsStored(t *testing.T) {
 		t.Errorf("%d calls, %v", calls, err)
 	}
 	b.stored(1, 0, 0)
-	// Rolled back by itself, the failed statement harms nobody.
+	// So is that of a table with the name of samekey's own.
+	b.exec("create table processed_events (id int primary key)")
+	b.exec("insert into processed_events values (1)")
+	calls = 0
 	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		_, err := tx.Exec(ctx, "insert into processed_events values (1)")
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), "processed_events_pkey") || processed.SafeToRetry(err) || calls != 1 {
+		t.Errorf("%d calls, %v", calls, err)
+	}
+	// Rolled back by itself, the failed statement harms nobody.
+	err = b.run("k", func(ctx context.Context, tx pgx.Tx) error {
 		nested, err := tx.Begin(ctx)
 		if err != nil {
 			return err
@@ -122,6 +135,11 @@ func TestErrorsPanicsAndCancelledContextsStoreNothing(t *testing.T) {
 		b.stored(0, 0, 0)
 	}
 
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := processed.Run(ended, b.db.Pool, request(t, "k", `1`), never); !errors.Is(err, context.Canceled) || processed.SafeToRetry(err) {
+		t.Errorf("cancelled before it began: %v", err)
+	}
 	// The key is as free as if nobody had come.
 	b.mustPlace(request(t, "k", `2`), order{"o1", 7})
 	b.stored(1, 1, 1)
@@ -136,7 +154,8 @@ func TestTheFunctionCannotEndTheTransactionOfRun(t *testing.T) {
 		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {
 			t.Error("Commit or Rollback worked")
 		}
-		for _, sql := range []string{"commit", " COMMIT;", "end", "Rollback", "rollback work", "abort", "prepare transaction 'x'"} {
+		for _, sql := range []string{"commit", " COMMIT;", "end", "Rollback", "rollback work", "abort", "prepare transaction 'x'",
+			"/* trace */ commit", "-- trace\ncommit", ";/* a /* b */ **/;\n--\n commit", "rollback /* all */ work", "rollback -- to savepoint x\n"} {
 			if _, err := tx.Exec(ctx, sql); err == nil {
 				t.Errorf("%q worked", sql)
 			}
@@ -151,8 +170,62 @@ func TestTheFunctionCannotEndTheTransactionOfRun(t *testing.T) {
 	if _, err := kept.Exec(t.Context(), "select 1"); !errors.Is(err, pgx.ErrTxClosed) {
 		t.Errorf("a statement after Run: %v", err)
 	}
-	if _, err := outbox.Insert(t.Context(), kept, outbox.Intent{Action: "late", Payload: 1}); !errors.Is(err, pgx.ErrTxClosed) {
+	if _, err := outbox.Insert(t.Context(), kept, outbox.Intent{Action: "late", Payload: 1}); !errors.Is(err, pgx.ErrTxClosed) || !strings.Contains(err.Error(), `outbox: insert "late" intent`) {
 		t.Errorf("an intent after Run: %v", err)
+	}
+	objects := kept.LargeObjects()
+	if _, err := objects.Create(t.Context(), 0); !errors.Is(err, pgx.ErrTxClosed) {
+		t.Errorf("a large object after Run: %v", err)
+	}
+}
+
+func TestStatementsBehindACommentAreTheFunctionsOwn(t *testing.T) {
+	b := setup(t)
+	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
+		for _, sql := range []string{"/* commit */ select 1", "-- commit\nselect 1", "/* */", "--", "/* a */ savepoint x", "rollback /* */ to x", "/*/ commit */ select 1"} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				t.Errorf("%q: %v", sql, err)
+			}
+		}
+		return place(ctx, tx, order{"o1", 7})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.stored(1, 1, 1)
+}
+
+// Meant for the race detector too.
+func TestWhatAGoroutineThatOutlivesTheFunctionInsertsIsStoredOrRefused(t *testing.T) {
+	b := setup(t)
+	inserted := make(chan int)
+	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
+		begun := make(chan struct{})
+		go func() {
+			n := 0
+			for {
+				_, err := insert(ctx, tx, fmt.Sprint(n), 1)
+				if n == 0 {
+					close(begun)
+				}
+				if err != nil {
+					if !errors.Is(err, pgx.ErrTxClosed) {
+						t.Error(err)
+					}
+					break
+				}
+				n++
+			}
+			inserted <- n
+		}()
+		<-begun
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, stored := <-inserted, b.count("samekey.outbox"); n != stored {
+		t.Errorf("%d inserts gave an id, %d intents are stored", n, stored)
 	}
 }
 

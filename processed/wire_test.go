@@ -116,7 +116,7 @@ func TestACommitThatIsStillUnderWayIsAmbiguousAndNotTakenForLost(t *testing.T) {
 	b, proxy := wired(t, 2)
 	hit := proxy.Arm(wiretest.Hold, "insert into samekey.processed_events")
 	o := order{"o1", 7}
-	_, err := processed.Run(hook.ResolveWithin(t.Context(), 300*time.Millisecond), b.db.Pool, request(t, "k", `1`),
+	_, err := processed.Run(hook.FindOutWithin(t.Context(), 300*time.Millisecond), b.db.Pool, request(t, "k", `1`),
 		func(ctx context.Context, tx pgx.Tx) (order, error) { return o, place(ctx, tx, o) })
 	<-hit
 	if !errors.Is(err, processed.ErrAmbiguous) || processed.SafeToRetry(err) {

@@ -15,16 +15,16 @@ func WithoutLock(ctx context.Context) context.Context { return context.WithValue
 // LockOff reports whether ctx comes from WithoutLock.
 func LockOff(ctx context.Context) bool { return ctx.Value(lockKey{}) != nil }
 
-type resolveKey struct{}
+type findOutKey struct{}
 
-// ResolveWithin bounds the look-up after a commit whose answer was lost.
-func ResolveWithin(ctx context.Context, d time.Duration) context.Context {
-	return context.WithValue(ctx, resolveKey{}, d)
+// FindOutWithin bounds the look-up after a commit whose answer was lost.
+func FindOutWithin(ctx context.Context, d time.Duration) context.Context {
+	return context.WithValue(ctx, findOutKey{}, d)
 }
 
-// Resolve returns the bound set by ResolveWithin, or the given one.
-func Resolve(ctx context.Context, otherwise time.Duration) time.Duration {
-	if d, ok := ctx.Value(resolveKey{}).(time.Duration); ok {
+// FindOut returns the bound set by FindOutWithin, or the given one.
+func FindOut(ctx context.Context, otherwise time.Duration) time.Duration {
+	if d, ok := ctx.Value(findOutKey{}).(time.Duration); ok {
 		return d
 	}
 	return otherwise

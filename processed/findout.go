@@ -14,19 +14,19 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// resolveWithin bounds the look-up after a lost COMMIT: a server that sees the
+// findOutWithin bounds the look-up after a lost COMMIT: a server that sees the
 // connection break ends its transaction within milliseconds, a failover takes
 // longer than any request waits for.
-const resolveWithin = 5 * time.Second
+const findOutWithin = 5 * time.Second
 
 var errInRecovery = errors.New("the server is in recovery, its rows may be behind")
 
-// resolve finds out what became of a COMMIT whose answer was lost. The
+// findOut finds out what became of a COMMIT whose answer was lost. The
 // transaction that sent it holds the key's lock until it has ended: with the
 // lock in hand, a record is there or will never be. A look-up without the lock
 // could miss a commit that is still under way.
-func (m *memory) resolve(ctx context.Context, pool *pgxpool.Pool, lost *lostError) (answer, error) {
-	within := hook.Resolve(ctx, resolveWithin)
+func (m *memory) findOut(ctx context.Context, pool *pgxpool.Pool, lost *lostError) (answer, error) {
+	within := hook.FindOut(ctx, findOutWithin)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	for try := 1; ; try++ {
