@@ -73,9 +73,11 @@ func NewKey(value string, scope ...string) (Key, error) {
 // Mint returns a new key value for a client that is about to begin an
 // operation: mint once, keep it with the operation, send it with every attempt.
 //
-// It is a UUID version 7: 62 random bits after a time in milliseconds. That is
-// not guessable (one in 4.6e18 for someone who knows the millisecond and is in
-// the same scope already), and not personal: no host, user or counter is in it.
+// It is a UUID version 7: 62 random bits after a time in steps of a quarter of a
+// microsecond, which is one step later than the last where the clock gives the
+// same again. That is not guessable (one in 4.6e18 for someone who knows the
+// time and is in the same scope already), and not personal: neither host nor
+// user is in it.
 // Version 4 has more randomness and hides the time, but spreads new keys over
 // the whole of the index that remembers them, where version 7 stays at its
 // right edge; that index is written once for each request.

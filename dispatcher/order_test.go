@@ -111,7 +111,10 @@ func TestAnOrderingKeyKeepsItsOrderAcrossRetriesAndItsNeighboursFlow(t *testing.
 func TestADeadHeadBlocksItsKeyAloneUntilAPersonDecides(t *testing.T) {
 	for name, decide := range map[string]func(b *bundle, id uuid.UUID) error{
 		"redrive": func(b *bundle, id uuid.UUID) error { return outbox.Redrive(b.ctx, b.db.Pool, id, by) },
-		"cancel":  func(b *bundle, id uuid.UUID) error { return outbox.Cancel(b.ctx, b.db.Pool, id, by) },
+		"cancel": func(b *bundle, id uuid.UUID) error {
+			notSent := outbox.Resolution{Outcome: outbox.NotSent}
+			return errors.Join(outbox.Resolve(b.ctx, b.db.Pool, id, notSent, by), outbox.Cancel(b.ctx, b.db.Pool, id, by))
+		},
 		"resolve": func(b *bundle, id uuid.UUID) error {
 			return outbox.Resolve(b.ctx, b.db.Pool, id, outbox.Resolution{Outcome: outbox.Delivered}, by)
 		},

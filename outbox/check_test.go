@@ -16,6 +16,11 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
+// quoting is an encoder whose error holds what it was to encode.
+type quoting string
+
+func (q quoting) MarshalJSON() ([]byte, error) { return nil, errors.New(string(q)) }
+
 // noSQL is a transaction in which every statement panics.
 type noSQL struct{ pgx.Tx }
 
@@ -38,8 +43,11 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 		"OrderingKey must be":                          func(in *outbox.Intent) { in.OrderingKey = "s3cret\u0085" },
 		"Payload is nil":                               func(in *outbox.Intent) { in.Payload = nil },
 		"encodes to null":                              func(in *outbox.Intent) { in.Payload = (*int)(nil) },
-		"Payload cannot be encoded":                    func(in *outbox.Intent) { in.Payload = math.NaN() },
-		"Payload cannot be encoded ":                   func(in *outbox.Intent) { in.Payload = make(chan int) },
+		"Payload is a float64 that cannot be encoded":  func(in *outbox.Intent) { in.Payload = math.NaN() },
+		"Payload is a outbox_test.quoting that cannot": func(in *outbox.Intent) { in.Payload = quoting("s3cret") },
+		"Payload is a chan int: read it and give its":  func(in *outbox.Intent) { in.Payload = make(chan int) },
+		"Payload is a *bytes.Buffer: read it and give": func(in *outbox.Intent) { in.Payload = bytes.NewBufferString("s3cret") },
+		"Payload is a *struct { id string }: read it":  func(in *outbox.Intent) { in.Payload = &struct{ id string }{"s3cret"} },
 		"Payload has a string that is not valid UTF-8": func(in *outbox.Intent) { in.Payload = "s3cret\xff" },
 		"Payload is 1048577 bytes long":                func(in *outbox.Intent) { in.Payload = []byte(`"` + strings.Repeat("a", 1<<20-1) + `"`) },
 		"Payload is 1048577 bytes long ":               func(in *outbox.Intent) { in.Payload = strings.Repeat("a", 1<<20-1) },

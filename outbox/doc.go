@@ -56,13 +56,12 @@
 //	unknown -> (delivered), (refused), answered  looked up, a late answer, or Resolve
 //	        -> pending                           looked up: absent, and may be sent again
 //	        -> parked                            looked up in vain, or Resolve as not sent
-//	        -> dead                              looked up: absent, and must not be sent again
 //
 //	awaiting_approval -> pending                 Approve
 //	awaiting_approval -> (cancelled)             Reject, Cancel
 //	dead, parked      -> pending                 Redrive
 //	dead, parked      -> answered                Resolve; parked also by a late answer
-//	dead, parked      -> (cancelled)             Cancel
+//	dead, parked      -> (cancelled)             Cancel, if it was never sent, or Resolve said so
 //	pending, blocked  -> (cancelled)             Cancel, if it was never sent
 //
 // # Look
@@ -83,7 +82,7 @@
 //   - [Resolve] records what really happened to an effect of which nobody knows.
 //   - [Cancel] takes back what was not sent.
 //
-// What may have been sent and must not be sent twice is neither redriven nor
-// cancelled before somebody resolved it: look into the vendor's dashboard
-// first.
+// What may have been sent is not cancelled before somebody resolved it as not
+// sent, and where it must not be sent twice it is not redriven either: look into
+// the vendor's dashboard first.
 package outbox

@@ -40,7 +40,7 @@ func advice(s Status) string {
 	case StatusAwaitingApproval:
 		return "Approve or Reject it"
 	case StatusParked, StatusDead:
-		return "Redrive, Cancel or Resolve it"
+		return "Redrive or Resolve it; Cancel it if it was never sent, or was resolved as not sent"
 	case StatusDelivered, StatusRefused, StatusCancelled:
 		return "it is finished; insert a new intent under another key or part if another effect is meant"
 	}

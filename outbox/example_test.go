@@ -18,8 +18,8 @@ import (
 
 // exampleDB stands for the pool of your service.
 func exampleDB() (*pgxpool.Pool, func()) {
-	if os.Getenv(samekeytest.DatabaseURL) == "" {
-		log.Fatal(samekeytest.DatabaseURL + " is not set")
+	if os.Getenv("SAMEKEY_TEST_DATABASE_URL") == "" {
+		log.Fatal("SAMEKEY_TEST_DATABASE_URL is not set")
 	}
 	t := &exampleTB{}
 	return samekeytest.NewDB(t).Pool, t.cleanUp

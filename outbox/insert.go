@@ -52,7 +52,7 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	if queues {
 		id, queued, err := queue.Enqueue(ready)
 		if err != nil || queued {
-			return id, err
+			return id, keyed.InsertError(ready, err)
 		}
 	}
 	id, err := db.New(tx).OutboxEnqueue(ctx, ready.Params(false))
@@ -147,7 +147,7 @@ func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, 
 		queued := false
 		if queues {
 			if ids[i], queued, err = queue.Enqueue(in); err != nil {
-				return nil, err
+				return nil, keyed.InsertError(in, err)
 			}
 		}
 		if !queued {

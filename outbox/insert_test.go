@@ -3,7 +3,10 @@ package outbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -43,7 +46,7 @@ func TestInsertOfTheSameIntentAgainReturnsTheFirstIdAndTheTransactionStaysUsable
 
 func TestInsertOfAnotherPayloadUnderTheSameKeyIsRefused(t *testing.T) {
 	db := samekeytest.NewDB(t)
-	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Payload: map[string]int{"amount": 5}}
+	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Part: "ada@example.com", Payload: map[string]int{"amount": 5}}
 	insert(t, db, in)
 	in.Payload = map[string]int{"amount": 6}
 	tx, err := db.Begin(t.Context())
@@ -56,7 +59,7 @@ func TestInsertOfAnotherPayloadUnderTheSameKeyIsRefused(t *testing.T) {
 	if !errors.As(err, &conflict) || conflict.Action != "charge_card" || conflict.KeyHash != in.Key.Hash() {
 		t.Fatalf("got %v, want a ConflictError of charge_card", err)
 	}
-	const want = `outbox: insert "charge_card" intent, part "": key:ff043d13 has one with another payload: ` +
+	const want = `outbox: insert "charge_card" intent: key:ff043d13 has one of the same Part with another payload: ` +
 		`this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part`
 	if err.Error() != want {
 		t.Errorf("the error says\n%s\nwant\n%s", err, want)
@@ -65,9 +68,64 @@ func TestInsertOfAnotherPayloadUnderTheSameKeyIsRefused(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Code != "SK001" {
 		t.Errorf("the error does not hold SQLSTATE SK001: %v", err)
 	}
+	// What the database says is in the server's log too.
+	if said := fmt.Sprint(refused.Message, refused.Detail, refused.Hint); strings.Contains(said, in.Part) || conflict.Part != in.Part {
+		t.Errorf("the database said %q; the error's Part is %q", said, conflict.Part)
+	}
 	_, err = outbox.Insert(t.Context(), tx, in)
 	if !errors.As(err, &refused) || refused.Code != "25P02" {
 		t.Errorf("the next statement got %v, want 25P02: the transaction is aborted, as the error said", err)
+	}
+}
+
+func TestWhatMustBeNewAndIsNotIsRefusedWithoutItsPart(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Part: "ada@example.com"}
+	insert(t, on, in)
+	_, err := on.Exec(t.Context(), `select samekey.enqueue($1, $2, $3, '{}', part => $4, must_be_new => true)`, in.Key.Scope, in.Key.Value, in.Action, in.Part)
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) || refused.Code != "SK002" || strings.Contains(fmt.Sprintf("%+v", refused), in.Part) {
+		t.Errorf("got %+v, want SK002 without the part", refused)
+	}
+}
+
+func TestInsertWorksInEveryModeOfTheDriver(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	for mode, name := range map[pgx.QueryExecMode]string{
+		pgx.QueryExecModeCacheStatement: "cache_statement", pgx.QueryExecModeCacheDescribe: "cache_describe",
+		pgx.QueryExecModeDescribeExec: "describe_exec", pgx.QueryExecModeExec: "exec", pgx.QueryExecModeSimpleProtocol: "simple_protocol",
+	} {
+		config, err := pgx.ParseConfig(on.DSN)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.DefaultQueryExecMode = mode
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := outbox.Intent{
+			Key: newKey(t, name), Action: "charge_card", Payload: []byte(`{"a":"\\"}`), Headers: map[string]string{"X-A": `"\`},
+			OrderingKey: name, Deadline: time.Now().Add(time.Hour), DueAt: time.Now(),
+		}
+		two := []outbox.Intent{in, in}
+		two[0].Part, two[1].Part = "1", "2"
+		var id uuid.UUID
+		err = pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) (err error) {
+			if id, err = outbox.Insert(t.Context(), tx, in); err != nil {
+				return err
+			}
+			_, err = outbox.InsertMany(t.Context(), tx, two)
+			return err
+		})
+		_ = conn.Close(t.Context())
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if e := get(t, on, id); string(e.Payload) != `{"a":"\\"}` || e.Headers["X-A"] != `"\` {
+			t.Errorf("%s: %+v", name, e)
+		}
 	}
 }
 

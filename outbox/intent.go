@@ -24,9 +24,10 @@ type Intent struct {
 	Action string
 
 	// Part tells several intents of one action under one key apart: the line of
-	// an order, the recipient of a mail. At most 255 bytes of printable text,
+	// an order, one of several recipients. At most 255 bytes of printable text,
 	// usually empty. It is part of the delivery key: give the same effect the
-	// same part at every attempt.
+	// same part at every attempt. Take an id for it, and no personal data: the
+	// line's number, the recipient's id and not the address.
 	Part string
 
 	// Payload is what the handler gets, and by default the body of the request to
@@ -35,7 +36,8 @@ type Intent struct {
 	// A []byte or json.RawMessage is kept as it is, to the byte. Anything else is
 	// encoded once, as JSON, without HTML escaping; integers and json.Number keep
 	// their digits; a string that is not valid UTF-8 is refused, and so is what
-	// encodes to null. For an effect without a payload, use struct{}{} or an
+	// encodes to null, and what JSON shows nothing of: an io.Reader, a struct
+	// without exported fields. For an effect without a payload, use struct{}{} or an
 	// empty []byte with a ContentType that is not JSON.
 	Payload any
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 )
 
@@ -44,7 +45,9 @@ type Page struct {
 // A page costs the rows that it shows and those between them that Action, Code,
 // Scope or OlderThan leave out; by Key it costs that key's intents only. Code
 // needs a Status or a Key beside it.
-func List(ctx context.Context, on Querier, f Filter) (Page, error) {
+//
+// It reads through a pool or a connection as well as in a transaction.
+func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
 	if err := f.check(); err != nil {
 		return Page{}, fmt.Errorf("outbox: list intents: %w", err)
 	}

@@ -35,10 +35,11 @@ type By struct {
 // ordering key takes its place. Nothing tells the application; it is the
 // caller's to mend its rows, in one transaction if on is a pgx.Tx.
 //
-// It is refused, with a [*StateError], where the intent may have been sent: a
-// worker has it, it waits for another attempt, or it rests after an attempt that
-// must not be repeated and nobody resolved it as not sent. [ErrNotFound] means
-// that there is no such intent.
+// It is refused, with a [*StateError], wherever the intent may have been sent: a
+// worker has it, it waits for another attempt, or it rests, dead or parked, after
+// an attempt that a vendor may have seen, also where that may be repeated. Find
+// out what the vendor did, and [Resolve] it: as not sent it can be cancelled.
+// [ErrNotFound] means that there is no such intent.
 func Cancel(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "cancel", id, by, func(d *decision) error {
 		return d.finish(ctx, "cancelled", StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)
@@ -157,10 +158,12 @@ func (d *decision) finish(ctx context.Context, event string, states ...Status) e
 	case d.row.Sent && status != StatusParked && status != StatusDead:
 		return &StateError{ID: d.id, Verb: d.verb, Status: status,
 			Do: "it may have been sent at an earlier attempt: wait until it is finished or rests"}
-	default:
-		if err := d.unsent(); err != nil {
-			return err
-		}
+	case d.row.Sent && d.row.Repeatable:
+		return &StateError{ID: d.id, Verb: d.verb, Status: status,
+			Do: "it may have been sent: Redrive it, or Resolve it; resolved as NotSent it can be cancelled"}
+	}
+	if err := d.unsent(); err != nil {
+		return err
 	}
 	err := d.changed(d.q.OutboxPeopleFinish(ctx, db.OutboxPeopleFinishParams{
 		ID: d.id, Event: event, Actor: d.by.Actor, Reason: d.by.Reason,

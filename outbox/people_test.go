@@ -54,7 +54,10 @@ func allowed(status outbox.Status, sent, repeatable bool) string {
 		return resolves + " resolve not sent>parked,"
 	case outbox.StatusParked, outbox.StatusDead:
 		resolves += fmt.Sprintf(" resolve not sent>%s,", status)
-		if sent && !repeatable {
+		switch {
+		case sent && repeatable:
+			return resolves + " redrive>pending,"
+		case sent:
 			return resolves
 		}
 		return resolves + " cancel>cancelled, redrive>pending,"
@@ -221,6 +224,23 @@ func TestAWriteThatMustNotBeRepeatedIsRedrivenOnlyOnceResolvedAsNotSent(t *testi
 	}
 	if c := w.claimOne("wire_money", false); c.Status != string(outbox.StatusLeased) {
 		t.Errorf("claimed as %s", c.Status)
+	}
+}
+
+func TestADeadWriteThatMayHaveBeenSentIsCancelledOnlyOnceResolvedAsNotSent(t *testing.T) {
+	on := newGuardedDB(t)
+	w := newWorker(t, on, 1)
+	id := insert(t, on, outbox.Intent{Action: "charge_card"})
+	w.settle(w.claimOne("charge_card", true), outbox.StatusDead, "dead", "404")
+	err := outbox.Cancel(t.Context(), on, id, ada)
+	if err == nil || !strings.Contains(err.Error(), "Redrive it, or Resolve it; resolved as NotSent it can be cancelled") {
+		t.Fatalf("got %v, want a refusal that says what can be done", err)
+	}
+	if err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.NotSent}, ada); err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Cancel(t.Context(), on, id, ada); err != nil {
+		t.Error(err)
 	}
 }
 

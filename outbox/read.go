@@ -12,9 +12,6 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Querier is what reading needs: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
-type Querier interface{ samekey.Tx }
-
 // Entry is an intent and where it stands. Times are the database's; a zero time
 // stands for one that is not set.
 type Entry struct {
@@ -79,8 +76,9 @@ type Event struct {
 	Finished Status // the final state that this event put the intent in
 }
 
-// Get returns the intent with its payload and its history, or [ErrNotFound].
-func Get(ctx context.Context, on Querier, id uuid.UUID) (Entry, error) {
+// Get returns the intent with its payload and its history, or [ErrNotFound]. It
+// reads through a pool or a connection as well as in a transaction.
+func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	q := db.New(on)
 	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: []uuid.UUID{id}, WithPayload: true})
 	if err == nil && len(rows) == 0 {

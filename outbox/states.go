@@ -65,7 +65,6 @@ var transitions = []transition{
 	{StatusUnknown, StatusAnswered, "looked up, or resolved by a person, or by a late answer; with an Apply to run"},
 	{StatusUnknown, StatusPending, "looked up: absent, and may be sent again"},
 	{StatusUnknown, StatusParked, "looked up in vain; or resolved as not sent"},
-	{StatusUnknown, StatusDead, "looked up: absent, and must not be sent again"},
 
 	{StatusAnswered, StatusDelivered, "applied"},
 	{StatusAnswered, StatusRefused, "applied"},
@@ -75,10 +74,10 @@ var transitions = []transition{
 
 	{StatusParked, StatusPending, "redriven"},
 	{StatusParked, StatusAnswered, "resolved by a person, or by a late answer"},
-	{StatusParked, StatusCancelled, "cancelled"},
+	{StatusParked, StatusCancelled, "cancelled, once resolved as not sent"},
 	{StatusDead, StatusPending, "redriven"},
 	{StatusDead, StatusAnswered, "resolved by a person"},
-	{StatusDead, StatusCancelled, "cancelled"},
+	{StatusDead, StatusCancelled, "cancelled before it was sent, or once resolved as not sent"},
 	{StatusPending, StatusCancelled, "cancelled before it was sent"},
-	{StatusBlocked, StatusCancelled, "cancelled"},
+	{StatusBlocked, StatusCancelled, "cancelled before it was sent"},
 }

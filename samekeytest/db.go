@@ -20,16 +20,16 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// DatabaseURL is the environment variable that names the server on which
+// databaseVariable is the environment variable that names the server on which
 // [NewDB] creates its databases.
-const DatabaseURL = "SAMEKEY_TEST_DATABASE_URL"
+const databaseVariable = "SAMEKEY_TEST_DATABASE_URL"
 
-const advice = DatabaseURL + ` is not set: these tests need a Postgres server.
+const advice = databaseVariable + ` is not set: these tests need a Postgres server.
 
   make test                       starts one for the whole run, and stops it at the end
-  ` + DatabaseURL + `=...   any Postgres 14 or later, and a role that may create databases, such as
+  ` + databaseVariable + `=...   any Postgres 14 or later, and a role that may create databases, such as
       docker run --rm -e POSTGRES_PASSWORD=postgres -p 127.0.0.1:54329:5432 postgres:17
-      export ` + DatabaseURL + `=postgres://postgres:postgres@127.0.0.1:54329/postgres`
+      export ` + databaseVariable + `=postgres://postgres:postgres@127.0.0.1:54329/postgres`
 
 // patience bounds each step on the server. A database takes about 50 ms; only a
 // server that is overloaded or gone takes longer than this.
@@ -50,7 +50,7 @@ type DB struct {
 // whatever is still connected to it.
 //
 // The first call on a server migrates a template; each database is a copy of
-// it, in tens of milliseconds. The template's name holds [schema.Fingerprint]:
+// it, in tens of milliseconds. The template's name holds [schema.Digest]:
 // another version of the migrations gets a template of its own, and test
 // binaries that run at the same time share one.
 //
@@ -64,7 +64,7 @@ func NewDB(t testing.TB) *DB {
 	t.Helper()
 	server := serverDSN(t)
 	return newDB(t, server, func(ctx context.Context, conn *pgx.Conn) (string, error) {
-		return ensureTemplate(ctx, conn, server, schema.Fingerprint(), schema.Migrate)
+		return ensureTemplate(ctx, conn, server, schema.Digest(), schema.Migrate)
 	})
 }
 
@@ -79,7 +79,7 @@ func NewEmptyDB(t testing.TB) *DB {
 
 func serverDSN(t testing.TB) string {
 	t.Helper()
-	server := os.Getenv(DatabaseURL)
+	server := os.Getenv(databaseVariable)
 	if server == "" {
 		t.Fatal(advice)
 	}
@@ -97,7 +97,7 @@ func newDB(t testing.TB, server string, template func(context.Context, *pgx.Conn
 	}
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
-		t.Fatalf("samekeytest: %s: %v", DatabaseURL, err)
+		t.Fatalf("samekeytest: %s: %v", databaseVariable, err)
 	}
 	if !strings.Contains(server, "pool_max_conns") {
 		config.MaxConns = 16
@@ -216,12 +216,12 @@ func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string,
 func onServer(ctx context.Context, server string, do func(context.Context, *pgx.Conn) error) error {
 	conn, err := pgx.Connect(ctx, server)
 	if err != nil {
-		return fmt.Errorf("cannot reach the server that %s names: %w", DatabaseURL, err)
+		return fmt.Errorf("cannot reach the server that %s names: %w", databaseVariable, err)
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	err = do(ctx, conn)
 	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "42501" {
-		return fmt.Errorf("the role of %s must be allowed to create databases (alter role .. createdb): %w", DatabaseURL, err)
+		return fmt.Errorf("the role of %s must be allowed to create databases (alter role .. createdb): %w", databaseVariable, err)
 	}
 	return err
 }
@@ -240,7 +240,7 @@ func withDatabase(dsn, name string) (string, error) {
 	}
 	u, err := url.Parse(dsn)
 	if err != nil {
-		return "", fmt.Errorf("samekeytest: %s is not a valid URL", DatabaseURL) // its error would print the password
+		return "", fmt.Errorf("samekeytest: %s is not a valid URL", databaseVariable) // its error would print the password
 	}
 	u.Path, u.RawPath = "/"+name, ""
 	query := u.Query()

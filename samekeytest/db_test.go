@@ -83,10 +83,10 @@ func TestAConnectionThatIsNotGivenBackFailsTheTestAndDoesNotHangIt(t *testing.T)
 }
 
 func TestWithoutAServerTheTestFailsWithAdvice(t *testing.T) {
-	t.Setenv(DatabaseURL, "")
+	t.Setenv(databaseVariable, "")
 	for name, open := range map[string]func(testing.TB) *DB{"NewDB": NewDB, "NewEmptyDB": NewEmptyDB} {
 		failed := runWith(t, func(t testing.TB) { open(t) })
-		if !strings.Contains(failed, "make test") || !strings.Contains(failed, DatabaseURL) {
+		if !strings.Contains(failed, "make test") || !strings.Contains(failed, databaseVariable) {
 			t.Errorf("%s: got %q", name, failed)
 		}
 	}

@@ -21,7 +21,9 @@ type Roles struct {
 	Worker string
 }
 
-// appGrants: an intent is written by samekey.enqueue, which runs as its owner. The two tables of versions are for Check.
+// appGrants: an intent is written by samekey.enqueue, which runs as its owner. The two tables of versions are for Check. The
+// small functions read and write nothing: key_lock is for processed; with the others SQL in another language makes an id of
+// its own, tells a vendor's record by its delivery key, or finds the key that a log line means.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock to %s`,
@@ -29,7 +31,8 @@ var appGrants = []string{
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 
-// workerGrants: an update of a single column is what `for update` asks for, and the column the least harmful one.
+// workerGrants: an update of a single column is what `for update` asks for, and the column the least harmful one. An Apply
+// may call processed.Do in its transaction, and so inserts into processed_events.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.worker_class to %s`,
@@ -37,7 +40,7 @@ var workerGrants = []string{
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant usage on sequence samekey.outbox_seq to %s`,
 	`grant select, insert, delete on samekey.outbox_history to %s`,
-	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, delete on samekey.outbox_sends to %s`, // a worker that fills it brings its insert
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,

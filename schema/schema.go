@@ -8,6 +8,9 @@
 // database fits it. Teams with a migration tool of their own take the statements from [All]. [Grants] gives an
 // application's role and the worker's role what they need, and no more.
 //
+// Migrate needs River's migrations, so a service that calls it pulls in River, which processed and outbox alone do not: leave
+// it to the deployment step (`worker migrate`), or to a program of its own, where that matters.
+//
 // A migration is never edited after its release: a change is a new file with the next number.
 package schema
 
@@ -76,9 +79,9 @@ func load() []migration {
 // Latest is the version that this release needs: the number of its last migration.
 func Latest() int { return len(own) }
 
-// Fingerprint names this release's migrations, samekey's and River's: it changes whenever one of them does.
+// Digest names this release's migrations, samekey's and River's: it changes whenever one of them does.
 // samekeytest names its template databases by it.
-func Fingerprint() string {
+func Digest() string {
 	digest := sha256.New()
 	for _, m := range own {
 		_, _ = fmt.Fprintf(digest, "%s\x00%s\x00", m.name, m.sql)

@@ -113,7 +113,7 @@ table samekey.outbox_stats
     taken_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_stats_pkey PRIMARY KEY (action, status)
 
-table samekey.processed_events
+table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     idem_key text collate "C" not null
     scope text collate "C" not null
     created_at timestamp with time zone not null default clock_timestamp()
@@ -215,14 +215,14 @@ begin
                 using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
         end if;
         if not v_same then
-            raise exception 'samekey: intent "%" part "%" under key % exists with another payload',
-                enqueue.action, coalesce(enqueue.part, ''),
-                samekey.key_hash(enqueue.scope, enqueue.idem_key)
+            raise exception 'samekey: intent "%" under key % exists with the same part and another payload',
+                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'SK001',
                       hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
         end if;
         if enqueue.must_be_new then
-            raise exception 'samekey: intent "%" part "%" exists already', enqueue.action, coalesce(enqueue.part, '')
+            raise exception 'samekey: intent "%" under key % exists already',
+                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'SK002', hint = 'Roll back and insert it without must_be_new, which returns the first id.';
         end if;
         return v_have;

@@ -15,7 +15,7 @@ import (
 const OutboxEnqueue = `-- name: OutboxEnqueue :one
 
 select samekey.enqueue($1::text, $2::text, $3::text, $4::bytea, $5::text, $6::text,
-                       $7::jsonb, $8::text, $9::timestamptz,
+                       ($7::text)::jsonb, $8::text, $9::timestamptz,
                        $10::timestamptz, $11::text, $12::uuid,
                        $13::boolean)::uuid
 `
@@ -27,7 +27,7 @@ type OutboxEnqueueParams struct {
 	Payload      []byte
 	Part         string
 	ContentType  string
-	Headers      []byte
+	Headers      string
 	OrderingKey  *string
 	DueAt        *time.Time
 	Deadline     *time.Time

@@ -9,7 +9,8 @@ import (
 
 // ConflictError says that an intent's key, action and part are taken by one
 // with another payload. It is exported as outbox.ConflictError, and is here
-// because a queued intent meets its conflict in the commit of processed.Run.
+// because a queued intent meets its conflict in the commit of processed.Run. Its
+// text leaves out Part, which may say more than belongs in a log.
 type ConflictError struct {
 	Action, Part string
 	KeyHash      string // samekey.Key.Hash
@@ -17,20 +18,23 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("outbox: insert %q intent, part %q: key:%s has one with another payload: "+
+	return fmt.Sprintf("outbox: insert %q intent: key:%s has one of the same Part with another payload: "+
 		"this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part",
-		e.Action, e.Part, e.KeyHash)
+		e.Action, e.KeyHash)
 }
 
 // Unwrap returns the database's error, which says SQLSTATE SK001.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
 // InsertError names the intent that samekey.enqueue refused: a *ConflictError
-// for another payload, else the database's error with more words. It is nil for
-// nil.
+// for another payload, also where err is one already, else the error with more
+// words. It is nil for nil.
 func InsertError(in Intent, err error) error {
 	if err == nil {
 		return nil
+	}
+	if conflict := (*ConflictError)(nil); errors.As(err, &conflict) {
+		return conflict
 	}
 	code, advice := "", ""
 	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) {

@@ -42,17 +42,17 @@ type Intent struct {
 	TraceContext *string
 }
 
-// Params are the arguments for db.OutboxEnqueue.
+// Params are the arguments for db.OutboxEnqueue. The headers are text, since where pgx does not ask the server for types
+// (its exec and simple protocol modes) it would send bytes as bytea.
 func (in Intent) Params(mustBeNew bool) db.OutboxEnqueueParams {
 	return db.OutboxEnqueueParams{
 		Scope: in.Key.Scope, IdemKey: in.Key.Value, Action: in.Action, Part: in.Part, Payload: in.Payload,
-		ContentType: in.ContentType, Headers: in.Headers, OrderingKey: in.OrderingKey, DueAt: in.DueAt,
+		ContentType: in.ContentType, Headers: string(in.Headers), OrderingKey: in.OrderingKey, DueAt: in.DueAt,
 		Deadline: in.Deadline, TraceContext: in.TraceContext, ID: in.ID, MustBeNew: mustBeNew,
 	}
 }
 
-// Args are the same in the order of the statement, for a batch. The headers are text, since where pgx does not ask the
-// server for types it would send bytes as bytea.
+// Args are the same in the order of the statement, for a batch.
 func (in Intent) Args(mustBeNew bool) []any {
 	return []any{in.Key.Scope, in.Key.Value, in.Action, in.Payload, in.Part, in.ContentType, string(in.Headers),
 		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew}

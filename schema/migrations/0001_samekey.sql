@@ -240,8 +240,8 @@ create function samekey.worker_class() returns integer
 as $$ select 1935764331 $$;
 
 -- Writes an intent in the caller's transaction and returns its id. The same key, action, part and payload again is a
--- no-op that returns the first id (raises SK002 with must_be_new); another payload raises SK001. It runs as its owner, so that a role needs EXECUTE on
--- it and nothing else.
+-- no-op that returns the first id (raises SK002 with must_be_new); another payload raises SK001. Errors go to the server's
+-- log, and so leave out the part. It runs as its owner, so that a role needs EXECUTE on it and nothing else.
 create function samekey.enqueue(
     scope         text,
     idem_key      text,
@@ -289,14 +289,14 @@ begin
                 using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
         end if;
         if not v_same then
-            raise exception 'samekey: intent "%" part "%" under key % exists with another payload',
-                enqueue.action, coalesce(enqueue.part, ''),
-                samekey.key_hash(enqueue.scope, enqueue.idem_key)
+            raise exception 'samekey: intent "%" under key % exists with the same part and another payload',
+                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'SK001',
                       hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
         end if;
         if enqueue.must_be_new then
-            raise exception 'samekey: intent "%" part "%" exists already', enqueue.action, coalesce(enqueue.part, '')
+            raise exception 'samekey: intent "%" under key % exists already',
+                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
                 using errcode = 'SK002', hint = 'Roll back and insert it without must_be_new, which returns the first id.';
         end if;
         return v_have;
