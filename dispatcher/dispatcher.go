@@ -35,9 +35,15 @@ type Config struct {
 	StopTimeout time.Duration
 
 	// Retention is how long a finished intent that was written without a processed record is kept. (One with a record
-	// is kept as long as the record, see processed.Request.) Default 72 h.
+	// is kept as long as the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
 	Retention time.Duration
 }
+
+// What processed.Pruning takes as IntentRetain.
+const (
+	minRetention = time.Minute
+	maxRetention = 10 * 365 * 24 * time.Hour
+)
 
 func (c *Config) withDefaults() Config {
 	var out Config
@@ -67,8 +73,8 @@ func (c Config) check() (errs []error) {
 	if c.StopTimeout < 0 {
 		errs = append(errs, fmt.Errorf("dispatcher: Config.StopTimeout %v is negative", c.StopTimeout))
 	}
-	if c.Retention < 0 {
-		errs = append(errs, fmt.Errorf("dispatcher: Config.Retention %v is negative", c.Retention))
+	if c.Retention < minRetention || c.Retention > maxRetention {
+		errs = append(errs, fmt.Errorf("dispatcher: Config.Retention %v is outside 1m to 10 years (%v)", c.Retention, maxRetention))
 	}
 	return errs
 }

@@ -107,6 +107,16 @@ func TestDefaultAttemptsFitTheKeyWindow(t *testing.T) {
 	}
 }
 
+func TestARetentionThatPruneWouldRefuseIsRefusedAtTheStart(t *testing.T) {
+	const years = 10 * 365 * 24 * time.Hour
+	for retention, ok := range map[time.Duration]bool{0: true, time.Minute - 1: false, time.Minute: true, years: true, years + 1: false, -1: false} {
+		err := dispatcher.New(nil, &dispatcher.Config{Retention: retention}).Check()
+		if refused := err != nil && strings.Contains(err.Error(), "Config.Retention"); refused == ok {
+			t.Errorf("%v: %v", retention, err)
+		}
+	}
+}
+
 func TestClassesAreReadBackFromTheirNames(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		if got, ok := dispatcher.ParseClass(class.String()); !ok || got != class {
