@@ -60,6 +60,10 @@ func (s *Service) create(w http.ResponseWriter, r *http.Request, tenant string) 
 		answer(w, http.StatusBadRequest, problem("invalid_order", err.Error()))
 		return
 	}
+	if len(r.Header.Values("Idempotency-Key")) > 1 { // which of them would the client send again?
+		answer(w, http.StatusBadRequest, problem("invalid_key", "Idempotency-Key was sent more than once"))
+		return
+	}
 	key, err := samekey.NewKey(r.Header.Get("Idempotency-Key"), tenant, "orders.create")
 	if err != nil {
 		answer(w, http.StatusBadRequest, problem("invalid_key", err.Error()))

@@ -46,7 +46,7 @@ type reply struct {
 
 func (s *shop) post(key, body string) reply { return s.send("POST", "/orders", "acme", key, body) }
 
-func (s *shop) send(method, path, tenant, key, body string) reply {
+func (s *shop) send(method, path, tenant, key, body string, moreKeys ...string) reply {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -60,6 +60,9 @@ func (s *shop) send(method, path, tenant, key, body string) reply {
 	}
 	if key != "" {
 		req.Header.Set("Idempotency-Key", key)
+	}
+	for _, another := range moreKeys {
+		req.Header.Add("Idempotency-Key", another)
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -222,6 +225,7 @@ func TestWhatIsRefusedAtTheDoorStoresNothing(t *testing.T) {
 			sub.want(sub.post(c.key, c.body), 400, c.contains)
 		})
 	}
+	s.want(s.send("POST", "/orders", "acme", "k1", tea, "k2"), 400, "invalid_key")
 	s.want(s.send("POST", "/orders", "", "k1", tea), 401, "X-Tenant")
 	s.holds(0, 0, 0)
 	s.want(s.post("k1", tea), 201, `"amount":900`) // the key is as good as new

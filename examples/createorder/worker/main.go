@@ -58,7 +58,7 @@ func (s settings) register(d *dispatcher.Dispatcher) error {
 		Wait: httpvendor.Statuses{{409, 409}},
 	}
 	return errors.Join(
-		s.deliver(d, "payments", s.payments, charge, dispatcher.WithApply(settleOrder)),
+		s.deliver(d, "payments", s.payments, charge, dispatcher.WithApply(finishOrder)),
 		s.deliver(d, "mail", s.mail, receipt),
 	)
 }
@@ -81,10 +81,10 @@ func (s settings) deliver(d *dispatcher.Dispatcher, destination, url string, act
 	return nil
 }
 
-// settleOrder runs in the transaction that finishes a charge, once: the order's
+// finishOrder runs in the transaction that finishes a charge, once: the order's
 // state and the receipt that follows from a payment are committed together with
 // the vendor's answer.
-func settleOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, outcome dispatcher.Outcome) error {
+func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, outcome dispatcher.Outcome) error {
 	state := createorder.Paid
 	if outcome.Refused {
 		state = createorder.PaymentFailed
