@@ -36,8 +36,9 @@ type Answer struct {
 
 // Handler makes one attempt. Its context ends at the attempt's deadline; what it sends after that may meet the attempt
 // that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead] and [Unknown] say what
-// kind of error it was; of any other error, or a panic, the outcome is unknown, but for one that net/http or net
-// reports before a connection stood (a failed dial or look-up of a name), which is unsent.
+// kind of error it was; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
+// error of net that says "dial", or that a name was not found, counts as a vendor that cannot be reached: it spends no
+// attempt. It is no proof that nothing was sent; where you have that, say [Unsent].
 type Handler func(ctx context.Context, call *Call) (Answer, error)
 
 type verdict int
@@ -56,6 +57,7 @@ type attemptError struct {
 	after   time.Duration
 	answer  Answer
 	err     error
+	guessed bool // the verdict is ours, from the look of the error
 }
 
 func (e *attemptError) Error() string {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
@@ -18,6 +20,7 @@ type settlement struct {
 	unsend bool          // no vendor saw the key: forget that it was sent
 	keep   bool          // keep the lease: the same worker goes on with it
 	leave  bool          // leave the order of its ordering key
+	sent   bool          // the attempt may have reached the vendor
 
 	event   string
 	outcome string
@@ -68,28 +71,36 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 // givenBack is a claim that came too late for its call, or while the worker was stopping: nothing was sent, nothing is
 // spent, and it is due.
 func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
-	return settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.Spent),
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.Spent),
 		unsend: c.FirstSend, answer: Answer{Code: "given_back"}}
+	if c.Status == statusUnknown {
+		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
+	}
+	return s
 }
 
 // afterCall decides what an attempt's answer or error means for its intent.
 func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) settlement {
 	p := a.policy
-	s := settlement{event: "attempt", spent: int(c.Spent), answer: answer}
+	s := settlement{event: "attempt", spent: int(c.Spent), answer: answer, sent: true}
 	if err == nil {
 		return a.finished(s, statusDelivered)
 	}
-	failure := classify(err)
+	failure := classify(err, p.Class.repeatable() && answer.Code == "" && answer.Body == nil)
 	if failure.answer.Code != "" || failure.answer.Body != nil {
 		s.answer = failure.answer // what the verdict carries goes before what the handler returned beside it
 	}
-	s.err = failure.Error()
+	s.err = withoutURL(failure)
 	switch failure.verdict {
 	case verdictRefused:
 		s.err = ""
 		return a.finished(s, statusRefused)
 	case verdictUnsent:
-		s.status, s.outcome, s.unsend = statusPending, outcomeUnsent, c.FirstSend || !p.Class.repeatable()
+		s.status, s.outcome = statusPending, outcomeUnsent
+		s.unsend, s.sent = c.FirstSend || !p.Class.repeatable(), false
+		if failure.guessed { // it spends no attempt, but proves nothing about the key window
+			s.unsend, s.sent = false, true
+		}
 		s.answer.Code = or(s.answer.Code, "unsent")
 		s.delay = p.delay(int(c.Attempt))
 	case verdictRetryAfter:
@@ -140,10 +151,23 @@ func (a *action) unknown(s settlement) settlement {
 	return s
 }
 
-// noLookup parks an unknown intent whose vendor cannot be asked.
-func (a *action) noLookup(c *db.OutboxQueueClaimRow) settlement {
-	return settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.Spent), leave: a.policy.PassFailed,
-		answer: Answer{Code: "no_lookup"}, err: "the action has no look-up: find out what happened at the vendor, then resolve the intent"}
+// beforeLookup decides whether an unknown intent is looked up now; ask is true where it is.
+func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool) {
+	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.Spent), leave: a.policy.PassFailed}
+	switch settling := a.policy.SettlingDelay - settlingOrphans; {
+	case a.lookup == nil:
+		s.answer.Code = "no_lookup"
+		s.err = "the action has no look-up: find out what happened at the vendor, then resolve the intent"
+	case c.LastCode != nil && *c.LastCode == codeOrphaned && settling > 0:
+		// Whoever took it over does not know the policy, and waited settlingOrphans: the rest is waited for here.
+		s.status, s.outcome, s.leave = statusUnknown, outcomeRetry, false
+		s.answer.Code, s.delay = "settling", settling
+	case int(c.Spent) >= a.policy.Attempts: // a look-up that takes its worker along is not made for ever
+		s.answer.Code = "attempts"
+	default:
+		return s, true
+	}
+	return s, false
 }
 
 // afterLookup decides what a finding means.
@@ -151,10 +175,10 @@ func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err err
 	s := settlement{event: "lookup", spent: int(c.Spent) + 1, answer: finding.answer, outcome: or(finding.outcome, outcomeInconclusive)}
 	switch {
 	case err != nil && s.spent < a.policy.Attempts:
-		s.status, s.outcome, s.err, s.delay = statusUnknown, outcomeRetry, err.Error(), a.policy.delay(s.spent)
+		s.status, s.outcome, s.err, s.delay = statusUnknown, outcomeRetry, withoutURL(err), a.policy.delay(s.spent)
 		s.answer.Code = or(s.answer.Code, "lookup_failed")
 	case err != nil:
-		s.status, s.outcome, s.err, s.leave = statusParked, outcomeInconclusive, err.Error(), a.policy.PassFailed
+		s.status, s.outcome, s.err, s.leave = statusParked, outcomeInconclusive, withoutURL(err), a.policy.PassFailed
 		s.answer.Code = or(s.answer.Code, "lookup_failed")
 	case s.outcome == outcomeDelivered || s.outcome == outcomeRefused:
 		return a.finished(s, s.outcome)
@@ -168,21 +192,36 @@ func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err err
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.
 func (a *action) applyFailed(c *db.OutboxQueueClaimRow, spent int, err error) settlement {
 	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, spent: spent + 1,
-		delay: a.policy.delay(spent + 1), answer: Answer{Code: "apply_failed"}, err: err.Error()}
+		delay: a.policy.delay(spent + 1), answer: Answer{Code: "apply_failed"}, err: withoutURL(err)}
 }
 
-// classify finds the verdict in a handler's error. Beside our own, it knows what net says before a connection stood.
-func classify(err error) *attemptError {
+// codeOrphaned is what OutboxQueueRelease writes.
+const codeOrphaned = "orphaned"
+
+// classify finds the verdict in a handler's error. Where it may guess, it takes what net says of a dial or of a name for
+// a vendor that cannot be reached. That is no proof: a client may have followed a redirect, or a handler may have acted
+// before it dialled somebody else. Only Unsent is.
+func classify(err error, guess bool) *attemptError {
 	var own *attemptError
 	if errors.As(err, &own) {
 		return own
 	}
 	var op *net.OpError
 	var name *net.DNSError
-	if errors.As(err, &op) && op.Op == "dial" || errors.As(err, &name) {
-		return &attemptError{verdict: verdictUnsent, err: err}
+	if guess && (errors.As(err, &op) && op.Op == "dial" || errors.As(err, &name)) {
+		return &attemptError{verdict: verdictUnsent, err: err, guessed: true}
 	}
 	return &attemptError{verdict: verdictUnknown, err: err}
+}
+
+// withoutURL is an error's text without the URL that net/http puts into it: query and user may be secrets.
+func withoutURL(err error) string {
+	text := err.Error()
+	var request *url.Error
+	if errors.As(err, &request) && request.URL != "" {
+		text = strings.ReplaceAll(strings.ReplaceAll(text, fmt.Sprintf("%q", request.URL), "[URL]"), request.URL, "[URL]")
+	}
+	return text
 }
 
 func unknownCode(err error) string {

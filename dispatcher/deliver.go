@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/wake"
 )
 
 // claim is one claimed intent.
@@ -43,47 +46,68 @@ func (c *claim) call() Call {
 // work brings one claim to its settlement. It runs in a goroutine of its own, in a slot of its lane, and holds no
 // connection while the vendor is called.
 func (n *node) work(c *claim) {
-	switch c.Status {
-	case statusAnswered:
+	row := &c.OutboxQueueClaimRow
+	settled := false
+	defer func() {
+		if !settled { // runtime.Goexit, as by t.FailNow in a user's test, runs deferred functions and nothing else
+			n.settle(c, c.action.afterCall(row, Answer{}, errors.New("the handler ended its goroutine")))
+		}
+	}()
+	if c.Status == statusAnswered {
+		settled = true
 		n.apply(c, int(c.Spent))
-	case statusUnknown:
-		n.settle(c, n.lookUp(c))
+		return
+	}
+	var s settlement
+	switch send := false; {
+	case n.isStopping():
+		s = c.action.givenBack(row)
+	case c.Status == statusUnknown:
+		s = n.lookUp(c)
 	default:
-		if s, send := c.action.beforeSend(&c.OutboxQueueClaimRow); !send {
-			n.settle(c, s)
-			return
+		if s, send = c.action.beforeSend(row); send {
+			s = n.attempt(c)
 		}
-		select {
-		case <-n.stopping:
-			n.settle(c, c.action.givenBack(&c.OutboxQueueClaimRow))
-		default:
-			n.settle(c, n.attempt(c))
-		}
+	}
+	settled = true
+	n.settle(c, s)
+}
+
+func (n *node) isStopping() bool {
+	select {
+	case <-n.stopping:
+		return true
+	default:
+		return false
 	}
 }
 
 func (n *node) attempt(c *claim) settlement {
+	row := &c.OutboxQueueClaimRow
 	ctx, cancel := c.context(n.calls)
 	defer cancel()
-	if ctx.Err() != nil {
-		return c.action.givenBack(&c.OutboxQueueClaimRow) // the claim alone took as long as the attempt may
+	if ctx.Err() != nil { // the claim alone took as long as the attempt may
+		s := c.action.givenBack(row)
+		s.delay = time.Second // no hot loop against a database that is slower than the calls
+		return s
 	}
 	call, began := c.call(), time.Now()
 	answer, err := guard(func() (Answer, error) { return c.action.handle(ctx, &call) })
-	s := c.action.afterCall(&c.OutboxQueueClaimRow, answer, err)
+	s := c.action.afterCall(row, answer, err)
 	s.took = time.Since(began)
 	return s
 }
 
 func (n *node) lookUp(c *claim) settlement {
-	if c.action.lookup == nil {
-		return c.action.noLookup(&c.OutboxQueueClaimRow)
+	row := &c.OutboxQueueClaimRow
+	if s, ask := c.action.beforeLookup(row); !ask {
+		return s
 	}
 	ctx, cancel := c.context(n.calls)
 	defer cancel()
 	call, began := c.call(), time.Now()
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
-	s := c.action.afterLookup(&c.OutboxQueueClaimRow, finding, err)
+	s := c.action.afterLookup(row, finding, err)
 	s.took = time.Since(began)
 	return s
 }
@@ -121,18 +145,15 @@ func (n *node) settle(c *claim, s settlement) {
 
 // applyLater applies an answer that was just written, under the lease that its attempt kept.
 func (n *node) applyLater(c *claim) {
-	go func() {
-		n.applySlots <- struct{}{}
-		defer func() { <-n.applySlots }()
-		n.apply(c, 0)
-	}()
+	go n.apply(c, 0)
 }
 
-// apply runs the action's Apply in the transaction that finishes the intent. The row is locked first, fenced, so that
-// nobody takes it over meanwhile; it is gone when the transaction commits. Where it fails, the answer stays, and apply
-// is tried again.
+// apply runs the action's Apply in the transaction that finishes the intent. Where it fails, the answer stays, and apply
+// is tried again. Only a few run at once: each takes a connection from the pool, which claims and settles need too.
 func (n *node) apply(c *claim, spent int) {
+	n.applySlots <- struct{}{}
 	outcome, err := n.applyOnce(c)
+	<-n.applySlots
 	switch {
 	case errors.Is(err, errFenced):
 		n.count(settlement{status: statusAnswered}, false)
@@ -145,21 +166,19 @@ func (n *node) apply(c *claim, spent int) {
 	}
 }
 
+// applyOnce is one such transaction. Locks are taken in the order in which the application's own transactions take them,
+// which write their rows first and their intents last: the rows of Apply, then the ordering key, then the queue's row,
+// whose fence decides whether any of it is committed.
 func (n *node) applyOnce(c *claim) (outcome string, err error) {
 	ctx, cancel := context.WithTimeout(n.calls, c.action.policy.Timeout)
 	defer cancel()
 	var promoted []string
-	err = pgx.BeginTxFunc(ctx, n.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
+	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
-		var keys []string
-		if c.OrderingKey != nil {
-			keys = []string{*c.OrderingKey}
-			if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
-				return err
-			}
-		}
-		fence := db.OutboxQueueLockHeldParams{ID: c.ID, Attempt: c.Attempt, Worker: n.session.id}
-		if _, err := q.OutboxQueueLockHeld(ctx, fence); err != nil {
+		written.Tx = tx
+		held := db.OutboxQueueHeldParams{ID: c.ID, Attempt: c.Attempt, Worker: n.session.id}
+		if _, err := q.OutboxQueueHeld(ctx, held); err != nil {
 			return fenced(err)
 		}
 		answer, err := q.OutboxHistoryAnswer(ctx, c.ID)
@@ -167,29 +186,42 @@ func (n *node) applyOnce(c *claim) (outcome string, err error) {
 			return err
 		}
 		outcome = answer.Outcome
-		if err := n.callApply(ctx, tx, c, answer); err != nil {
+		if err := n.callApply(ctx, written, c, answer); err != nil {
 			return err
 		}
-		rows, err := q.OutboxQueueFinishApplied(ctx, db.OutboxQueueFinishAppliedParams{
-			ID: c.ID, Attempt: c.Attempt, Worker: n.session.id, Outcome: outcome, Code: answer.Code})
-		if err != nil {
-			return err
-		}
-		if rows != 1 {
-			return errFenced
-		}
-		if len(keys) > 0 {
-			promoted, err = q.OutboxQueuePromote(ctx, keys)
-		}
+		promoted, err = n.finishApplied(ctx, q, c, answer)
 		return err
 	})
 	if err == nil {
 		n.wake(promoted...)
+		wake.Flush(n.pool, written.actions...)
 	}
 	return outcome, err
 }
 
-func (n *node) callApply(ctx context.Context, tx pgx.Tx, c *claim, answer db.OutboxHistoryAnswerRow) error {
+func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
+	var keys []string
+	if c.OrderingKey != nil {
+		keys = []string{*c.OrderingKey}
+		if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := q.OutboxQueueFinishApplied(ctx, db.OutboxQueueFinishAppliedParams{
+		ID: c.ID, Attempt: c.Attempt, Worker: n.session.id, Outcome: answer.Outcome, Code: answer.Code})
+	if err != nil {
+		return nil, err
+	}
+	if rows != 1 {
+		return nil, errFenced
+	}
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	return q.OutboxQueuePromote(ctx, keys)
+}
+
+func (n *node) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.OutboxHistoryAnswerRow) error {
 	if c.action.apply == nil {
 		return nil // resolved by a person, or registered without its Apply in this release
 	}
@@ -199,16 +231,33 @@ func (n *node) callApply(ctx context.Context, tx pgx.Tx, c *claim, answer db.Out
 		Refused:  answer.Outcome == outcomeRefused,
 		Resolved: answer.Resolved,
 	}
-	written := &applyTx{Tx: tx, key: outcome.Key}
-	_, err := guard(func() (struct{}, error) { return struct{}{}, c.action.apply(ctx, written, outcome) })
+	_, err := guard(func() (struct{}, error) { return struct{}{}, c.action.apply(ctx, tx, outcome) })
 	return err
 }
 
-// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request from it.
+// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request from it, writes
+// at once, and notes whom to wake after the commit. It is not the Apply's to end.
 type applyTx struct {
 	pgx.Tx
-	key samekey.Key
+	key     samekey.Key
+	actions []string
 }
+
+var _ keyed.Queue = (*applyTx)(nil)
 
 // RequestKey implements keyed.Tx.
 func (t *applyTx) RequestKey() samekey.Key { return t.key }
+
+// Enqueue implements keyed.Queue: it queues nothing.
+func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }
+
+// Wrote implements keyed.Queue.
+func (t *applyTx) Wrote(action string) { t.actions = append(t.actions, action) }
+
+var errApplyEnds = errors.New("dispatcher: the transaction of an Apply is committed with the end of its intent, or rolled back by an error: return instead")
+
+// Commit returns an error and does nothing.
+func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
+
+// Rollback returns an error and does nothing, so that a deferred one is harmless.
+func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }

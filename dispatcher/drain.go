@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -97,9 +98,13 @@ func (n *node) drainAll(ctx context.Context) error {
 		if err := n.settledAll(ctx); err != nil {
 			return err
 		}
-		if claimed == 0 {
-			return nil
+		if claimed > 0 {
+			continue
 		}
+		if !n.session.holds() {
+			return errors.New("dispatcher: drain: the session that holds the worker's lock was lost: intents may be left")
+		}
+		return nil
 	}
 }
 

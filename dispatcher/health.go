@@ -16,6 +16,9 @@ func (d *Dispatcher) Ready() error {
 	if !n.session.holds() {
 		return errors.New("dispatcher: the session that holds the worker's lock is lost; it comes back when the database can be reached")
 	}
+	if n.behind.Load() {
+		return errors.New("dispatcher: the database does not take outcomes; nothing is claimed until it does")
+	}
 	n.mu.Lock()
 	since := time.Since(n.swept)
 	n.mu.Unlock()

@@ -95,7 +95,7 @@ func (l *lane) take() (indexes []int) {
 // mayClaim says whether this node takes work for the lane: not while the queue is paused, without its lock, or with
 // outcomes that the database has not taken yet.
 func (l *lane) mayClaim() bool {
-	return !l.paused.Load() && l.node.session.holds() && !l.node.behind.Load()
+	return !l.paused.Load() && l.node.session.holds() && !l.node.behind.Load() && l.node.stuck.Load() < maxStuck
 }
 
 // drain claims and starts calls until the shift is over, or until nothing was due for linger. It ends at once when ctx
@@ -224,7 +224,7 @@ func (l *lane) claim(ctx context.Context, index, maxCount int) (int, error) {
 func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
 		Action: a.name, Mark: from, Worker: l.node.session.id, Queue: l.queue, MaxCount: int32(maxCount),
-		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), Reserve: a.policy.Timeout + windowMargin,
+		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, Reserve: a.policy.Timeout + windowMargin,
 	}
 	switch w := a.policy.KeyWindow; {
 	case w == Forever:

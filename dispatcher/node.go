@@ -32,6 +32,7 @@ type node struct {
 	kicked     chan struct{} // something was flagged: see to it that a drain runs
 
 	behind    atomic.Bool    // the database has refused outcomes, which are kept and tried again
+	stuck     atomic.Int64   // outcomes that a lock or the like holds up, each by itself
 	open      sync.WaitGroup // claims whose settlement is not written yet
 	stopping  chan struct{}  // closed when no call may begin any more
 	abandoned chan struct{}  // closed when nobody reads results any more
@@ -68,7 +69,7 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 }
 
 func (n *node) newSettler() *settler {
-	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake, behind: &n.behind}
+	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake, behind: &n.behind, stuck: &n.stuck}
 }
 
 // woken takes a notification: work of this action was committed. An empty one means: look everywhere.
@@ -183,7 +184,7 @@ func fenced(err error) error {
 
 // promote gives heads to ordering keys that have none.
 func (n *node) promote(ctx context.Context, keys []string) (promoted []string, err error) {
-	err = pgx.BeginTxFunc(ctx, n.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
 		if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
 			return err

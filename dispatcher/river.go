@@ -53,8 +53,10 @@ func (w *drainWorker) drain(ctx context.Context, lane *lane) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.stop, cancel)()
-	err := lane.drain(ctx, w.node.shift, w.node.linger)
-	lane.end()
+	err := func() error {
+		defer lane.end() // also when it panics, or this node would start no drain of the lane again
+		return lane.drain(ctx, w.node.shift, w.node.linger)
+	}()
 	if err == nil && w.stop.Err() == nil && lane.flagged() {
 		w.start(lane) // the next drain goes on at once
 	}

@@ -84,6 +84,11 @@ func (s *session) lock(ctx context.Context, conn *pgx.Conn) error {
 		}
 		return errors.New("the former session still holds the lock")
 	}
+	if ours, err := q.WorkersLockIsOurs(ctx, s.id); err != nil {
+		return err
+	} else if !ours {
+		return errors.New("the session lock went to another session: the worker needs a direct connection, not a pooler in transaction mode")
+	}
 	if err := q.WorkersReturn(ctx, db.WorkersReturnParams{ID: s.id, Name: s.name, Actions: s.actions}); err != nil {
 		return err
 	}

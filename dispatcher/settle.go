@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,116 +23,179 @@ type result struct {
 	settled func(settled bool) // told when it is written; settled is false where the fence was closed
 }
 
-// settler writes results back in batches: whatever came in while the last batch was written is the next one. A batch
-// that the database does not take is kept and tried again until it does, or until a stop runs out of time; what is
-// lost then is found by a sweep, as after a crash.
+// settler writes results back in batches: whatever came in while the last batch was written is the next one.
+//
+// A database that is away is waited for, with nothing claimed meanwhile. What only somebody else's lock or its own
+// values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while the database answers is
+// halved until what is wrong stands alone, and goes on alone. Ordered intents, whose keys a writer may hold locked for
+// as long as his transaction lasts, are written by a goroutine of their own, see order.go. What waits for long has its
+// lease renewed.
 type settler struct {
 	pool   *pgxpool.Pool
 	q      *db.Queries
 	worker int32
 	log    *slog.Logger
 	in     chan result
-	wake   func(actions ...string) // actions that became due by a promotion
-	behind *atomic.Bool            // set while a batch is kept: nothing is claimed then
+	wake   func(actions ...string) // actions that became due by a promotion or a late answer
+	behind *atomic.Bool            // set while the database does not take outcomes: nothing is claimed then
+	stuck  *atomic.Int64           // outcomes that something holds up
+
+	ordered chan result
+	alone   sync.WaitGroup // single outcomes that are tried for as long as it takes
 }
 
 const (
 	settleBatch   = 1000
-	orderedBatch  = 50 // each ordering key takes an advisory lock, and a slot of the server's shared table
-	settleTimeout = 30 * time.Second
+	settleBytes   = 8 << 20         // of answers in one batch, about
+	settleTimeout = 5 * time.Second // for one statement
+	settleRetry   = 50 * time.Millisecond
+	settleMaxWait = 2 * time.Second
+	renewedLease  = time.Minute
+	maxStuck      = 1000 // with more outcomes held up, nothing is claimed
 )
 
-// run settles until in is closed and empty, or ctx ends.
+// run settles until in is closed and all is written, or ctx ends; what is not written then is found by a sweep, as
+// after a crash.
 func (s *settler) run(ctx context.Context) {
+	s.ordered = make(chan result, settleBatch)
+	var order sync.WaitGroup
+	order.Go(func() { (&orderSettler{settler: s}).run(ctx) })
 	for {
-		var first result
-		var ok bool
-		select {
-		case first, ok = <-s.in:
-		case <-ctx.Done():
+		batch, more := s.next(ctx)
+		if len(batch) > 0 {
+			s.persist(ctx, batch)
 		}
-		if !ok {
-			return
+		if !more {
+			break
 		}
-		batch := append(make([]result, 0, settleBatch), first)
-	fill:
-		for len(batch) < settleBatch {
+	}
+	close(s.ordered)
+	order.Wait()
+	s.alone.Wait()
+}
+
+// next collects what is there, unordered; ordered intents go their own way.
+func (s *settler) next(ctx context.Context) (batch []result, more bool) {
+	size := 0
+	take := func(r result) {
+		if r.claim.OrderingKey != nil {
 			select {
-			case next, ok := <-s.in:
-				if !ok {
-					break fill
-				}
-				batch = append(batch, next)
-			default:
-				break fill
+			case s.ordered <- r:
+			case <-ctx.Done():
+				s.giveUp(ctx, r)
 			}
-		}
-		s.settle(ctx, batch)
-	}
-}
-
-// settle splits off ordered intents, whose successors are promoted in the same transaction.
-func (s *settler) settle(ctx context.Context, batch []result) {
-	var ordered []result
-	plain := slices.DeleteFunc(batch, func(r result) bool {
-		if r.claim.OrderingKey == nil {
-			return false
-		}
-		ordered = append(ordered, r)
-		return true
-	})
-	if len(plain) > 0 {
-		s.persist(ctx, plain, s.writePlain)
-	}
-	for chunk := range slices.Chunk(ordered, orderedBatch) {
-		s.persist(ctx, chunk, s.writeOrdered)
-	}
-}
-
-// persist writes a batch for as long as that takes, then tells whoever waits.
-func (s *settler) persist(ctx context.Context, batch []result, write func(context.Context, []result) ([]db.OutboxQueueSettleRow, error)) {
-	wait := 50 * time.Millisecond
-	for {
-		writing, cancel := context.WithTimeout(ctx, settleTimeout)
-		attempts, err := write(writing, batch)
-		cancel()
-		s.behind.Store(err != nil)
-		if err == nil {
-			s.tell(ctx, batch, attempts)
 			return
 		}
-		if poisonous(err) {
+		size += len(r.answer.Body) + len(r.err)
+		batch = append(batch, r)
+	}
+	select {
+	case r, ok := <-s.in:
+		if !ok {
+			return nil, false
+		}
+		take(r)
+	case <-ctx.Done():
+		return nil, false
+	}
+	for len(batch) < settleBatch && size < settleBytes {
+		select {
+		case r, ok := <-s.in:
+			if !ok {
+				return batch, false
+			}
+			take(r)
+		default:
+			return batch, true
+		}
+	}
+	return batch, true
+}
+
+// persist writes a batch, for as long as the database is away.
+func (s *settler) persist(ctx context.Context, batch []result) {
+	for wait := settleRetry; ; wait = min(2*wait, settleMaxWait) {
+		err := s.write(ctx, batch)
+		switch {
+		case err == nil:
 			s.behind.Store(false)
-			s.isolate(ctx, batch, write)
+			return
+		case !refusesAll(err) && s.answers(ctx):
+			s.behind.Store(false)
+			s.divide(ctx, batch, err)
 			return
 		}
+		s.behind.Store(true)
 		s.log.ErrorContext(ctx, "dispatcher: outcomes could not be written back; they are kept and tried again",
 			slog.Int("outcomes", len(batch)), slog.String("error", errorText(err)))
 		if !sleep(ctx, wait) {
-			s.log.ErrorContext(ctx, "dispatcher: stopped with outcomes that were not written back; their intents are taken over",
-				slog.Int("outcomes", len(batch)))
-			s.tell(ctx, batch, nil)
+			for _, r := range batch {
+				s.giveUp(ctx, r)
+			}
 			return
 		}
-		wait = min(2*wait, 2*time.Second)
 	}
 }
 
-// isolate writes a batch that holds something which the tables refuse, one outcome at a time, so that it costs its
-// neighbours nothing. What is refused alone too is given up, with an alarm: its lease runs out, and it is taken over.
-func (s *settler) isolate(ctx context.Context, batch []result, write func(context.Context, []result) ([]db.OutboxQueueSettleRow, error)) {
+// write writes a batch in one statement, and tells whoever waits.
+func (s *settler) write(ctx context.Context, batch []result) error {
+	writing, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	attempts, err := s.q.OutboxQueueSettle(writing, settleParams(s.worker, batch))
+	if err != nil {
+		resetReadOnly(s.pool, err)
+		return err
+	}
+	s.tell(ctx, batch, attempts)
+	return nil
+}
+
+// answers asks whether the database is there.
+func (s *settler) answers(ctx context.Context) bool {
+	asking, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return s.pool.Ping(asking) == nil
+}
+
+// divide halves a batch that failed while the database answers; one outcome alone goes on by itself.
+func (s *settler) divide(ctx context.Context, batch []result, err error) {
 	if len(batch) > 1 {
-		for _, r := range batch {
-			s.persist(ctx, []result{r}, write)
-		}
+		s.persist(ctx, batch[:len(batch)/2])
+		s.persist(ctx, batch[len(batch)/2:])
 		return
 	}
 	r := batch[0]
-	s.log.ErrorContext(ctx, "dispatcher: an outcome is refused by the tables and cannot be written back", append(r.claim.attrs(),
-		slog.String("outcome", r.outcome))...)
-	if r.settled != nil {
-		r.settled(false)
+	s.log.ErrorContext(ctx, "dispatcher: an outcome could not be written back", append(r.claim.attrs(),
+		slog.String("outcome", r.outcome), slog.String("error", errorText(err)))...)
+	if poisonous(err) {
+		s.giveUp(ctx, r)
+		return
 	}
+	s.alone.Go(func() { s.insist(ctx, r) })
+}
+
+// insist writes one outcome that something holds up, such as a person's open transaction on the intent.
+func (s *settler) insist(ctx context.Context, r result) {
+	s.stuck.Add(1)
+	defer s.stuck.Add(-1)
+	for wait := settleRetry; sleep(ctx, wait); wait = min(2*wait, settleMaxWait) {
+		err := s.write(ctx, []result{r})
+		if err == nil {
+			return
+		}
+		if poisonous(err) {
+			break
+		}
+		_ = s.renew(ctx, []result{r}) // where this fails too, the lease runs out
+	}
+	s.giveUp(ctx, r)
+}
+
+// giveUp lets an outcome go that cannot be written: its lease runs out, and its intent is taken over.
+func (s *settler) giveUp(ctx context.Context, r result) {
+	s.log.ErrorContext(ctx, "dispatcher: an outcome was not written back; its intent is taken over", append(r.claim.attrs(),
+		slog.String("outcome", r.outcome))...)
+	r.settled(false)
 }
 
 // poisonous says whether the server refused the values themselves (SQLSTATE classes 22 and 23), which another try does
@@ -142,6 +205,30 @@ func poisonous(err error) bool {
 	return errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "22") || strings.HasPrefix(pgErr.Code, "23"))
 }
 
+// refusesAll says whether the server is there, and takes nothing from anybody: it shuts down (57P0x), is short of space,
+// memory or connections (53), has become a standby (25006), or cannot read its files (58).
+func refusesAll(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	for _, class := range []string{"57P", "53", "25006", "58", "XX"} {
+		if strings.HasPrefix(pgErr.Code, class) {
+			return true
+		}
+	}
+	return false
+}
+
+// resetReadOnly replaces a pool's connections after a failover that left them on a server which takes no writes.
+func resetReadOnly(pool *pgxpool.Pool, err error) {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Code == "25006" {
+		pool.Reset()
+	}
+}
+
+// tell says what became of each outcome of a batch, and keeps those that came too late.
 func (s *settler) tell(ctx context.Context, batch []result, attempts []db.OutboxQueueSettleRow) {
 	written := make(map[db.OutboxQueueSettleRow]bool, len(attempts))
 	for _, attempt := range attempts {
@@ -149,47 +236,32 @@ func (s *settler) tell(ctx context.Context, batch []result, attempts []db.Outbox
 	}
 	for _, r := range batch {
 		settled := written[db.OutboxQueueSettleRow{ID: r.claim.ID, Attempt: r.claim.Attempt}]
-		if !settled && ctx.Err() == nil {
-			s.late(ctx, r)
+		if !settled {
+			s.alone.Go(func() { s.keepLate(ctx, r) })
+			continue
 		}
-		if r.settled != nil {
-			r.settled(settled)
+		r.settled(true)
+	}
+}
+
+// keepLate keeps the answer of an attempt that somebody else has taken over. It may be the only proof that a vendor
+// acted, so it is tried for as long as it takes.
+func (s *settler) keepLate(ctx context.Context, r result) {
+	defer r.settled(false)
+	for wait := settleRetry; ; wait = min(2*wait, settleMaxWait) {
+		err := s.late(ctx, r)
+		if err == nil {
+			return
+		}
+		s.log.ErrorContext(ctx, "dispatcher: a late answer could not be kept", append(r.claim.attrs(),
+			slog.String("outcome", r.outcome), slog.String("error", errorText(err)))...)
+		if poisonous(err) || !sleep(ctx, wait) {
+			return
 		}
 	}
 }
 
-func (s *settler) writePlain(ctx context.Context, batch []result) ([]db.OutboxQueueSettleRow, error) {
-	return s.q.OutboxQueueSettle(ctx, settleParams(s.worker, batch))
-}
-
-// writeOrdered settles and promotes under the ordering keys' locks. Each is a statement of its own, whose snapshot is
-// younger than the locks.
-func (s *settler) writeOrdered(ctx context.Context, batch []result) (attempts []db.OutboxQueueSettleRow, err error) {
-	var keys, promoted []string
-	for _, r := range batch {
-		keys = append(keys, *r.claim.OrderingKey)
-	}
-	slices.Sort(keys)
-	keys = slices.Compact(keys)
-	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		q := s.q.WithTx(tx)
-		if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
-			return err
-		}
-		if attempts, err = q.OutboxQueueSettle(ctx, settleParams(s.worker, batch)); err != nil {
-			return err
-		}
-		promoted, err = q.OutboxQueuePromote(ctx, keys)
-		return err
-	})
-	if err == nil && len(promoted) > 0 {
-		s.wake(promoted...)
-	}
-	return attempts, err
-}
-
-// late keeps the answer of an attempt that somebody else has taken over.
-func (s *settler) late(ctx context.Context, r result) {
+func (s *settler) late(ctx context.Context, r result) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	row, err := s.q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
@@ -197,17 +269,17 @@ func (s *settler) late(ctx context.Context, r result) {
 		Code: clean(r.answer.Code, codeLimit), Error: clean(r.err, errorLimit),
 		ResponseType: clean(r.answer.ContentType, typeLimit), Response: r.answer.Body,
 	})
-	attrs := []any{slog.String("action", r.claim.action.name), slog.Any("intent", r.claim.ID),
-		slog.Int("attempt", int(r.claim.Attempt)), slog.String("outcome", r.outcome)}
 	switch {
 	case err != nil:
-		s.log.ErrorContext(ctx, "dispatcher: a late answer could not be kept", append(attrs, slog.String("error", errorText(err)))...)
+		return err
 	case row.Resolved > 0:
-		s.log.WarnContext(ctx, "dispatcher: a late answer resolved an intent whose outcome was unknown", attrs...)
+		s.log.WarnContext(ctx, "dispatcher: a late answer resolved an intent", append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
 		s.wake(r.claim.action.name)
 	case row.Logged > 0:
-		s.log.WarnContext(ctx, "dispatcher: an attempt ended after somebody else had taken its intent over; its answer is kept", attrs...)
+		s.log.WarnContext(ctx, "dispatcher: an attempt ended after somebody else had taken its intent over; its answer is kept",
+			append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
 	}
+	return nil
 }
 
 func settleParams(worker int32, batch []result) db.OutboxQueueSettleParams {
@@ -221,6 +293,7 @@ func settleParams(worker int32, batch []result) db.OutboxQueueSettleParams {
 		p.Unsends = append(p.Unsends, r.unsend)
 		p.Keeps = append(p.Keeps, r.keep)
 		p.Leaves = append(p.Leaves, r.leave)
+		p.Sents = append(p.Sents, r.sent)
 		p.Events = append(p.Events, r.event)
 		p.Outcomes = append(p.Outcomes, r.outcome)
 		p.Codes = append(p.Codes, clean(r.answer.Code, codeLimit))
@@ -231,3 +304,18 @@ func settleParams(worker int32, batch []result) db.OutboxQueueSettleParams {
 	}
 	return p
 }
+
+// renew keeps the leases of outcomes that wait.
+func (s *settler) renew(ctx context.Context, waiting []result) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	p := db.OutboxQueueRenewParams{Worker: s.worker, Lease: renewedLease}
+	for _, r := range waiting {
+		p.Ids = append(p.Ids, r.claim.ID)
+		p.Attempts = append(p.Attempts, r.claim.Attempt)
+	}
+	return s.q.OutboxQueueRenew(ctx, p)
+}
+
+// isReadCommitted: a statement must see what was committed before it began, whatever the database's default.
+var isReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}

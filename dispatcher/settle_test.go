@@ -70,6 +70,12 @@ func resultOf(c *claim, err error, settled *bool) result {
 		settled: func(s bool) { *settled = s }}
 }
 
+// settle writes a batch, late answers too.
+func settle(ctx context.Context, s *settler, batch []result) {
+	s.persist(ctx, batch)
+	s.alone.Wait()
+}
+
 func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *testing.T) {
 	on, n, s := settling(t)
 	first := claimOne(t, n)
@@ -81,7 +87,7 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a batch that is refused is tried until then
 	defer cancel()
 	var settledFirst, settledSecond bool
-	s.settle(ctx, []result{resultOf(first, nil, &settledFirst), resultOf(second, nil, &settledSecond)})
+	settle(ctx, s, []result{resultOf(first, nil, &settledFirst), resultOf(second, nil, &settledSecond)})
 	if settledFirst || !settledSecond {
 		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", settledFirst, settledSecond)
 	}
@@ -101,7 +107,7 @@ func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
 			}
 			second := claimOne(t, n)
 			var settled bool
-			s.settle(t.Context(), []result{resultOf(first, err, &settled)})
+			settle(t.Context(), s, []result{resultOf(first, err, &settled)})
 			var held bool
 			if err := on.QueryRow(t.Context(), `select exists (select from samekey.outbox_queue where status = 'leased' and attempt = $1)`, second.Attempt).Scan(&held); err != nil {
 				t.Fatal(err)
@@ -128,8 +134,8 @@ func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
 	var settled bool
-	s.settle(t.Context(), []result{resultOf(c, errors.New("reset"), &settled)})
-	s.settle(t.Context(), []result{resultOf(c, errors.New("reset"), &settled)})
+	settle(t.Context(), s, []result{resultOf(c, errors.New("reset"), &settled)})
+	settle(t.Context(), s, []result{resultOf(c, errors.New("reset"), &settled)})
 	if got := timeline(t, on); got != "attempt:1" {
 		t.Errorf("the history is %q", got)
 	}
@@ -149,7 +155,9 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 		{"unknown", false, errors.New("reset"), "unknown", "late:1"},
 		{"unknown", true, nil, "unknown", "late:1"},
 		{"parked", true, nil, "parked", "late:1"},
-		{"dead", false, nil, "dead", "late:1"},
+		{"dead", false, nil, "answered", "late:1"},
+		{"dead", true, nil, "dead", "late:1"},
+		{"dead", false, errors.New("reset"), "dead", "late:1"},
 		{"pending", false, nil, "pending", "late:1"},
 	} {
 		t.Run(c.status, func(t *testing.T) {
@@ -162,13 +170,13 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 				}
 				claimOne(t, n)
 			}
-			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null`, c.status); err != nil {
+			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null, sent_attempt = attempt`, c.status); err != nil {
 				t.Fatal(err)
 			}
 			var settled bool
 			r := resultOf(first, c.err, &settled)
-			s.settle(t.Context(), []result{r})
-			s.settle(t.Context(), []result{r}) // once more changes nothing
+			settle(t.Context(), s, []result{r})
+			settle(t.Context(), s, []result{r}) // once more changes nothing
 			var status string
 			if err := on.QueryRow(t.Context(), `select status from samekey.outbox_queue`).Scan(&status); err != nil {
 				t.Fatal(err)
@@ -190,8 +198,8 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 	second := claimOne(t, n)
 	second.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
 	var settled bool
-	s.settle(t.Context(), []result{resultOf(second, nil, &settled)})
-	s.settle(t.Context(), []result{resultOf(first, Refused(Answer{Code: "402"}), &settled)})
+	settle(t.Context(), s, []result{resultOf(second, nil, &settled)})
+	settle(t.Context(), s, []result{resultOf(first, Refused(Answer{Code: "402"}), &settled)})
 	answer, err := n.q.OutboxHistoryAnswer(t.Context(), second.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +219,7 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	close(n.stopping)
 	n.open.Add(1)
 	n.work(c)
-	s.settle(t.Context(), []result{<-n.results})
+	settle(t.Context(), s, []result{<-n.results})
 	n.open.Wait()
 	if n.sum.Retried != 1 || timeline(t, on) != "attempt:1" {
 		t.Errorf("the sum is %+v, the history %q", n.sum, timeline(t, on))

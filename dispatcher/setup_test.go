@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -302,10 +303,12 @@ func postTo(client *http.Client, url string) dispatcher.Handler {
 		request.Header.Set("Idempotency-Key", call.DeliveryKey.String())
 		request.Header.Set("Samekey-Attempt", fmt.Sprint(call.Attempt))
 		answer, err := do(client, request)
-		if err != nil {
-			return dispatcher.Answer{}, err
-		}
+		var op *net.OpError
 		switch {
+		case errors.As(err, &op) && op.Op == "dial":
+			return dispatcher.Answer{}, dispatcher.Unsent(err) // this vendor redirects nobody, so the dial was the first
+		case err != nil:
+			return dispatcher.Answer{}, err
 		case answer.Code == "402":
 			return answer, dispatcher.Refused(answer)
 		case answer.Code == "429":

@@ -40,6 +40,7 @@ func (s *sweeper) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
+			resetReadOnly(s.node.pool, err)
 			s.node.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
 			wait = max(wait, time.Second) // no tight loop against a database that is down
 		case len(s.gone) > 0:

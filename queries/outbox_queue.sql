@@ -27,20 +27,20 @@ with picked as materialized (
     update samekey.outbox_queue q
     set status        = case q.status when 'pending' then 'leased' else q.status end,
         attempt       = q.attempt + 1,
-        sent_attempt  = case q.status when 'pending' then q.attempt + 1 else q.sent_attempt end,
         leased_by     = @worker::int,
         lease_until   = p.now + @lease::interval,
-        repeatable    = @repeatable,
+        -- Irreversible and not approved: this claim only sends it to wait for a person, so a crash loses nothing.
+        repeatable    = @repeatable::boolean or (@needs_approval::boolean and q.approved_at is null),
         first_sent_at = case q.status when 'pending' then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
         window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.sent_attempt, q.spent, q.due_at, q.approved_at, q.ordering_key, q.window_ends, p.now,
+    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, false)::boolean as first_send
 )
-select c.id, c.status, c.attempt, c.sent_attempt, c.spent, c.due_at, c.approved_at, c.ordering_key, c.first_send,
+select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
        coalesce(not c.first_send and c.window_ends < c.now + @reserve::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
@@ -59,7 +59,7 @@ cross join lateral (select * from samekey.outbox x where x.id = c.id offset 0) o
 with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
            unnest(@delays::bigint[]) as delay_us, unnest(@spents::int[]) as spent, unnest(@unsends::boolean[]) as unsend,
-           unnest(@keeps::boolean[]) as keep, unnest(@leaves::boolean[]) as leave,
+           unnest(@keeps::boolean[]) as keep, unnest(@leaves::boolean[]) as leave, unnest(@sents::boolean[]) as sent,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
            unnest(@responses::bytea[]) as response, unnest(@took_us::bigint[]) as took_us
@@ -74,6 +74,7 @@ with u as materialized (
     set status        = u.status,
         due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
         spent         = u.spent,
+        sent_attempt  = case when u.sent then u.attempt else q.sent_attempt end,
         leased_by     = case when u.keep then q.leased_by end,
         lease_until   = case when u.keep then q.lease_until end,
         first_sent_at = case when u.unsend then null else q.first_sent_at end,
@@ -101,12 +102,12 @@ returning intent_id as id, coalesce(attempt, 0)::int as attempt;
 
 -- name: OutboxQueueSettleLate :one
 -- A zombie's answer: kept in the history once, and where it is definite (delivered or refused) it resolves an intent
--- that is unknown or parked from that same attempt. Whoever is looking it up meanwhile finds the fence closed.
+-- that is unknown, parked or dead from that same attempt. Whoever is looking it up meanwhile finds the fence closed.
 with resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, spent = 0,
         attempt = q.attempt + 1
-    where q.id = @id::uuid and q.sent_attempt = @attempt::int and q.status in ('unknown', 'parked')
+    where q.id = @id::uuid and q.sent_attempt = @attempt::int and q.status in ('unknown', 'parked', 'dead')
       and @outcome::text in ('delivered', 'refused')
       and not exists (select from samekey.outbox_history h
                       where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
@@ -136,12 +137,26 @@ insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, wo
 select id, 'apply', @outcome::text, nullif(@code::text, ''), @attempt::int, @worker::int, @outcome::text, window_ends
 from finished;
 
--- name: OutboxQueueLockHeld :one
--- Fences an Apply before it runs: the row stays locked until its transaction ends, so that nobody takes it over.
+-- name: OutboxQueueHeld :one
+-- Is the fence still open? Without a row lock: an Apply locks rows of the application's, whose own transactions may lock
+-- them before they come to the queue. OutboxQueueFinishApplied decides.
 select q.id
 from samekey.outbox_queue q
-where q.id = @id and q.attempt = @attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered'
-for update;
+where q.id = @id and q.attempt = @attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered';
+
+-- name: OutboxQueueTryLockOrder :many
+-- The ordering keys of these whose locks are free, and now held. A writer may hold one for as long as its transaction
+-- lasts, and a settle must not wait for it. Nobody who gets a lock without waiting closes a circle.
+select k.ordering_key::text
+from (select distinct o.ordering_key from unnest(@ordering_keys::text[]) as o (ordering_key) order by 1) k
+where pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
+
+-- name: OutboxQueueRenew :exec
+-- Keeps the leases of attempts whose outcomes are known and wait to be written, so that nobody makes them again.
+update samekey.outbox_queue q
+set lease_until = greatest(q.lease_until, clock_timestamp() + @lease::interval)
+from (select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt) u
+where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int;
 
 -- name: OutboxQueueLockOrder :exec
 -- Whoever finishes or writes an ordered intent holds its ordering key's lock; several are taken in one order, so that
@@ -234,7 +249,8 @@ with picked as materialized (
     set status      = case when q.status <> 'leased' then q.status when q.repeatable then 'pending' else 'unknown' end,
         due_at      = case when q.status <> 'leased' or q.repeatable then clock_timestamp()
                            else clock_timestamp() + @settling::interval end,
-        spent       = case when q.status = 'leased' then q.spent + 1 else q.spent end,
+        spent       = case when q.status = 'leased' and not q.repeatable then 0 else q.spent + 1 end,
+        sent_attempt = case when q.status = 'leased' then q.attempt else q.sent_attempt end,
         leased_by   = null,
         lease_until = null,
         last_code   = case when q.status = 'leased' then 'orphaned' else q.last_code end
@@ -264,8 +280,9 @@ with page as materialized (
 ), restored as (
     -- As one that may have been sent when it was written: its claim counts the key window from then, and an intent that
     -- may not be repeated is looked up or parked, never sent.
-    insert into samekey.outbox_queue (id, action, status, due_at, first_sent_at, last_code)
-    select l.id, l.action, 'pending', greatest(l.due_at, clock_timestamp()), l.created_at, 'restored' from lost l
+    insert into samekey.outbox_queue (id, action, status, due_at, first_sent_at, last_code, attempt)
+    select l.id, l.action, 'pending', greatest(l.due_at, clock_timestamp()), l.created_at, 'restored',
+           coalesce((select max(h.attempt) from samekey.outbox_history h where h.intent_id = l.id), 0) from lost l
     on conflict do nothing
     returning id
 ), logged as (

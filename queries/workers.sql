@@ -12,6 +12,14 @@ on conflict (id) do update set seen_at = clock_timestamp();
 -- name: WorkersLock :one
 select pg_try_advisory_lock(samekey.worker_class(), @id::int)::boolean;
 
+-- name: WorkersLockIsOurs :one
+-- In a statement after WorkersLock: behind a pooler in transaction mode it may run in another session, and then neither
+-- the lock nor LISTEN is worth anything.
+select exists (select from pg_catalog.pg_locks as held
+               where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class()
+                 and held.objid::bigint = @id::int and held.objsubid = 2 and held.granted
+                 and held.pid = pg_backend_pid())::boolean;
+
 -- name: WorkersEndSession :exec
 -- A worker that came back ends its own former session, whose connection may look alive to the server for long. Shared
 -- locks are those of others who look whether it is there.

@@ -34,20 +34,20 @@ with picked as materialized (
     update samekey.outbox_queue q
     set status        = case q.status when 'pending' then 'leased' else q.status end,
         attempt       = q.attempt + 1,
-        sent_attempt  = case q.status when 'pending' then q.attempt + 1 else q.sent_attempt end,
         leased_by     = $4::int,
         lease_until   = p.now + $7::interval,
-        repeatable    = $8,
+        -- Irreversible and not approved: this claim only sends it to wait for a person, so a crash loses nothing.
+        repeatable    = $8::boolean or ($9::boolean and q.approved_at is null),
         first_sent_at = case q.status when 'pending' then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $9::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $10::interval end)
+        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $10::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $11::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.sent_attempt, q.spent, q.due_at, q.approved_at, q.ordering_key, q.window_ends, p.now,
+    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, false)::boolean as first_send
 )
-select c.id, c.status, c.attempt, c.sent_attempt, c.spent, c.due_at, c.approved_at, c.ordering_key, c.first_send,
+select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
        coalesce(not c.first_send and c.window_ends < c.now + $1::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
@@ -58,26 +58,27 @@ cross join lateral (select id, scope, idem_key, action, part, delivery_key, payl
 `
 
 type OutboxQueueClaimParams struct {
-	Reserve    time.Duration
-	Action     string
-	Mark       time.Time
-	Worker     int32
-	Queue      string
-	MaxCount   int32
-	Lease      time.Duration
-	Repeatable bool
-	Forever    bool
-	KeyWindow  pgtype.Interval
+	Reserve       time.Duration
+	Action        string
+	Mark          time.Time
+	Worker        int32
+	Queue         string
+	MaxCount      int32
+	Lease         time.Duration
+	Repeatable    bool
+	NeedsApproval bool
+	Forever       bool
+	KeyWindow     pgtype.Interval
 }
 
 type OutboxQueueClaimRow struct {
 	ID           uuid.UUID
 	Status       string
 	Attempt      int32
-	SentAttempt  int32
 	Spent        int32
 	DueAt        time.Time
 	ApprovedAt   *time.Time
+	LastCode     *string
 	OrderingKey  *string
 	FirstSend    bool
 	PastWindow   bool
@@ -112,6 +113,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.MaxCount,
 		arg.Lease,
 		arg.Repeatable,
+		arg.NeedsApproval,
 		arg.Forever,
 		arg.KeyWindow,
 	)
@@ -126,10 +128,10 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 			&i.ID,
 			&i.Status,
 			&i.Attempt,
-			&i.SentAttempt,
 			&i.Spent,
 			&i.DueAt,
 			&i.ApprovedAt,
+			&i.LastCode,
 			&i.OrderingKey,
 			&i.FirstSend,
 			&i.PastWindow,
@@ -238,22 +240,22 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 	return items, nil
 }
 
-const OutboxQueueLockHeld = `-- name: OutboxQueueLockHeld :one
+const OutboxQueueHeld = `-- name: OutboxQueueHeld :one
 select q.id
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
-for update
 `
 
-type OutboxQueueLockHeldParams struct {
+type OutboxQueueHeldParams struct {
 	ID      uuid.UUID
 	Attempt int32
 	Worker  int32
 }
 
-// Fences an Apply before it runs: the row stays locked until its transaction ends, so that nobody takes it over.
-func (q *Queries) OutboxQueueLockHeld(ctx context.Context, arg OutboxQueueLockHeldParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, OutboxQueueLockHeld, arg.ID, arg.Attempt, arg.Worker)
+// Is the fence still open? Without a row lock: an Apply locks rows of the application's, whose own transactions may lock
+// them before they come to the queue. OutboxQueueFinishApplied decides.
+func (q *Queries) OutboxQueueHeld(ctx context.Context, arg OutboxQueueHeldParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueHeld, arg.ID, arg.Attempt, arg.Worker)
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
@@ -325,7 +327,8 @@ with picked as materialized (
     set status      = case when q.status <> 'leased' then q.status when q.repeatable then 'pending' else 'unknown' end,
         due_at      = case when q.status <> 'leased' or q.repeatable then clock_timestamp()
                            else clock_timestamp() + $4::interval end,
-        spent       = case when q.status = 'leased' then q.spent + 1 else q.spent end,
+        spent       = case when q.status = 'leased' and not q.repeatable then 0 else q.spent + 1 end,
+        sent_attempt = case when q.status = 'leased' then q.attempt else q.sent_attempt end,
         leased_by   = null,
         lease_until = null,
         last_code   = case when q.status = 'leased' then 'orphaned' else q.last_code end
@@ -380,6 +383,31 @@ func (q *Queries) OutboxQueueRelease(ctx context.Context, arg OutboxQueueRelease
 	return items, nil
 }
 
+const OutboxQueueRenew = `-- name: OutboxQueueRenew :exec
+update samekey.outbox_queue q
+set lease_until = greatest(q.lease_until, clock_timestamp() + $1::interval)
+from (select unnest($3::uuid[]) as id, unnest($4::int[]) as attempt) u
+where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $2::int
+`
+
+type OutboxQueueRenewParams struct {
+	Lease    time.Duration
+	Worker   int32
+	Ids      []uuid.UUID
+	Attempts []int32
+}
+
+// Keeps the leases of attempts whose outcomes are known and wait to be written, so that nobody makes them again.
+func (q *Queries) OutboxQueueRenew(ctx context.Context, arg OutboxQueueRenewParams) error {
+	_, err := q.db.Exec(ctx, OutboxQueueRenew,
+		arg.Lease,
+		arg.Worker,
+		arg.Ids,
+		arg.Attempts,
+	)
+	return err
+}
+
 const OutboxQueueRestore = `-- name: OutboxQueueRestore :many
 with page as materialized (
     select o.id, o.action, o.due_at, o.created_at
@@ -395,8 +423,9 @@ with page as materialized (
 ), restored as (
     -- As one that may have been sent when it was written: its claim counts the key window from then, and an intent that
     -- may not be repeated is looked up or parked, never sent.
-    insert into samekey.outbox_queue (id, action, status, due_at, first_sent_at, last_code)
-    select l.id, l.action, 'pending', greatest(l.due_at, clock_timestamp()), l.created_at, 'restored' from lost l
+    insert into samekey.outbox_queue (id, action, status, due_at, first_sent_at, last_code, attempt)
+    select l.id, l.action, 'pending', greatest(l.due_at, clock_timestamp()), l.created_at, 'restored',
+           coalesce((select max(h.attempt) from samekey.outbox_history h where h.intent_id = l.id), 0) from lost l
     on conflict do nothing
     returning id
 ), logged as (
@@ -441,10 +470,10 @@ const OutboxQueueSettle = `-- name: OutboxQueueSettle :many
 with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
            unnest($5::bigint[]) as delay_us, unnest($6::int[]) as spent, unnest($7::boolean[]) as unsend,
-           unnest($8::boolean[]) as keep, unnest($9::boolean[]) as leave,
-           unnest($10::text[]) as event, unnest($11::text[]) as outcome, unnest($12::text[]) as code,
-           unnest($13::text[]) as error, unnest($14::text[]) as response_type,
-           unnest($15::bytea[]) as response, unnest($16::bigint[]) as took_us
+           unnest($8::boolean[]) as keep, unnest($9::boolean[]) as leave, unnest($10::boolean[]) as sent,
+           unnest($11::text[]) as event, unnest($12::text[]) as outcome, unnest($13::text[]) as code,
+           unnest($14::text[]) as error, unnest($15::text[]) as response_type,
+           unnest($16::bytea[]) as response, unnest($17::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -456,6 +485,7 @@ with u as materialized (
     set status        = u.status,
         due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
         spent         = u.spent,
+        sent_attempt  = case when u.sent then u.attempt else q.sent_attempt end,
         leased_by     = case when u.keep then q.leased_by end,
         lease_until   = case when u.keep then q.lease_until end,
         first_sent_at = case when u.unsend then null else q.first_sent_at end,
@@ -492,6 +522,7 @@ type OutboxQueueSettleParams struct {
 	Unsends       []bool
 	Keeps         []bool
 	Leaves        []bool
+	Sents         []bool
 	Events        []string
 	Outcomes      []string
 	Codes         []string
@@ -523,6 +554,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.Unsends,
 		arg.Keeps,
 		arg.Leaves,
+		arg.Sents,
 		arg.Events,
 		arg.Outcomes,
 		arg.Codes,
@@ -554,7 +586,7 @@ with resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, spent = 0,
         attempt = q.attempt + 1
-    where q.id = $1::uuid and q.sent_attempt = $2::int and q.status in ('unknown', 'parked')
+    where q.id = $1::uuid and q.sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
       and $3::text in ('delivered', 'refused')
       and not exists (select from samekey.outbox_history h
                       where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $4::int
@@ -590,7 +622,7 @@ type OutboxQueueSettleLateRow struct {
 }
 
 // A zombie's answer: kept in the history once, and where it is definite (delivered or refused) it resolves an intent
-// that is unknown or parked from that same attempt. Whoever is looking it up meanwhile finds the fence closed.
+// that is unknown, parked or dead from that same attempt. Whoever is looking it up meanwhile finds the fence closed.
 func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSettleLateParams) (OutboxQueueSettleLateRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueSettleLate,
 		arg.ID,
@@ -664,6 +696,34 @@ func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepPara
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxQueueTryLockOrder = `-- name: OutboxQueueTryLockOrder :many
+select k.ordering_key::text
+from (select distinct o.ordering_key from unnest($1::text[]) as o (ordering_key) order by 1) k
+where pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key))
+`
+
+// The ordering keys of these whose locks are free, and now held. A writer may hold one for as long as its transaction
+// lasts, and a settle must not wait for it. Nobody who gets a lock without waiting closes a circle.
+func (q *Queries) OutboxQueueTryLockOrder(ctx context.Context, orderingKeys []string) ([]string, error) {
+	rows, err := q.db.Query(ctx, OutboxQueueTryLockOrder, orderingKeys)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []string
+	for rows.Next() {
+		var k_ordering_key string
+		if err := rows.Scan(&k_ordering_key); err != nil {
+			return nil, err
+		}
+		items = append(items, k_ordering_key)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err

@@ -35,6 +35,22 @@ func (q *Queries) WorkersLock(ctx context.Context, id int32) (bool, error) {
 	return column_1, err
 }
 
+const WorkersLockIsOurs = `-- name: WorkersLockIsOurs :one
+select exists (select from pg_catalog.pg_locks as held
+               where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class()
+                 and held.objid::bigint = $1::int and held.objsubid = 2 and held.granted
+                 and held.pid = pg_backend_pid())::boolean
+`
+
+// In a statement after WorkersLock: behind a pooler in transaction mode it may run in another session, and then neither
+// the lock nor LISTEN is worth anything.
+func (q *Queries) WorkersLockIsOurs(ctx context.Context, id int32) (bool, error) {
+	row := q.db.QueryRow(ctx, WorkersLockIsOurs, id)
+	var column_1 bool
+	err := row.Scan(&column_1)
+	return column_1, err
+}
+
 const WorkersRegister = `-- name: WorkersRegister :one
 
 insert into samekey.workers (name, actions) values ($1, $2::text[])

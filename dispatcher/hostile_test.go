@@ -1,0 +1,226 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+)
+
+// A writer holds its ordering key's lock until it commits. That must cost nobody else anything.
+func TestAWriterWhoseTransactionStaysOpenHoldsUpHisOrderingKeyAlone(t *testing.T) {
+	b := setup(t)
+	b.exec(`select samekey.enqueue('t', 'head', 'ordered', '1', ordering_key => 'k')`)
+	open, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := open.Exec(t.Context(), `select samekey.enqueue('t', 'next', 'ordered', '1', ordering_key => 'k')`); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`select samekey.enqueue('t', 'other' || i, 'plain', '1') from generate_series(1, 5) i`)
+
+	d := dispatcher.New(b.db.Pool, &dispatcher.Config{SweepInterval: 50 * time.Millisecond})
+	p := dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Timeout: 500 * time.Millisecond, Lease: time.Second}
+	calls := make(chan string, 100)
+	handler := func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		calls <- call.Key.Value
+		return dispatcher.Answer{Code: "200"}, nil
+	}
+	d.Handle("ordered", p, handler)
+	d.Handle("plain", p, handler)
+	run := b.start(d)
+	defer run.stop()
+	delivered := func() int {
+		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`)
+	}
+	b.until("the others are delivered", func() bool { return delivered() == 5 })
+	// The head has answered, and waits for the writer for longer than its lease.
+	renewed := func() bool {
+		return b.count(`select count(*) from samekey.outbox_queue where ordering_key = 'k' and status = 'leased' and lease_until > clock_timestamp() + interval '30 s'`) == 1
+	}
+	b.until("its lease is renewed", renewed)
+	if err := open.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.until("the ordered ones are delivered in their order", func() bool { return delivered() == 7 })
+	if len(calls) != 7 {
+		t.Errorf("%d calls were made for 7 intents", len(calls))
+	}
+}
+
+// Somebody's open transaction on one intent must not hold up its neighbours either.
+func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
+	b := setup(t)
+	b.exec(`select samekey.enqueue('t', 'k' || i, 'plain', '1') from generate_series(1, 10) i`)
+	d := dispatcher.New(b.db.Pool, nil)
+	locked := make(chan struct{})
+	d.Handle("plain", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		<-locked
+		return dispatcher.Answer{Code: "200"}, nil
+	})
+	run := b.start(d)
+	defer run.stop()
+	b.until("all are leased", func() bool {
+		return b.count(`select count(*) from samekey.outbox_queue where status = 'leased'`) == 10
+	})
+	open, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := open.Exec(t.Context(), `select from samekey.outbox_queue order by id limit 1 for update`); err != nil {
+		t.Fatal(err)
+	}
+	close(locked)
+	delivered := func() int {
+		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`)
+	}
+	b.until("its neighbours are delivered", func() bool { return delivered() == 9 })
+	if err := open.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.until("it is delivered too", func() bool { return delivered() == 10 })
+}
+
+// The application writes its row first and its intent last; Apply must take the locks in the same order.
+func TestAnApplyAndAWriterOfTheSameOrderDoNotWaitForEachOtherInACircle(t *testing.T) {
+	b := setup(t)
+	b.exec(`create table orders (id int primary key, state text)`)
+	b.exec(`insert into orders values (1, 'pending')`)
+	b.exec(`select samekey.enqueue('t', 'head', 'ordered', '1', ordering_key => 'order-1')`)
+
+	writer, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := writer.Exec(t.Context(), `update orders set state = 'changed' where id = 1`); err != nil {
+		t.Fatal(err)
+	}
+	began := make(chan struct{}, 10)
+	d := dispatcher.New(b.db.Pool, nil)
+	d.Handle("ordered", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 1},
+		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, nil },
+		dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, _ int, _ dispatcher.Outcome) error {
+			began <- struct{}{}
+			_, err := tx.Exec(ctx, `update orders set state = 'paid' where id = 1`)
+			return err
+		}))
+	run := b.start(d)
+	defer run.stop()
+	wait(b, "the Apply", began)
+	b.until("the Apply waits for the writer's row", func() bool {
+		return b.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid) where not l.granted and a.datname = current_database()`) > 0
+	})
+	if _, err := writer.Exec(t.Context(), `select samekey.enqueue('t', 'next', 'ordered', '2', ordering_key => 'order-1')`); err != nil {
+		t.Errorf("the writer: %v", err)
+	}
+	if err := writer.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.until("both are delivered", func() bool {
+		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`) == 2
+	})
+	if n := b.count(`select count(*) from samekey.outbox_history where event = 'apply' and outcome = 'retry'`); n != 0 {
+		t.Errorf("an Apply failed %d times", n)
+	}
+}
+
+func TestAnApplyCannotEndItsTransaction(t *testing.T) {
+	b := setup(t)
+	b.exec(`create table receipts (n int)`)
+	b.exec(`select samekey.enqueue('t', 'k', 'plain', '1')`)
+	d := dispatcher.New(b.db.Pool, nil)
+	d.Handle("plain", dispatcher.Policy{Class: dispatcher.Read}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		return dispatcher.Answer{}, nil
+	}, dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, n int, _ dispatcher.Outcome) error {
+		defer tx.Rollback(ctx)
+		if _, err := tx.Exec(ctx, `insert into receipts values ($1)`, n); err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	}))
+	if _, err := d.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.count(`select count(*) from receipts`); n != 0 {
+		t.Errorf("%d rows were committed by an Apply that ended its transaction, want an error and none", n)
+	}
+}
+
+// What a handler's error looks like is no proof that nothing was sent.
+func TestAnErrorThatLooksLikeADialIsNoProofForAWriteThatMayNotBeRepeated(t *testing.T) {
+	dial := fmt.Errorf("note it: %w", &net.OpError{Op: "dial", Err: errors.New("refused")})
+	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
+		t.Run(class.String(), func(t *testing.T) {
+			b := setup(t)
+			id := b.insert("charge_card")
+			calls := 0
+			d := dispatcher.New(b.db.Pool, nil)
+			d.Handle("charge_card", dispatcher.Policy{Class: class}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+				calls++ // it acts, and then fails to tell somebody else
+				return dispatcher.Answer{Code: "200"}, dial
+			})
+			if class == dispatcher.IrreversibleWrite {
+				b.drain(d)
+				b.approve(id)
+			}
+			b.drain(d)
+			b.elapse(time.Hour)
+			b.drain(d)
+			if b.status(id) != "parked" || calls != 1 {
+				t.Errorf("after %d calls it is %s, want one and parked", calls, b.status(id))
+			}
+			if err := outbox.Redrive(t.Context(), b.db.Pool, id, outbox.By{Actor: "ada", Reason: "try"}); err == nil {
+				t.Error("it was redriven before anybody found out")
+			}
+		})
+	}
+}
+
+func TestAHandlerThatEndsItsGoroutineLeavesAnUnknownOutcome(t *testing.T) {
+	b := setup(t)
+	id := b.insert("charge_card")
+	d := dispatcher.New(b.db.Pool, nil)
+	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		runtime.Goexit()
+		return dispatcher.Answer{}, nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	sum, err := d.Drain(ctx)
+	if err != nil || sum.Unknown != 1 || b.status(id) != "unknown" {
+		t.Errorf("%+v, %v, %s", sum, err, b.status(id))
+	}
+}
+
+// A late answer resolves what its own attempt left open, whatever was claimed and not sent in between.
+func TestAClaimThatSendsNothingDoesNotTakeAwayWhoseAnswerCounts(t *testing.T) {
+	b := setup(t)
+	id := b.insert("charge_card")
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.Attempts = 1
+	g := newGate(1)
+	run := b.start(b.gated(b.db.Pool, g, p))
+	wait(b, "the call", g.began)
+	b.elapse(2 * lease) // another takes it over, and finds the attempts used up
+	b.until("it is dead", func() bool { return b.status(id) == "dead" })
+	g.release()
+	b.until("the late answer ends it", func() bool {
+		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`) == 1
+	})
+	if err := run.stop(); err != nil {
+		t.Error(err)
+	}
+	g.wantCalls(b, 1)
+}
