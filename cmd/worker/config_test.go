@@ -218,6 +218,21 @@ func TestFilesThatAreNoConfigurationAreRefused(t *testing.T) {
 	}
 }
 
+func TestWaitIsAMistakeWhereNothingMayBeRepeated(t *testing.T) {
+	_, err := loadText(t, `
+destinations: {bank: {url: "https://bank.example"}}
+actions:
+  wire:
+    destination: bank
+    request: POST /wires
+    class: irreversible_write
+    wait: [409]
+`, nil)
+	if err == nil || !strings.Contains(err.Error(), ":8: actions.wire.wait: must be empty for irreversible_write") {
+		t.Error(err)
+	}
+}
+
 func TestConfigCheckPrintsWhatItFinds(t *testing.T) {
 	good := writeFile(t, "worker.yaml", "destinations: {a: {url: \"https://a.example\"}}\nactions: {ask: {destination: a, request: GET /, class: read}}\n")
 	if code, stdout, stderr := call(nil, "config", "check", "-config", good); code != 0 || !strings.Contains(stdout, "1 destinations and 1 actions") || stderr != "" {

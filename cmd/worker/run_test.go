@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
@@ -212,6 +213,46 @@ actions:
 		if strings.Contains(p.said(), secret) {
 			t.Errorf("%q is in the log", secret)
 		}
+	}
+}
+
+// A vendor that acts and answers 303: nobody knows what the redirect would have said, and a redrive must not send again.
+func TestARedirectAfterTheVendorActedIsNotRedriven(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	vendor := samekeytest.StartVendor(t, &samekeytest.VendorOptions{Answer: func(samekeytest.VendorRequest) samekeytest.VendorAnswer {
+		return samekeytest.VendorAnswer{Status: 303, Body: []byte("see the charge")}
+	}})
+	insert(t, db, "charge", 1)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(`
+destinations: {vendor: {url: "%s"}}
+actions: {charge: {destination: vendor, request: POST /, class: non_idempotent_write, settling_delay: 0}}
+`, vendor.URL)))
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for count(t, db, `select count(*) from samekey.outbox_queue where status in ('parked', 'dead')`) < 1 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("the intent does not come to rest")
+		}
+	}
+	var id uuid.UUID
+	if err := db.QueryRow(t.Context(), `select id from samekey.outbox`).Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Redrive(t.Context(), db, id, outbox.By{Actor: "ada", Reason: "again"}); err == nil {
+		t.Error("it is redriven")
+	}
+	if n := count(t, db, `select count(*) from samekey.outbox_history where outcome = 'unknown' and code = '303' and response = 'see the charge'`); n != 1 {
+		t.Errorf("%d unknown outcomes with their answer are in the history, want 1", n)
+	}
+	p.signal(t)
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if n := vendor.Counts().Calls; n != 1 {
+		t.Errorf("the vendor saw %d requests, want 1", n)
 	}
 }
 

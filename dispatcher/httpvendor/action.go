@@ -28,7 +28,8 @@ type Action struct {
 	// Success, Refused and Wait list the statuses, 200 to 599, that mean delivered, a business no, and ask again later.
 	// A status is in one list at most. Defaults: 200-299; none; none, beside 429, which always means later unless another
 	// list has it. Wait is for a vendor that says, such as by 409, that it did not act now, or is still at work under
-	// this key: no attempt is spent, so bound it by Policy.Deadline.
+	// this key: no attempt is spent, so bound it by Policy.Deadline. It is refused for a class that may not be repeated,
+	// since a vendor that does not know keys cannot say that by a 409: it may be about what the first call did.
 	Success, Refused, Wait Statuses
 
 	// Policy is the action's. Its Destination is set by [Client.Register], its KeyWindow defaults to the destination's
@@ -194,5 +195,9 @@ func (e *endpoint) setMeaning(fail func(field, format string, args ...any)) {
 				fail(at.field, "has a status that %s has too", before.field)
 			}
 		}
+	}
+	class := e.action.Policy.Class
+	if len(e.action.Wait) > 0 && (class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite) {
+		fail("Wait", "must be empty for %v: no status but 429 says that the vendor did not act, and what waits is sent again", class)
 	}
 }

@@ -63,7 +63,9 @@ func TestWhatEachStatusMeans(t *testing.T) {
 			}))
 			t.Cleanup(server.Close)
 			action := action
-			action.Policy.Class = tc.class
+			if action.Policy.Class = tc.class; tc.class == dispatcher.NonIdempotentWrite || tc.class == dispatcher.IrreversibleWrite {
+				action.Wait = nil
+			}
 			answer, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), testCall("{}"), patience)
 			if verdict(err) != tc.want {
 				t.Fatalf("is %s (%v), want %s", verdict(err), err, tc.want)
@@ -80,6 +82,48 @@ func TestWhatEachStatusMeans(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The vendor acts, and answers with a status that the action does not list: nothing of what follows may send again.
+func TestAnAnswerThatMayMeanItActedIsUnknownWhereNothingMayBeRepeated(t *testing.T) {
+	for class, want := range map[dispatcher.Class]string{
+		dispatcher.Read: "dead", dispatcher.IdempotentWrite: "dead",
+		dispatcher.NonIdempotentWrite: "unknown", dispatcher.IrreversibleWrite: "unknown",
+	} {
+		for _, status := range []int{200, 202, 204, 299, 300, 301, 302, 303, 304, 307, 308, 399} {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Location", "/charges/1")
+				w.WriteHeader(status)
+				if status != 204 && status != 304 {
+					_, _ = io.WriteString(w, "charge 1")
+				}
+			}))
+			t.Cleanup(server.Close)
+			action := Action{Success: Statuses{{201, 201}}, Policy: dispatcher.Policy{Class: class}}
+			answer, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), testCall("{}"), patience)
+			if verdict(err) != want {
+				t.Errorf("%v: %d is %s (%v), want %s", class, status, verdict(err), err, want)
+				continue
+			}
+			if kept := answerOf(err); kept.Code != fmt.Sprint(status) || string(kept.Body) != string(answer.Body) || status != 204 && status != 304 && string(kept.Body) != "charge 1" {
+				t.Errorf("%v: of %d is kept %q %q", class, status, kept.Code, kept.Body)
+			}
+		}
+	}
+}
+
+func TestWaitIsRefusedWhereNothingMayBeRepeated(t *testing.T) {
+	client := testClient(t, Destination{URL: "https://api.example.com"})
+	for class, refused := range map[dispatcher.Class]bool{
+		dispatcher.Read: false, dispatcher.IdempotentWrite: false, dispatcher.NonIdempotentWrite: true, dispatcher.IrreversibleWrite: true,
+	} {
+		_, err := client.Handler(Action{
+			Name: "wire_money", Request: "POST /wires", Wait: Statuses{{409, 409}}, Policy: dispatcher.Policy{Class: class},
+		})
+		if refused != (err != nil && strings.Contains(err.Error(), "wire_money: Wait must be empty for "+class.String())) || !refused && err != nil {
+			t.Errorf("%v: %v", class, err)
+		}
 	}
 }
 

@@ -32,12 +32,20 @@
 //
 // # What an answer means
 //
+// The first line that fits counts. "Once" is a class that may not be repeated (dispatcher.NonIdempotentWrite,
+// dispatcher.IrreversibleWrite).
+//
 //	status                                    the attempt is
 //	Action.Success, default 200-299           delivered
 //	Action.Refused, default none              refused: a business no, and the intent is finished
 //	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent
+//	408, 425, 500-599 with Retry-After        put off likewise; once: unknown
 //	408, 425, 500-599                         unknown: the vendor may have acted
-//	any other                                 dead: it rests until a person has mended something
+//	any other 2xx, any 3xx                    dead; once: unknown, since the vendor may have acted
+//	any other 4xx                             dead: it rests until a person has mended something
+//
+// Dead says that the vendor did not act: an intent that is redriven is sent again, of any class. Action.Wait is therefore
+// refused where a write goes out once.
 //
 // No answer at all is unknown if the first byte of the request may have gone out, else unsent. An answer that breaks off
 // is unknown too where its body would be kept as the last word (delivered, refused). What an unknown outcome leads to,
