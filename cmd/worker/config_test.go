@@ -233,6 +233,32 @@ actions:
 	}
 }
 
+func TestTheDeploymentInTheDocsLoadsAndHasTheTimeToStop(t *testing.T) {
+	data, err := os.ReadFile("../../docs/kubernetes.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(data), "  worker.yaml: |\n")
+	text, _, ended := strings.Cut(text, "\n---")
+	if !found || !ended {
+		t.Fatal("the test is void: there is no worker.yaml")
+	}
+	token := writeFile(t, "stripe", "sk_live_1")
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\n    ", "\n"), "/etc/samekey/secrets/stripe", token)
+	if _, err := loadText(t, strings.TrimPrefix(text, "    "), nil); err != nil {
+		t.Error(err)
+	}
+	var grace int
+	_, after, _ := strings.Cut(string(data), "\n      terminationGracePeriodSeconds: ")
+	if _, err := fmt.Sscan(after, &grace); err != nil {
+		t.Fatal(err)
+	}
+	// StopTimeout's default; a claim under way; River's end, calls that are cancelled, the last settles.
+	if want := 20 + 10 + 3*5; grace < want {
+		t.Errorf("terminationGracePeriodSeconds is %d, want %d", grace, want)
+	}
+}
+
 func TestConfigCheckPrintsWhatItFinds(t *testing.T) {
 	good := writeFile(t, "worker.yaml", "destinations: {a: {url: \"https://a.example\"}}\nactions: {ask: {destination: a, request: GET /, class: read}}\n")
 	if code, stdout, stderr := call(nil, "config", "check", "-config", good); code != 0 || !strings.Contains(stdout, "1 destinations and 1 actions") || stderr != "" {
