@@ -37,6 +37,7 @@ type action struct {
 	at          entry
 	lines       map[string]int
 	destination string
+	secrets     []string // in its headers
 }
 
 // load reads and checks a file. The error holds every mistake, each with its line.
@@ -159,7 +160,11 @@ func readAction(r *reader, at entry) *action {
 	a := &action{at: at}
 	a.Name = at.name
 	p := &a.Policy
-	value := func(e entry) string { text, _, _ := r.text(e); return text }
+	value := func(e entry) string {
+		text, secrets, _ := r.text(e)
+		a.secrets = append(a.secrets, secrets...)
+		return text
+	}
 	a.lines = r.fields(at, map[string]func(entry){
 		"destination":    func(e entry) { a.destination, _ = r.raw(e) },
 		"request":        func(e entry) { a.Request, _ = r.raw(e) },
@@ -232,6 +237,11 @@ func readOrdering(r *reader, e entry) (passFailed bool) {
 // check asks the packages that will work with the values, item by item, so that each mistake finds its line.
 func (c *config) check(r *reader) {
 	for _, dest := range c.destinations {
+		for _, a := range c.actions {
+			if a.destination == dest.Name {
+				dest.Secrets = append(dest.Secrets, a.secrets...)
+			}
+		}
 		var err error
 		dest.client, err = httpvendor.New(dest.Destination)
 		r.explain(err, dest.at, dest.lines)

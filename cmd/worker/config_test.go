@@ -218,6 +218,23 @@ func TestFilesThatAreNoConfigurationAreRefused(t *testing.T) {
 	}
 }
 
+func TestAnActionsSecretsAreItsDestinationsToo(t *testing.T) {
+	c, err := loadText(t, `
+actions:
+  a: {destination: one, request: GET /, class: read, headers: {X-Token: "t ${env:A}"}}
+  b: {destination: two, request: GET /, class: read, headers: {X-Token: "${env:B}"}}
+destinations:
+  one: {url: "https://one.example"}
+  two: {url: "https://two.example/?t=${env:TWO}"}
+`, map[string]string{"A": "secret-a", "B": "secret-b", "TWO": "secret-two"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(c.destinations[0].Secrets, c.destinations[1].Secrets); got != "[secret-a] [secret-two secret-b]" {
+		t.Error(got)
+	}
+}
+
 func TestWaitIsAMistakeWhereNothingMayBeRepeated(t *testing.T) {
 	_, err := loadText(t, `
 destinations: {bank: {url: "https://bank.example"}}

@@ -158,9 +158,14 @@ func TestASecretIsInNoRowAndNoLog(t *testing.T) {
 	}
 	_ = closed.Close()
 	vendor := samekeytest.StartVendor(t, &samekeytest.VendorOptions{Answer: func(r samekeytest.VendorRequest) samekeytest.VendorAnswer {
-		return samekeytest.VendorAnswer{Status: 402, Body: fmt.Appendf(nil, "%s %v", r.Path, r.Header)}
+		status := 402
+		if strings.HasPrefix(r.Path, "/own") {
+			status = 401
+		}
+		return samekeytest.VendorAnswer{Status: status, Body: fmt.Appendf(nil, "%s %v", r.Path, r.Header)}
 	}})
-	secrets := map[string]string{"PASSWORD": "pass-in-url", "QUERY": "query-in-url", "TOKEN": "token-in-header"}
+	secrets := map[string]string{"PASSWORD": "pass-in-url", "QUERY": "query-in-url", "TOKEN": "token-in-header",
+		"OWN": "of-the-action"}
 	file := writeFile(t, "secret", "secret-in-file\n")
 	config := writeFile(t, "worker.yaml", fmt.Sprintf(`
 destinations:
@@ -174,12 +179,18 @@ actions:
   refuse: {destination: echo, request: POST /, class: idempotent_write, key_window: 24h, refused: 402}
   die: {destination: echo, request: POST /die, class: idempotent_write, key_window: 24h}
   fail: {destination: away, request: POST /, class: idempotent_write, key_window: 24h}
-`, strings.TrimPrefix(vendor.URL, "http://"), file, closed.Addr(), file))
+  own:
+    destination: echo
+    request: POST /own
+    headers: {Authorization: "Bearer own ${env:OWN}", X-Own: "${env:OWN}", X-Own-File: "${file:%s}"}
+    class: idempotent_write
+    key_window: 24h
+`, strings.TrimPrefix(vendor.URL, "http://"), file, closed.Addr(), file, writeFile(t, "own", "own-secret-in-file\n")))
 	env := environment(db, "LOG_LEVEL=debug")
 	for name, value := range secrets {
 		env = append(env, name+"="+value)
 	}
-	for _, action := range []string{"refuse", "die", "fail"} {
+	for _, action := range []string{"refuse", "die", "fail", "own"} {
 		insert(t, db, action, 1)
 	}
 	p := start(t, env, "run", "-config", config)
@@ -187,11 +198,11 @@ actions:
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for count(t, db, `select count(distinct (i.action, h.outcome)) from samekey.outbox_history h join samekey.outbox i on i.id = h.intent_id
-		where (i.action, h.outcome) in (('refuse', 'refused'), ('die', 'dead'), ('fail', 'unsent'))`) < 3 {
+		where (i.action, h.outcome) in (('refuse', 'refused'), ('die', 'dead'), ('fail', 'unsent'), ('own', 'dead'))`) < 4 {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("the three outcomes are not in the history")
+			t.Fatal("the four outcomes are not in the history")
 		}
 	}
 	p.signal(t)
@@ -205,7 +216,7 @@ actions:
 	if !strings.Contains(rows, "[redacted]") || !strings.Contains(rows, "connection refused") {
 		t.Errorf("the test is void: %s", rows)
 	}
-	secrets["FILE"] = "secret-in-file"
+	secrets["FILE"] = "secret-in-file" // also a part of the action's own
 	for _, secret := range secrets {
 		if strings.Contains(rows, secret) {
 			t.Errorf("%q is in the history: %s", secret, rows)

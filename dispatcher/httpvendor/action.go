@@ -104,7 +104,7 @@ func (c *Client) Register(d *dispatcher.Dispatcher, actions ...Action) error {
 
 // Handler makes the action's handler. The error holds every mistake at once.
 func (c *Client) Handler(action Action) (dispatcher.Handler, error) {
-	e := &endpoint{client: c, action: action, transport: c.reusing}
+	e := &endpoint{client: c, action: action, transport: c.reusing, secrets: c.secrets}
 	var errs []error
 	fail := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("httpvendor: %s: %s %s", action.Name, field, fmt.Sprintf(format, args...)))
@@ -119,6 +119,7 @@ func (c *Client) Handler(action Action) (dispatcher.Handler, error) {
 	if err != nil {
 		fail("Headers", "%v", err)
 	}
+	e.secrets = e.secrets.with(credentials(header))
 	e.header = c.header.Clone()
 	for name, values := range header {
 		e.header[name] = values
@@ -152,6 +153,7 @@ type endpoint struct {
 	limit      int // of an answer's body, in bytes
 	repeatable bool
 	success    Statuses
+	secrets    secrets // the destination's, and those in the action's own headers
 }
 
 func (e *endpoint) setRequest(text string) error {

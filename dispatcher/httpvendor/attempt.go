@@ -113,14 +113,16 @@ const (
 
 // read takes an answer up to its cap, counted after decompression. The error says that it broke off before.
 func (e *endpoint) read(resp *http.Response) (dispatcher.Answer, error) {
-	answer := dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: resp.Header.Get("Content-Type")}
+	contentType := []byte(resp.Header.Get("Content-Type"))
+	answer := dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: string(e.secrets.strike(contentType, len(contentType)))}
 	if len(answer.ContentType) > 255 {
 		answer.ContentType = ""
 	}
-	// As much more as a secret is long, so that none is cut in two and missed.
-	body, err := io.ReadAll(io.LimitReader(resp.Body, int64(e.limit+e.client.secrets.longest)))
-	answer.Body = e.client.secrets.strike(body)
-	if len(body) >= e.limit+e.client.secrets.longest {
+	// As much more as a secret is long, so that one that the cap cuts in two is known for what it is.
+	window := e.limit + e.secrets.longest
+	body, err := io.ReadAll(io.LimitReader(resp.Body, int64(window)))
+	answer.Body = e.secrets.strike(body, e.limit)
+	if len(body) >= window {
 		stop := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 		_, _ = io.CopyN(io.Discard, resp.Body, drainLimit)
 		stop.Stop()

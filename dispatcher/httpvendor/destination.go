@@ -46,8 +46,9 @@ type Destination struct {
 	Proxy string
 
 	// Secrets are texts of this destination that no answer may carry into the database, such as a token in Headers,
-	// in case the vendor echoes it: each is replaced by "[redacted]", in its URL- and JSON-escaped forms too. The password of URL
-	// and the credentials in an Authorization header are added by themselves. Those shorter than 6 bytes are ignored.
+	// or in the headers of an action, in case the vendor echoes it: each is replaced by "[redacted]", in its URL- and
+	// JSON-escaped forms too. The password of URL and the credentials in an Authorization header, the destination's or an
+	// action's, are added by themselves. Those shorter than 6 bytes are ignored.
 	Secrets []string
 }
 

@@ -296,6 +296,81 @@ func TestASecretThatTheCapCutsInTwoIsNotKept(t *testing.T) {
 	}
 }
 
+// The first secret is struck and is longer than its mark: what the cap cuts of the second must not slide inside it.
+func TestOfTwoSecretsAtTheCapNeitherIsKept(t *testing.T) {
+	const first, second = "sk_live_51Hx_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "whsec_bbbbbbbbbbbbbbbb"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "0123456789 "+first+" "+second+" and more, much more, longer than any secret that is in it")
+	}))
+	t.Cleanup(server.Close)
+	struck := 0
+	for limit := 1; limit < 120; limit++ {
+		handler := testHandler(t, Destination{URL: server.URL, Secrets: []string{first, second}}, Action{Policy: dispatcher.Policy{ResponseCap: limit}})
+		answer, err := attempt(t, handler, testCall("{}"), patience)
+		if err != nil || len(answer.Body) > limit || bytes.Contains(answer.Body, []byte("sk_")) || bytes.ContainsAny(answer.Body, "wb") {
+			t.Errorf("cap %d: %q, %v", limit, answer.Body, err)
+		}
+		struck = max(struck, bytes.Count(answer.Body, []byte("[redacted]")))
+	}
+	if struck != 2 {
+		t.Errorf("the test is void: %d secrets are struck", struck)
+	}
+}
+
+func TestSecretsAreStruckWhereTheyOverlapOrAreCutShort(t *testing.T) {
+	s := secrets{}.with([]string{"abcdef123", "123456789xyz", "abcdef123456789"})
+	for body, want := range map[string]string{
+		"- abcdef123 -":               "- [redacted] -",
+		"- abcdef123456789xyz -":      "- [redacted] -",
+		"abcdef123abcdef123":          "[redacted][redacted]",
+		"- abcdef12":                  "- [redacted]", // broken off
+		"- abcde":                     "- abcde",
+		"":                            "",
+		"a":                           "a",
+		"- abcdef123 - 123456789xyz.": "- [redacted] - [redacted].",
+	} {
+		if got := string(s.strike([]byte(body), 100)); got != want {
+			t.Errorf("%q is %q, want %q", body, got, want)
+		}
+	}
+}
+
+func TestASecretInAContentTypeIsNotKept(t *testing.T) {
+	const token = "sk_live_51Hx"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; token="+r.Header.Get("X-Token"))
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(server.Close)
+	dest := Destination{URL: server.URL, Headers: map[string]string{"X-Token": token}, Secrets: []string{token}}
+	answer, err := attempt(t, testHandler(t, dest, Action{}), testCall("{}"), patience)
+	if verdict(err) != "dead" || answer.ContentType != "text/plain; token=[redacted]" {
+		t.Errorf("%q, %v", answer.ContentType, err)
+	}
+}
+
+func TestAnActionsOwnCredentialsAreNotKept(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = fmt.Fprintf(w, "%v", r.Header)
+	}))
+	t.Cleanup(server.Close)
+	client := testClient(t, Destination{URL: server.URL, Headers: map[string]string{"Authorization": "Bearer tok-of-destination"}})
+	for name, headers := range map[string]map[string]string{"own": {"authorization": "Bearer tok-of-action"}, "not": nil} {
+		handler, err := client.Handler(Action{
+			Name: name, Request: "POST /", Headers: headers, Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := attempt(t, handler, testCall("{}"), patience)
+		text := fmt.Sprintf("%s %s %v", answer.Body, answerOf(err).Body, err)
+		if verdict(err) != "dead" || !strings.Contains(text, "Authorization:[[redacted]]") || strings.Contains(text, "tok-of") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+}
+
 func TestEveryMistakeIsReportedAtOnceAndNoValueIsPrinted(t *testing.T) {
 	_, err := New(Destination{
 		URL: "ftp://user:s3cret@host", KeyHeader: "bad header", KeyWindow: -1, CAFile: "/no/such/file", Proxy: "socks5://u:s3cret@h",

@@ -74,7 +74,7 @@ func describeCertificate(err error) string {
 	return "the certificate is not valid"
 }
 
-// secrets are texts that must not be kept, longest first.
+// secrets are texts that must not be kept.
 type secrets struct {
 	texts   [][]byte
 	longest int
@@ -83,22 +83,30 @@ type secrets struct {
 const shortestSecret = 6
 
 func newSecrets(base *url.URL, header http.Header, named []string) secrets {
-	named = slices.Clone(named)
+	named = append(slices.Clone(named), credentials(header)...)
 	if password, ok := base.User.Password(); ok {
 		named = append(named, password, base64.StdEncoding.EncodeToString([]byte(base.User.Username()+":"+password)))
 	}
-	if authorization := header.Get("Authorization"); authorization != "" {
-		_, credentials, _ := strings.Cut(authorization, " ")
-		named = append(named, authorization, credentials)
-	}
-	var s secrets
+	return secrets{}.with(named)
+}
+
+// credentials are what an Authorization header holds.
+func credentials(header http.Header) []string {
+	authorization := header.Get("Authorization")
+	_, bare, _ := strings.Cut(authorization, " ")
+	return []string{authorization, bare}
+}
+
+// with returns s and more, in their escaped forms too.
+func (s secrets) with(more []string) secrets {
+	s.texts = slices.Clone(s.texts)
 	add := func(text string) {
 		if len(text) >= shortestSecret && !slices.ContainsFunc(s.texts, func(t []byte) bool { return string(t) == text }) {
 			s.texts = append(s.texts, []byte(text))
 			s.longest = max(s.longest, len(text))
 		}
 	}
-	for _, text := range named {
+	for _, text := range more {
 		add(text)
 		add(url.QueryEscape(text))
 		add(url.PathEscape(text))
@@ -107,13 +115,49 @@ func newSecrets(base *url.URL, header http.Header, named []string) secrets {
 			add(strings.ReplaceAll(text, "/", `\/`))
 		}
 	}
-	slices.SortFunc(s.texts, func(a, b []byte) int { return len(b) - len(a) })
 	return s
 }
 
-func (s secrets) strike(body []byte) []byte {
-	for _, text := range s.texts {
-		body = bytes.ReplaceAll(body, text, []byte("[redacted]"))
+// strike returns the first limit bytes of body, or fewer, with "[redacted]" for each run of bytes that belong to secrets.
+// It sees a secret that the limit cuts in two where body goes on for as long as a secret is, and one that body's own end
+// cuts in two if shortestSecret bytes of it are there.
+func (s secrets) strike(body []byte, limit int) []byte {
+	end := min(len(body), limit)
+	var out []byte
+	at := 0
+	for _, run := range s.find(body) {
+		if run.from >= end {
+			break
+		}
+		if run.from >= at {
+			out = append(append(out, body[at:run.from]...), "[redacted]"...)
+		}
+		at = max(at, run.to)
 	}
-	return body
+	out = append(out, body[min(at, end):end]...)
+	return out[:min(len(out), limit)]
+}
+
+type run struct{ from, to int }
+
+// find returns where secrets are, in order. They may overlap.
+func (s secrets) find(body []byte) (runs []run) {
+	for _, text := range s.texts {
+		for at := 0; ; at++ {
+			i := bytes.Index(body[at:], text)
+			if i < 0 {
+				break
+			}
+			at += i
+			runs = append(runs, run{at, at + len(text)})
+		}
+		for n := len(text) - 1; n >= shortestSecret; n-- {
+			if bytes.HasSuffix(body, text[:n]) {
+				runs = append(runs, run{len(body) - n, len(body)})
+				break
+			}
+		}
+	}
+	slices.SortFunc(runs, func(a, b run) int { return a.from - b.from })
+	return runs
 }
