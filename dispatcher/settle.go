@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,7 +48,7 @@ type settler struct {
 const (
 	settleBatch   = 1000
 	settleBytes   = 8 << 20         // of answers in one batch, about
-	settleTimeout = 5 * time.Second // for one statement
+	settleTimeout = 3 * time.Second // for one statement
 	settleRetry   = 50 * time.Millisecond
 	settleMaxWait = 2 * time.Second
 	renewedLease  = time.Minute
@@ -157,8 +158,18 @@ func (s *settler) answers(ctx context.Context) bool {
 	return s.pool.Ping(asking) == nil
 }
 
-// divide halves a batch that failed while the database answers; one outcome alone goes on by itself.
+// divide sets apart what somebody holds locked of a batch that failed while the database answers, and halves it where
+// that is not why; one outcome alone goes on by itself.
 func (s *settler) divide(ctx context.Context, batch []result, err error) {
+	if free, locked := s.partLocked(ctx, batch); len(batch) > 1 && len(locked) > 0 {
+		for _, r := range locked {
+			s.divide(ctx, []result{r}, err)
+		}
+		if len(free) > 0 {
+			s.persist(ctx, free)
+		}
+		return
+	}
 	if len(batch) > 1 {
 		s.persist(ctx, batch[:len(batch)/2])
 		s.persist(ctx, batch[len(batch)/2:])
@@ -172,6 +183,23 @@ func (s *settler) divide(ctx context.Context, batch []result, err error) {
 		return
 	}
 	s.alone.Go(func() { s.insist(ctx, r) })
+}
+
+func (s *settler) partLocked(ctx context.Context, batch []result) (free, locked []result) {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	ids, err := s.q.OutboxQueueLocked(ctx, settleParams(s.worker, batch).Ids)
+	if err != nil {
+		return batch, nil
+	}
+	for _, r := range batch {
+		if slices.Contains(ids, r.claim.ID) {
+			locked = append(locked, r)
+		} else {
+			free = append(free, r)
+		}
+	}
+	return free, locked
 }
 
 // insist writes one outcome that something holds up, such as a person's open transaction on the intent.

@@ -151,6 +151,14 @@ select k.ordering_key::text
 from (select distinct o.ordering_key from unnest(@ordering_keys::text[]) as o (ordering_key) order by 1) k
 where pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
 
+-- name: OutboxQueueLocked :many
+-- Which of these rows somebody else holds locked at this moment.
+with free as materialized (
+    select q.id from samekey.outbox_queue q where q.id = any (@ids::uuid[]) for update skip locked
+)
+select q.id from samekey.outbox_queue q
+where q.id = any (@ids::uuid[]) and not exists (select from free f where f.id = q.id);
+
 -- name: OutboxQueueRenew :exec
 -- Keeps the leases of attempts whose outcomes are known and wait to be written, so that nobody makes them again.
 update samekey.outbox_queue q

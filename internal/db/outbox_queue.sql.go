@@ -275,6 +275,35 @@ func (q *Queries) OutboxQueueLockOrder(ctx context.Context, orderingKeys []strin
 	return err
 }
 
+const OutboxQueueLocked = `-- name: OutboxQueueLocked :many
+with free as materialized (
+    select q.id from samekey.outbox_queue q where q.id = any ($1::uuid[]) for update skip locked
+)
+select q.id from samekey.outbox_queue q
+where q.id = any ($1::uuid[]) and not exists (select from free f where f.id = q.id)
+`
+
+// Which of these rows somebody else holds locked at this moment.
+func (q *Queries) OutboxQueueLocked(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxQueueLocked, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const OutboxQueuePromote = `-- name: OutboxQueuePromote :many
 update samekey.outbox_queue q
 set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
