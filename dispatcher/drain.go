@@ -59,7 +59,7 @@ func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
 	if err == nil {
 		err = n.drainAll(ctx)
 	}
-	close(n.stopping)
+	n.stop()
 	n.finish(d.config.StopTimeout, cancelCalls)
 	cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
 	endSession()

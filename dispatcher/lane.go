@@ -242,11 +242,11 @@ func (l *lane) flagged() bool {
 	return len(l.due) > 0
 }
 
-// begin marks that a drain runs on this node; false where one does already.
+// begin marks that a drain runs on this node; false where one does already, or where the node is stopping.
 func (l *lane) begin() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.draining {
+	if l.draining || !l.node.enter() {
 		return false
 	}
 	l.draining = true
@@ -254,6 +254,7 @@ func (l *lane) begin() bool {
 }
 
 func (l *lane) end() {
+	defer l.node.drains.Done()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.draining = false

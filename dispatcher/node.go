@@ -34,6 +34,7 @@ type node struct {
 	behind    atomic.Bool    // the database has refused outcomes, which are kept and tried again
 	stuck     atomic.Int64   // outcomes that a lock or the like holds up, each by itself
 	open      sync.WaitGroup // claims whose settlement is not written yet
+	drains    sync.WaitGroup // drains that run; each is let in by enter
 	stopping  chan struct{}  // closed when no call may begin any more
 	abandoned chan struct{}  // closed when nobody reads results any more
 
@@ -70,6 +71,24 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 
 func (n *node) newSettler() *settler {
 	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake, behind: &n.behind, stuck: &n.stuck}
+}
+
+// enter lets a drain begin, unless the node is stopping.
+func (n *node) enter() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isStopping() {
+		return false
+	}
+	n.drains.Add(1)
+	return true
+}
+
+// stop lets no call and no drain begin any more.
+func (n *node) stop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	close(n.stopping)
 }
 
 // woken takes a notification: work of this action was committed. An empty one means: look everywhere.

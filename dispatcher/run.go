@@ -67,10 +67,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		d.node.Store(nil)
 	}
 
-	close(n.stopping)
+	n.stop()
 	stopClaims()
 	helpers.wait()
-	n.stopRiver(client) // its drains have ended with the claims
+	n.drains.Wait() // for the claims under way: what they claimed must still be given back
+	n.stopRiver(client)
 	n.finish(d.config.StopTimeout, cancelCalls)
 	cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
 	endSession()
