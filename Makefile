@@ -26,7 +26,7 @@ help: ## show this list
 demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key shows what goes wrong without keys
 	$(call say,'Building the demo')
 	@mkdir -p $(DEMO)
-	@go build -C examples/createorder -o $(DEMO)/ ./service ./worker ./vendor
+	@go build -C examples/createorder -o $(DEMO)/ ./service ./worker ./vendors
 	@go build -C examples/createorder/demo -o $(DEMO)/ .
 	$(call say,'Running the demo')
 	@BREAK='$(BREAK)' $(DEMO)/demo

@@ -6,7 +6,7 @@
 //	make demo             ends with 0 doubles, 0 lost, exit code 0
 //	make demo BREAK=key   each attempt carries a key of its own: doubles, exit code 1
 //
-// The programs are those of ../service, ../worker and ../vendor, each in
+// The programs are those of ../service, ../worker and ../vendors, each in
 // processes of its own; `make demo` builds them.
 package main
 

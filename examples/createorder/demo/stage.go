@@ -53,7 +53,7 @@ func (d *demo) process(name, program string, args ...string) *process {
 
 func (d *demo) vendor(kind, action string) *vendor {
 	v := &vendor{kind: kind, action: action, ledger: filepath.Join(d.dir, kind+".ledger")}
-	v.process = d.process(kind+" vendor", "vendor", "-kind", kind, "-ledger", v.ledger)
+	v.process = d.process(kind+" vendor", "vendors", "-kind", kind, "-ledger", v.ledger)
 	v.hello = true
 	return v
 }
