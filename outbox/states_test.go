@@ -51,6 +51,7 @@ var queriesThatChangeStates = map[string]map[outbox.Status][]outbox.Status{
 	"OutboxQueueFinishApplied": {outbox.StatusAnswered: {outbox.StatusDelivered, outbox.StatusRefused}},
 	"OutboxQueuePromote":       {outbox.StatusBlocked: {outbox.StatusPending}},
 	"OutboxQueueRelease":       {outbox.StatusLeased: {outbox.StatusPending, outbox.StatusUnknown}},
+	"OutboxQueueRenew":         {},
 	"OutboxQueueRestore":       {"": {outbox.StatusPending}},
 	"OutboxPeopleFinish": {outbox.StatusPending: {outbox.StatusCancelled}, outbox.StatusBlocked: {outbox.StatusCancelled}, outbox.StatusAwaitingApproval: {outbox.StatusCancelled},
 		outbox.StatusParked: {outbox.StatusCancelled}, outbox.StatusDead: {outbox.StatusCancelled}},
