@@ -33,6 +33,7 @@ func TestWhatEachStatusMeans(t *testing.T) {
 		{404, "", dispatcher.IdempotentWrite, "delivered"},
 		{402, "", dispatcher.IdempotentWrite, "refused"},
 		{409, "", dispatcher.IdempotentWrite, "wait"},
+		{409, "", dispatcher.NonIdempotentWrite, "unknown"}, // it may be there already
 		{429, "", dispatcher.IdempotentWrite, "wait"},
 		{429, "7", dispatcher.NonIdempotentWrite, "wait"},
 		{408, "", dispatcher.IdempotentWrite, "unknown"},

@@ -152,8 +152,9 @@ func (e *endpoint) judge(resp *http.Response, answer dispatcher.Answer, broken e
 		return answer, dispatcher.RetryAfter(wait, e.failed("answered %d with Retry-After", status))
 	case mayHaveActed(status):
 		return answer, dispatcher.Unknown(answer, e.failed("answered %d", status))
-	case !e.repeatable && status < 400:
-		// Created, then "see other"; or accepted, in words that the action does not list: a redrive must not send again.
+	case !e.repeatable && (status < 400 || status == http.StatusConflict):
+		// Created, then "see other"; or accepted, in words that the action does not list; or there already: a redrive must
+		// not send again.
 		return answer, dispatcher.Unknown(answer, e.failed("answered %d, which is not in Success: the vendor may have acted", status))
 	case status >= 300 && status < 400:
 		return answer, dispatcher.Dead(answer, e.failed("answered %d: redirects are not followed, correct the destination's URL or the action's request", status))

@@ -41,7 +41,7 @@
 //	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent
 //	408, 425, 500-599 with Retry-After        put off likewise; once: unknown
 //	408, 425, 500-599                         unknown: the vendor may have acted
-//	any other 2xx, any 3xx                    dead; once: unknown, since the vendor may have acted
+//	any other 2xx, any 3xx, 409               dead; once: unknown, since the vendor may have acted
 //	any other 4xx                             dead: it rests until a person has mended something
 //
 // Dead says that the vendor did not act: an intent that is redriven is sent again, of any class. Action.Wait is therefore
