@@ -1,7 +1,6 @@
 package outbox_test
 
 import (
-	"fmt"
 	"log"
 	"slices"
 	"testing"
@@ -19,7 +18,7 @@ func (*exampleTB) Name() string                      { return "Example" }
 func (t *exampleTB) Cleanup(f func())                { t.cleanups = append(t.cleanups, f) }
 func (*exampleTB) Fatal(args ...any)                 { log.Fatal(args...) }
 func (*exampleTB) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
-func (*exampleTB) Errorf(format string, args ...any) { log.Fatal(fmt.Sprintf(format, args...)) }
+func (*exampleTB) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
 
 func (t *exampleTB) cleanUp() {
 	for _, f := range slices.Backward(t.cleanups) {

@@ -56,7 +56,7 @@ func TestDoKeepsItsPromisesInATransactionOfTheCallers(t *testing.T) {
 			b := setup(t)
 			ctx := t.Context()
 
-			tx, commit, rollback := owner.begin(t, b, "")
+			tx, _, rollback := owner.begin(t, b, "")
 			if _, err := processed.Do(ctx, tx, request(t, "k", `1`), placing(order{"o1", 7})); err != nil {
 				t.Fatal(err)
 			}
@@ -72,7 +72,7 @@ func TestDoKeepsItsPromisesInATransactionOfTheCallers(t *testing.T) {
 			}
 			b.stored(0, 0, 0)
 
-			tx, commit, _ = owner.begin(t, b, "")
+			tx, commit, _ := owner.begin(t, b, "")
 			if _, err := processed.Do(ctx, tx, request(t, "k", `1`), placing(order{"o1", 7})); err != nil {
 				t.Fatal(err)
 			}

@@ -290,7 +290,8 @@ with page as materialized (
     -- may not be repeated is looked up or parked, never sent.
     insert into samekey.outbox_queue (id, action, status, due_at, first_sent_at, last_code, attempt)
     select l.id, l.action, 'pending', greatest(l.due_at, clock_timestamp()), l.created_at, 'restored',
-           coalesce((select max(h.attempt) from samekey.outbox_history h where h.intent_id = l.id), 0) from lost l
+           coalesce((select max(h.attempt) from (select y.attempt from samekey.outbox_history y
+                                                  where y.intent_id = l.id order by y.id desc limit 10) h), 0) from lost l
     on conflict do nothing
     returning id
 ), logged as (

@@ -19,7 +19,7 @@
 // [Client.Handler] returns the handler alone, for an action that also has a look-up or an Apply:
 //
 //	handler, err := client.Handler(action)
-//	d.Handle(action.Name, action.Policy, handler, dispatcher.WithApply(settleOrder))
+//	d.Handle(action.Name, action.Policy, handler, dispatcher.WithApply(finishOrder))
 //
 // # One attempt is one request
 //
