@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -290,5 +291,30 @@ func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *t
 		if leased != behind {
 			t.Errorf("with outcomes in hand: %v; still leased: %v", behind, leased)
 		}
+	}
+}
+
+// The first claim of an irreversible action sends nothing. Where its worker dies before that is written, it waits for
+// approval all the same, and is not taken for one that may have been sent.
+func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
+	on, n, s := settling(t)
+	a := n.lanes[0].actions[0]
+	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
+	claimOne(t, n)
+	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id, Gone: true, MaxCount: 10})
+	if err != nil || len(rows) != 1 || rows[0].Status != statusPending {
+		t.Fatalf("released %+v, %v", rows, err)
+	}
+	c := claimOne(t, n)
+	decided, send := a.beforeSend(&c.OutboxQueueClaimRow)
+	if send || decided.status != statusAwaiting {
+		t.Errorf("the next claim: sent %v, %s; want it to wait for approval", send, decided.status)
+	}
+	var settled bool
+	settle(t.Context(), s, []result{{claim: c, settlement: decided, settled: func(ok bool) { settled = ok }}})
+	var unsent bool
+	err = on.QueryRow(t.Context(), `select status = 'awaiting_approval' and first_sent_at is null from samekey.outbox_queue`).Scan(&unsent)
+	if err != nil || !settled || !unsent {
+		t.Errorf("settled %v, waits unsent %v, %v", settled, unsent, err)
 	}
 }

@@ -31,14 +31,15 @@ with picked as materialized (
         lease_until   = p.now + @lease::interval,
         -- Irreversible and not approved: this claim only sends it to wait for a person, so a crash loses nothing.
         repeatable    = @repeatable::boolean or (@needs_approval::boolean and q.approved_at is null),
-        first_sent_at = case q.status when 'pending' then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
+        first_sent_at = case when q.status = 'pending' and not (@needs_approval::boolean and q.approved_at is null)
+                        then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
         window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
     returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
-              coalesce(q.first_sent_at = p.now, false)::boolean as first_send
+              coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
 select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
