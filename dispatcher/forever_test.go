@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
@@ -15,7 +16,7 @@ func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k', 'charge_card', '1')`)
 	d := dispatcher.New(db.Pool, nil)
 	fail := true
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever},
+	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Backoff: 24 * time.Hour},
 		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
 			if fail {
 				return dispatcher.Answer{}, errors.New("reset")
@@ -33,7 +34,7 @@ func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
 		t.Errorf("first sent %v, window ends %v: want a send, and no end", entry.FirstSentAt, entry.WindowEnds)
 	}
 	fail = false
-	samekeytest.Elapse(t, db, 365*24*3600*1e9)
+	samekeytest.Elapse(t, db, 365*24*time.Hour)
 	if sum, err := d.Drain(t.Context()); err != nil || sum.Delivered != 1 {
 		t.Fatalf("a year later: %+v, %v", sum, err)
 	}
