@@ -47,23 +47,14 @@ func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
-	session, endSession := context.WithCancel(base)
-	defer endSession()
-	var sessions, settlers group
-	sessions.run(func() { n.session.keep(session, conn) })
-	settling, cancelSettling := context.WithCancel(base)
-	defer cancelSettling()
-	settlers.run(func() { n.newSettler().run(settling) })
+	leave := n.attend(base, conn)
 
 	err = n.takeOver(ctx)
 	if err == nil {
 		err = n.drainAll(ctx)
 	}
 	n.stop()
-	n.finish(d.config.StopTimeout, cancelCalls)
-	cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
-	endSession()
-	sessions.wait()
+	leave(cancelCalls)
 
 	n.mu.Lock()
 	defer n.mu.Unlock()

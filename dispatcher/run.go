@@ -49,15 +49,8 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return fmt.Errorf("dispatcher: make River's client: %w", err)
 	}
 
+	leave := n.attend(base, conn)
 	var helpers group // ends with the claims
-	session, endSession := context.WithCancel(base)
-	defer endSession()
-	var sessions, settlers group
-	sessions.run(func() { n.session.keep(session, conn) })
-	settling, cancelSettling := context.WithCancel(base)
-	defer cancelSettling()
-	settlers.run(func() { n.newSettler().run(settling) })
-
 	if err := startRiver(ctx, client, n.log); err == nil {
 		helpers.run(func() { n.keepStarting(claims, start) })
 		helpers.run(func() { (&sweeper{node: n, start: start}).run(claims) })
@@ -72,10 +65,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	helpers.wait()
 	n.drains.Wait() // for the claims under way: what they claimed must still be given back
 	n.stopRiver(client)
-	n.finish(d.config.StopTimeout, cancelCalls)
-	cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
-	endSession()
-	sessions.wait()
+	leave(cancelCalls)
 	n.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(n.session.id)))
 	return nil
 }
@@ -154,6 +144,23 @@ func (n *node) finish(patience time.Duration, cancelCalls context.CancelFunc) {
 		}
 	}
 	close(n.results)
+}
+
+// attend keeps the session and settles, until leave is called: it ends what is under way, then the last settles, then the
+// session, and with it the worker's lock.
+func (n *node) attend(base context.Context, conn *pgx.Conn) (leave func(cancelCalls context.CancelFunc)) {
+	session, endSession := context.WithCancel(base)
+	settling, cancelSettling := context.WithCancel(base)
+	var sessions, settlers group
+	sessions.run(func() { n.session.keep(session, conn) })
+	settlers.run(func() { n.newSettler().run(settling) })
+	return func(cancelCalls context.CancelFunc) {
+		defer cancelSettling()
+		n.finish(n.config.StopTimeout, cancelCalls)
+		cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
+		endSession()
+		sessions.wait()
+	}
 }
 
 // cancelSettlingAfter gives the last settles some time.
