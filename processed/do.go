@@ -44,10 +44,10 @@ func Do[T any](ctx context.Context, tx samekey.Tx, req Request, fn func(ctx cont
 	if err := m.checkOwned(tx); err != nil {
 		return Result[T]{}, err
 	}
-	ans, err := m.do(ctx, tx, func(ctx context.Context, tx samekey.Tx) ([]byte, error) {
+	ans, err := m.do(ctx, tx, func(ctx context.Context, tx samekey.Tx) (answer, error) {
 		var err error
 		if value, err = fn(ctx, tx); err != nil {
-			return nil, err
+			return answer{}, err
 		}
 		return encode(value)
 	})
@@ -79,7 +79,7 @@ const (
 	release    = "release savepoint samekey_do"
 )
 
-func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context, samekey.Tx) ([]byte, error)) (ans answer, err error) {
+func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context, samekey.Tx) (answer, error)) (ans answer, err error) {
 	found, locked, err := m.lookUp(ctx, tx)
 	if err != nil {
 		return answer{}, m.doError("look up", err)
@@ -103,7 +103,7 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	if !locked {
 		return answer{}, m.named(ErrInFlight)
 	}
-	body, err := fn(ctx, m.owned(tx))
+	ans, err = fn(ctx, m.owned(tx))
 	failure := m.failureOf(err)
 	if err == nil || failure != nil {
 		if cancelled := ended(ctx); cancelled != nil {
@@ -112,20 +112,21 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	}
 	switch {
 	case failure != nil:
-		if err := checkSize(failure.Body); err != nil {
+		if err := failure.checkSize(); err != nil {
 			return answer{}, err
 		}
 		if _, err := tx.Exec(ctx, rollbackTo); err != nil {
-			return answer{}, fmt.Errorf("processed: Do: roll back to keep failure %d: %w", failure.Code, err)
+			return answer{}, fmt.Errorf("processed: Do: roll back to keep failure %d: %w", failure.statusCode(), err)
 		}
+		ans = *failure
 	case err != nil:
 		return answer{}, err
 	}
-	err = m.keep(ctx, tx, body, failure)
+	err = m.keep(ctx, tx, ans)
 	switch {
 	case err == nil:
 		keep = true
-		return answer{body: body, failure: failure}, nil
+		return ans, nil
 	case sqlState(err) == stateAborted:
 		return answer{}, fmt.Errorf("%w: a statement failed and its error was not returned (key:%s)", ErrAborted, m.key.Hash())
 	case lostRace(err):
@@ -196,14 +197,14 @@ func (m *memory) lookUp(ctx context.Context, tx samekey.Tx) (found *db.Processed
 }
 
 // keep writes the record and releases the savepoint.
-func (m *memory) keep(ctx context.Context, tx samekey.Tx, body []byte, failure *Failure) error {
+func (m *memory) keep(ctx context.Context, tx samekey.Tx, ans answer) error {
 	if sender, ok := tx.(batcher); ok {
 		batch := &pgx.Batch{}
-		batch.Queue(db.ProcessedEventsInsert, m.recordArgs(body, failure)...)
+		batch.Queue(db.ProcessedEventsInsert, m.recordArgs(ans)...)
 		batch.Queue(release)
 		return sender.SendBatch(ctx, batch).Close()
 	}
-	if _, err := tx.Exec(ctx, db.ProcessedEventsInsert, m.recordArgs(body, failure)...); err != nil {
+	if _, err := tx.Exec(ctx, db.ProcessedEventsInsert, m.recordArgs(ans)...); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, release)

@@ -12,8 +12,8 @@ import (
 // storeFailure rolls back what the function did and keeps the failure, in one
 // round trip. Between the rollback and the insert another first attempt may
 // begin and even commit: then its answer is the answer.
-func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, failure *Failure) (answer, error) {
-	if err := checkSize(failure.Body); err != nil {
+func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, failure answer) (answer, error) {
+	if err := failure.checkSize(); err != nil {
 		return answer{}, err
 	}
 	batch := &pgx.Batch{}
@@ -26,8 +26,7 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, failure *Fail
 	}
 	batch.Queue("begin isolation level read committed")
 	inserted := int64(0)
-	batch.Queue(db.ProcessedEventsInsertFailure, m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version,
-		m.retain.Microseconds(), int32(failure.Code), []byte(failure.Body)).Fn = func(results pgx.BatchResults) error {
+	batch.Queue(db.ProcessedEventsInsertFailure, m.recordArgs(failure)...).Fn = func(results pgx.BatchResults) error {
 		tag, err := results.Exec()
 		inserted = tag.RowsAffected()
 		return err
@@ -45,11 +44,11 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, failure *Fail
 	case err != nil && conn.IsClosed():
 		// Harmless in either case: if it was stored it replays, if not the function
 		// runs again, and nothing else was written.
-		return answer{}, unstored("processed: the connection was lost while failure %d was stored, nothing else was: call again with the same key: %w", failure.Code, err)
+		return answer{}, unstored("processed: the connection was lost while failure %d was stored, nothing else was: call again with the same key: %w", failure.statusCode(), err)
 	case err != nil:
-		return answer{}, fmt.Errorf("processed: store failure %d of key:%s: %w", failure.Code, m.key.Hash(), err)
+		return answer{}, fmt.Errorf("processed: store failure %d of key:%s: %w", failure.statusCode(), m.key.Hash(), err)
 	case inserted == 1:
-		return answer{failure: failure}, nil
+		return failure, nil
 	case found == nil: // pruned in the same moment
 		return answer{}, &againError{cause: fmt.Errorf("processed: the record of key:%s went away", m.key.Hash())}
 	}

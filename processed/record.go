@@ -11,6 +11,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/reply"
 )
 
 // maxAnswer is what the table's CHECK allows.
@@ -99,18 +100,25 @@ func unencodable(what string, value any, err error) error {
 	return fmt.Errorf("the %s, a %T, cannot be encoded as JSON (%T)", what, value, err)
 }
 
-// answer is a Result before its type is known.
+// answer is a Result before its type is known: what the record keeps.
 type answer struct {
-	body    []byte
-	failure *Failure
-	replay  bool
+	code   *int32
+	header []byte
+	body   []byte
+	failed bool // nothing else of the request was kept
+	replay bool
 }
 
 // outcome turns what was stored, or what has just been, into a Result.
 func outcome[T any](ans answer, value T) (Result[T], error) {
-	res := Result[T]{Deduplicated: ans.replay, Failure: ans.failure}
+	res := Result[T]{Deduplicated: ans.replay}
+	if into, ok := any(&res.Value).(*reply.Reply); ok {
+		*into = reply.Reply{Code: ans.statusCode(), Header: ans.header, Body: ans.body, RolledBack: ans.failed}
+		return res, nil
+	}
 	switch {
-	case ans.failure != nil:
+	case ans.failed:
+		res.Failure = &Failure{Code: ans.statusCode(), Body: ans.body}
 		return res, nil
 	case !ans.replay:
 		res.Value = value
@@ -119,27 +127,43 @@ func outcome[T any](ans answer, value T) (Result[T], error) {
 	return res, decode(ans.body, &res.Value)
 }
 
-// encode returns what is stored of an answer: bytes as they are, nothing of an
-// empty struct, JSON of the rest.
-func encode(value any) (body []byte, err error) {
-	switch v := value.(type) {
-	case []byte:
-		body = v
-	case json.RawMessage:
-		body = v
-	case struct{}:
-		return nil, nil
-	default:
-		if body, err = json.Marshal(v); err != nil {
-			return nil, fmt.Errorf("processed: %w", unencodable("answer", v, err))
-		}
+func (a *answer) statusCode() int {
+	if a.code == nil {
+		return 0
 	}
-	return body, checkSize(body)
+	return int(*a.code)
 }
 
-func checkSize(body []byte) error {
-	if len(body) > maxAnswer {
-		return fmt.Errorf("%w (it has %d bytes)", ErrAnswerTooLarge, len(body))
+// encode returns what is stored of an answer: bytes as they are, nothing of an
+// empty struct, JSON of the rest.
+func encode(value any) (ans answer, err error) {
+	switch v := value.(type) {
+	case reply.Reply:
+		ans = replied(&v)
+	case []byte:
+		ans.body = v
+	case json.RawMessage:
+		ans.body = v
+	case struct{}:
+	default:
+		if ans.body, err = json.Marshal(v); err != nil {
+			return answer{}, fmt.Errorf("processed: %w", unencodable("answer", v, err))
+		}
+	}
+	return ans, ans.checkSize()
+}
+
+func replied(r *reply.Reply) answer {
+	code := int32(r.Code)
+	return answer{code: &code, header: r.Header, body: r.Body}
+}
+
+func (a *answer) checkSize() error {
+	if size := len(a.body); size > maxAnswer {
+		return fmt.Errorf("%w (it has %d bytes)", ErrAnswerTooLarge, size)
+	}
+	if size := len(a.header); size > reply.MaxHeader {
+		return fmt.Errorf("%w (its headers have %d bytes, of which %d fit)", ErrAnswerTooLarge, size, reply.MaxHeader)
 	}
 	return nil
 }
@@ -165,7 +189,7 @@ func decode(body []byte, into any) error {
 // find scans what ProcessedEventsFind found; nil if nothing.
 func find(row pgx.Row) (*db.ProcessedEventsFindRow, error) {
 	var r db.ProcessedEventsFindRow
-	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.Status, &r.Failed, &r.ResponseCode, &r.ResponseBody)
+	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.Status, &r.Failed, &r.ResponseCode, &r.ResponseHeaders, &r.ResponseBody)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -184,14 +208,9 @@ func (m *memory) replay(record *db.ProcessedEventsFindRow) (answer, error) {
 	if record.Status != "done" {
 		return answer{}, m.named(ErrInFlight)
 	}
-	ans := answer{body: record.ResponseBody, replay: true}
-	if record.Failed {
-		ans.failure = &Failure{Body: record.ResponseBody}
-		if record.ResponseCode != nil {
-			ans.failure.Code = int(*record.ResponseCode)
-		}
-	}
-	return ans, nil
+	return answer{
+		code: record.ResponseCode, header: record.ResponseHeaders, body: record.ResponseBody, failed: record.Failed, replay: true,
+	}, nil
 }
 
 // compare returns ErrConflict where the record is another request's. A record
@@ -217,21 +236,27 @@ func (m *memory) compare(record *db.ProcessedEventsFindRow) error {
 // named adds the key, as far as it may be printed.
 func (m *memory) named(err error) error { return fmt.Errorf("%w (key:%s)", err, m.key.Hash()) }
 
-// recordArgs are the arguments of ProcessedEventsInsert.
-func (m *memory) recordArgs(body []byte, failure *Failure) []any {
-	var code *int32
-	if failure != nil {
-		c := int32(failure.Code)
-		code, body = &c, failure.Body
-	}
-	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, m.retain.Microseconds(), failure != nil, code, body}
+// recordArgs are the arguments of ProcessedEventsInsert and of
+// ProcessedEventsInsertFailure.
+func (m *memory) recordArgs(ans answer) []any {
+	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, m.retain.Microseconds(),
+		ans.failed, ans.code, ans.header, ans.body}
 }
 
-// failureOf returns the failure in err, if this call keeps failures.
-func (m *memory) failureOf(err error) *Failure {
-	failure := (*Failure)(nil)
-	if !m.answers || !errors.As(err, &failure) {
+// failureOf returns the answer in err, if it is a failure and this call keeps
+// failures.
+func (m *memory) failureOf(err error) *answer {
+	failure, rolledBack := (*Failure)(nil), (*reply.Reply)(nil)
+	switch {
+	case !m.answers:
 		return nil
+	case errors.As(err, &failure):
+		code := int32(failure.Code)
+		return &answer{code: &code, body: failure.Body, failed: true}
+	case errors.As(err, &rolledBack):
+		ans := replied(rolledBack)
+		ans.failed = true
+		return &ans
 	}
-	return failure
+	return nil
 }

@@ -81,10 +81,10 @@ func Run[T any](ctx context.Context, pool *pgxpool.Pool, req Request, fn func(ct
 	if err != nil {
 		return Result[T]{}, err
 	}
-	ans, err := m.run(ctx, pool, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
+	ans, err := m.run(ctx, pool, func(ctx context.Context, tx pgx.Tx) (answer, error) {
 		var err error
 		if value, err = fn(ctx, tx); err != nil {
-			return nil, err
+			return answer{}, err
 		}
 		return encode(value)
 	})
@@ -110,14 +110,14 @@ func Once(ctx context.Context, pool *pgxpool.Pool, req Request, fn func(ctx cont
 	if err != nil {
 		return false, err
 	}
-	ans, err := m.run(ctx, pool, func(ctx context.Context, tx pgx.Tx) ([]byte, error) {
-		return nil, fn(ctx, tx)
+	ans, err := m.run(ctx, pool, func(ctx context.Context, tx pgx.Tx) (answer, error) {
+		return answer{}, fn(ctx, tx)
 	})
 	return err == nil && !ans.replay, err
 }
 
 // work is the caller's function, its answer encoded.
-type work func(ctx context.Context, tx pgx.Tx) (body []byte, err error)
+type work func(ctx context.Context, tx pgx.Tx) (answer, error)
 
 func (m *memory) run(ctx context.Context, pool *pgxpool.Pool, fn work) (answer, error) {
 	immediate := false
@@ -179,7 +179,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	}
 	q := &queue{key: m.key, immediate: immediate}
 	defer q.close()
-	body, err := fn(ctx, &runTx{tx: tx, q: q, ctx: ctx})
+	ans, err := fn(ctx, &runTx{tx: tx, q: q, ctx: ctx})
 	failure := m.failureOf(err)
 	if err == nil || failure != nil {
 		if cancelled := ended(ctx); cancelled != nil {
@@ -188,17 +188,17 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	}
 	if failure != nil {
 		q.close()
-		return m.storeFailure(ctx, conn, failure)
+		return m.storeFailure(ctx, conn, *failure)
 	}
 	if failed := cmp.Or(again(q.failure()), again(err), err); failed != nil {
 		return answer{}, failed
 	}
-	actions, err := m.commit(ctx, conn, q, body)
+	actions, err := m.commit(ctx, conn, q, ans)
 	if err != nil {
 		return answer{}, err
 	}
 	wake.Flush(pool, actions...)
-	return answer{body: body}, nil
+	return ans, nil
 }
 
 // open begins the transaction, takes the key's lock and looks for the record,
@@ -237,7 +237,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, found *db
 // commit writes the record and the queued intents, and commits, in one round
 // trip. Each statement raises on a conflict: after one that did not, COMMIT
 // would keep the rows of an attempt that lost.
-func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []byte) (actions []string, err error) {
+func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, ans answer) (actions []string, err error) {
 	q.close() // a goroutine that outlives fn gets an error from here on
 	if err := m.committable(conn, q); err != nil {
 		return nil, err
@@ -245,7 +245,7 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, body []by
 	batch := &pgx.Batch{}
 	// The record before the intents: whoever lost is told so by the record, and
 	// not by an intent whose payload names a row of the loser's own.
-	batch.Queue(db.ProcessedEventsInsert, m.recordArgs(body, nil)...)
+	batch.Queue(db.ProcessedEventsInsert, m.recordArgs(ans)...)
 	actions = q.addAll(batch)
 	committed := ""
 	batch.Queue("commit").Fn = func(results pgx.BatchResults) error {

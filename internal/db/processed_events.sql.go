@@ -13,7 +13,7 @@ import (
 )
 
 const ProcessedEventsFind = `-- name: ProcessedEventsFind :one
-select payload_hash, hash_version, status, failed, response_code, response_body
+select payload_hash, hash_version, status, failed, response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = $1::text and scope = $2::text
 `
@@ -24,12 +24,13 @@ type ProcessedEventsFindParams struct {
 }
 
 type ProcessedEventsFindRow struct {
-	PayloadHash  []byte
-	HashVersion  int16
-	Status       string
-	Failed       bool
-	ResponseCode *int32
-	ResponseBody []byte
+	PayloadHash     []byte
+	HashVersion     int16
+	Status          string
+	Failed          bool
+	ResponseCode    *int32
+	ResponseHeaders []byte
+	ResponseBody    []byte
 }
 
 // A statement of its own, after the lock: one snapshot for both would predate the lock. Expiry is ignored: a key lives
@@ -43,6 +44,7 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 		&i.Status,
 		&i.Failed,
 		&i.ResponseCode,
+		&i.ResponseHeaders,
 		&i.ResponseBody,
 	)
 	return i, err
@@ -50,10 +52,10 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 
 const ProcessedEventsInsert = `-- name: ProcessedEventsInsert :exec
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_body)
+    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
 select $1::text, $2::text, $3::bytea, $4::smallint, 'done', clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * $5::bigint), $6::boolean,
-       $7::int, $8::bytea
+       $7::int, $8::bytea, $9::bytea
 `
 
 type ProcessedEventsInsertParams struct {
@@ -64,6 +66,7 @@ type ProcessedEventsInsertParams struct {
 	RetainUs    int64
 	Failed      bool
 	Code        *int32
+	Headers     []byte
 	Body        []byte
 }
 
@@ -77,6 +80,7 @@ func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEvents
 		arg.RetainUs,
 		arg.Failed,
 		arg.Code,
+		arg.Headers,
 		arg.Body,
 	)
 	return err
@@ -84,21 +88,23 @@ func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEvents
 
 const ProcessedEventsInsertFailure = `-- name: ProcessedEventsInsertFailure :execrows
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_body)
+    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
 select $1::text, $2::text, $3::bytea, $4::smallint, 'done', clock_timestamp(),
-       clock_timestamp() + (interval '1 microsecond' * $5::bigint), true,
-       $6::int, $7::bytea
+       clock_timestamp() + (interval '1 microsecond' * $5::bigint), $6::boolean,
+       $7::int, $8::bytea, $9::bytea
 on conflict (idem_key, scope) do nothing
 `
 
 type ProcessedEventsInsertFailureParams struct {
-	IdemKey      string
-	Scope        string
-	PayloadHash  []byte
-	HashVersion  int16
-	RetainUs     int64
-	ResponseCode int32
-	ResponseBody []byte
+	IdemKey     string
+	Scope       string
+	PayloadHash []byte
+	HashVersion int16
+	RetainUs    int64
+	Failed      bool
+	Code        *int32
+	Headers     []byte
+	Body        []byte
 }
 
 // A failure is alone in its transaction, so it may give way: no row means that another first attempt won.
@@ -109,8 +115,10 @@ func (q *Queries) ProcessedEventsInsertFailure(ctx context.Context, arg Processe
 		arg.PayloadHash,
 		arg.HashVersion,
 		arg.RetainUs,
-		arg.ResponseCode,
-		arg.ResponseBody,
+		arg.Failed,
+		arg.Code,
+		arg.Headers,
+		arg.Body,
 	)
 	if err != nil {
 		return 0, err
