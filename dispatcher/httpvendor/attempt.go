@@ -3,17 +3,16 @@ package httpvendor
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // attempt is the action's dispatcher.Handler.
@@ -137,7 +136,8 @@ func (e *endpoint) read(resp *http.Response) (dispatcher.Answer, error) {
 // judge says what an answer means: the table of the package comment.
 func (e *endpoint) judge(resp *http.Response, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
 	status := resp.StatusCode
-	wait, waits := retryAfter(resp.Header, time.Now())
+	wait, waits := retryafter.Read(resp.Header, time.Now())
+	wait = min(wait, maxWait)
 	switch {
 	case broken != nil && (e.success.has(status) || e.action.Refused.has(status)):
 		_, text := describe(broken)
@@ -171,29 +171,3 @@ func mayHaveActed(status int) bool {
 
 // maxWait is what a Retry-After is cut to; the dispatcher waits less.
 const maxWait = 24 * time.Hour
-
-// retryAfter reads the header of that name: seconds, or a date in one of HTTP's three forms, counted from the answer's
-// own Date where it has one, since the other side's clock is its own. ok is false where there is nothing that can be
-// understood: none, two, "-5", "1.5", "120junk". A date that is past is zero.
-func retryAfter(header http.Header, now time.Time) (wait time.Duration, ok bool) {
-	values := header.Values("Retry-After")
-	if len(values) != 1 {
-		return 0, false
-	}
-	text := strings.TrimSpace(values[0])
-	if text != "" && strings.Trim(text, "0123456789") == "" {
-		seconds, err := strconv.ParseUint(text, 10, 32)
-		if errors.Is(err, strconv.ErrRange) || seconds > uint64(maxWait/time.Second) {
-			return maxWait, true
-		}
-		return time.Duration(seconds) * time.Second, err == nil
-	}
-	at, err := http.ParseTime(text)
-	if err != nil {
-		return 0, false
-	}
-	if date, err := http.ParseTime(header.Get("Date")); err == nil {
-		now = date
-	}
-	return min(max(at.Sub(now), 0), maxWait), true
-}
