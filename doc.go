@@ -23,6 +23,13 @@
 // derived from the key, the action and the part, and so stays the same
 // whenever and wherever it is computed.
 //
+// # Keys for agents
+//
+// A harness that runs tools for a model gets its values from [ToolCallKey], of
+// the call's id, or from [StepKey], of run, step, tool and arguments. Both give
+// the same value again from what the harness saved before the call, so that a
+// run that is resumed does nothing twice. The model never chooses a key.
+//
 // # Fingerprint
 //
 // A key that comes again with another request is a mistake of the caller's and

@@ -1,0 +1,164 @@
+package samekey
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+)
+
+// maxAgentPart bounds each text that ToolCallKey and StepKey are made of. The
+// longest ids that harnesses have are workflow ids of up to 1,000 bytes; what is
+// longer is a message or a transcript, which does not come back byte by byte.
+const maxAgentPart = 1024
+
+// ToolCallKey returns the key value of one tool call of an agent: equal for
+// equal arguments, in every process, release and language, and different (but
+// for a collision in 122 bits of SHA-256) when any of them differs. callID is
+// the id that the harness or the model's API gave to the call; within names
+// what that id is unique in, outermost first (the run, the conversation), and
+// may be left out only where ids never repeat: many APIs count "call_0",
+// "call_1" anew with each answer, and then run and turn both belong in it.
+//
+// The harness saves callID with the call's arguments before it makes the call,
+// and takes both from there when it makes the call again. An id that is made
+// anew with each attempt makes each attempt a new operation.
+//
+// The call's arguments are not part of it. So a harness that repeats a call
+// with other arguments gets a conflict (processed.ErrConflict, 422), and a
+// second call that has the same arguments and an id of its own is done.
+//
+// The value is sent in the Idempotency-Key header as it is, and is made a key by
+// [NewKey] with a scope that names the tenant or principal and the tool. It is a
+// UUID of version 8 and RFC 9562's variant, 36 characters, made in three steps:
+//
+//  1. Concatenate the 19 ASCII bytes "samekey/toolcall/v1" and then, for callID
+//     and each of within in the order given, the length in bytes as a 32-bit
+//     big-endian integer, followed by the bytes.
+//  2. Take the first 16 bytes of the SHA-256 digest of that.
+//  3. Byte 6 (counted from 0) = (byte 6 AND 0x0f) OR 0x80: version 8.
+//     Byte 8 = (byte 8 AND 0x3f) OR 0x80: variant.
+//
+// For the call id "call_1" within "run-7" and "turn-2", step 1 is, in
+// hexadecimal,
+//
+//	73616d656b65792f746f6f6c63616c6c2f7631
+//	00000006 63616c6c5f31
+//	00000005 72756e2d37
+//	00000006 7475726e2d32
+//
+// and the value is 52c53ed2-6dc8-8057-82c3-f253fcf77b0b.
+//
+// It is no secret, and nobody's data comes out of it; but it is a plain hash:
+// who can guess all parts, as with a count of runs, can make the same value and
+// see that the guess is right. What keeps one tenant from meeting another's keys
+// is the scope.
+//
+// Each part is 1 to 1,024 bytes of UTF-8 without control characters or spaces
+// at the ends. A part that is not is refused with a [*KeyError], never trimmed:
+// its Field is "call id" or "within part 2" (the first is 1).
+func ToolCallKey(callID string, within ...string) (string, error) {
+	if err := checkAgentPart("call id", callID); err != nil {
+		return "", err
+	}
+	for i, part := range within {
+		if err := checkAgentPart(fmt.Sprintf("within part %d", i+1), part); err != nil {
+			return "", err
+		}
+	}
+	return hashedValue("samekey/toolcall/v1", append([]string{callID}, within...)...), nil
+}
+
+// StepKey returns the key value of one tool call of an agent whose harness
+// keeps no ids of calls, but numbers or names its steps: equal when run, step
+// and tool are equal and the arguments mean the same, in every process, release
+// and language, and different (but for a collision in 122 bits of SHA-256) when
+// any of them differs. It never equals one made by [ToolCallKey].
+//
+// The harness saves run and step before it makes the call, and takes them from
+// there when it makes the call again. A step is a place in the run's plan or
+// its count of calls made, not a position in the transcript, which compaction
+// and branches move. Two equal calls that belong to one step would be one
+// operation: give them two steps ("7.1", "7.2").
+//
+// The arguments are part of it. So a model that is asked again after a crash
+// and words its call in another way begins a second operation, where
+// [ToolCallKey] reports a conflict: prefer that where calls have ids.
+//
+// arguments is a JSON document, and what counts is its meaning, as in
+// [FingerprintJSON]: white space, the order of members and the spelling of
+// strings and numbers do not matter, and numbers are compared exactly. A tool
+// without arguments gets {}; empty input is an error.
+//
+// What it returns, and what a guesser can do, is said at [ToolCallKey]. The
+// steps are:
+//
+//  1. Write the arguments in canonical form: no white space; an object's members
+//     in the order of their names' UTF-8 bytes; strings as in RFC 8785, section
+//     3.2.2.2 (escaped are the quotation mark, the backslash and the control
+//     characters below U+0020, as \b, \t, \n, \f, \r, or else \u00 and two lower
+//     case digits); a number as an optional "-", the digits of a whole number
+//     without leading or trailing zeros, "e", and an exponent without "+" or
+//     leading zeros (10.50 is 105e-1, 1 is 1e0); every zero as 0; true, false
+//     and null as they are.
+//  2. Concatenate the 15 ASCII bytes "samekey/step/v1" and then, for each of
+//     run, step, tool and the canonical arguments in this order, the length in
+//     bytes as a 32-bit big-endian integer, followed by the bytes.
+//  3. Go on with steps 2 and 3 of [ToolCallKey].
+//
+// For the run "run-7", the step "3", the tool "add_credit" and the arguments
+// {"amount": 10.50, "account": "a-1"} these are, canonically,
+// {"account":"a-1","amount":105e-1}, step 2 is, in hexadecimal,
+//
+//	73616d656b65792f737465702f7631
+//	00000005 72756e2d37
+//	00000001 33
+//	0000000a 6164645f637265646974
+//	00000021 7b226163636f756e74223a22612d31222c22616d6f756e74223a313035652d317d
+//
+// and the value is 6438672e-8e47-8d93-bd93-367e9b16e550.
+//
+// run, step and tool obey the rules for the parts of [ToolCallKey]: a part that
+// does not is refused with a [*KeyError], whose Field is "run", "step" or
+// "tool". Arguments without one meaning are refused with a [*FingerprintError].
+// Their size is not limited here.
+func StepKey(run, step, tool string, arguments []byte) (string, error) {
+	for _, part := range [][2]string{{"run", run}, {"step", step}, {"tool", tool}} {
+		if err := checkAgentPart(part[0], part[1]); err != nil {
+			return "", err
+		}
+	}
+	if len(bytes.TrimSpace(arguments)) == 0 {
+		return "", refuse(0, "the arguments are empty", "send {} for a call without arguments")
+	}
+	canonical, err := canonicalJSON(arguments)
+	if err != nil {
+		return "", err
+	}
+	return hashedValue("samekey/step/v1", run, step, tool, string(canonical)), nil
+}
+
+// checkAgentPart holds a part to the rules of a scope's, and to a length.
+func checkAgentPart(field, part string) error {
+	const advice = "give the id that was saved with the call, in 1 to 1,024 bytes of UTF-8 without control characters or spaces at the ends"
+	if len(part) > maxAgentPart {
+		return &KeyError{Field: field, Reason: fmt.Sprintf("is %d bytes long, more than %d", len(part), maxAgentPart), Do: advice}
+	}
+	err := checkPart(0, part)
+	if invalid, ok := errors.AsType[*KeyError](err); ok {
+		invalid.Field, invalid.Do = field, advice
+	}
+	return err
+}
+
+// hashedValue makes a UUID of version 8 of a label and texts, as DeliveryKey
+// does.
+func hashedValue(label string, texts ...string) string {
+	digest := sha256.Sum256(appendFramed([]byte(label), texts...))
+	id := uuid.UUID(digest[:16])
+	id[6] = id[6]&0x0f | 0x80
+	id[8] = id[8]&0x3f | 0x80
+	return id.String()
+}
