@@ -150,16 +150,19 @@ func (l *link) requests() {
 
 // send forwards a burst that is to be answered, or lets its fault happen and returns false.
 func (l *link) send(burst []byte, statements []string) bool {
+	if len(statements) > 0 && !l.p.pass() {
+		return false
+	}
 	hit := l.p.due(statements)
-	if hit != nil && hit.fault == CutBefore {
+	if hit != nil && (hit.fault == CutBefore || hit.fault == CrashBefore) {
+		l.breakOff(hit)
 		_ = l.server.Close()
-		_ = l.client.Close()
-		close(hit.hit)
+		hit.happened(statements)
 		return false
 	}
 	if hit != nil && hit.fault == Hold {
 		_ = l.client.Close()
-		close(hit.hit)
+		hit.happened(statements)
 		select {
 		case <-l.p.released:
 		case <-l.p.stopped:
@@ -173,6 +176,14 @@ func (l *link) send(burst []byte, statements []string) bool {
 	l.mu.Unlock()
 	_, err := l.server.Write(burst)
 	return err == nil
+}
+
+// breakOff lets the client hear no more on this connection, or on any.
+func (l *link) breakOff(hit *armed) {
+	_ = l.client.Close()
+	if hit.fault == CrashBefore || hit.fault == CrashAfter {
+		l.p.crash()
+	}
 }
 
 // answers forwards what the server sends.
@@ -194,8 +205,8 @@ func (l *link) answers() {
 		l.mu.Unlock()
 		if losing != nil {
 			if ended != nil {
-				_ = l.client.Close()
-				close(losing.hit)
+				l.breakOff(losing)
+				losing.happened(ended.Statements)
 				return
 			}
 			continue

@@ -1,5 +1,5 @@
 // Package wiretest stands between a client and a Postgres server, for tests: it counts round trips on the wire, cuts
-// connections, and loses answers.
+// connections, loses answers, lets a client die at any of its round trips, and lets several go in step.
 //
 //	proxy := wiretest.Start(t, dsn)
 //	pool, err := pgxpool.New(ctx, proxy.DSN())
@@ -35,6 +35,10 @@ const (
 	// Hold: the client's connection breaks at once, and the burst reaches the server when Release is called: until then
 	// its transaction is open. That is a packet under way while its sender is gone.
 	Hold
+	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies with it: at the same moment all its
+	// other connections break, and new ones are closed, until Revive.
+	CrashBefore
+	CrashAfter
 )
 
 // Trip is one round trip: what the client sent without waiting, up to a Sync or a Query, and the server answered.
@@ -53,18 +57,28 @@ type Proxy struct {
 	stopped  chan struct{}
 	running  sync.WaitGroup
 
-	mu    sync.Mutex
-	trips []Trip
-	armed *armed
-	open  map[net.Conn]bool
-	count int
-	done  bool
+	mu      sync.Mutex
+	trips   []Trip
+	armed   *armed
+	open    map[net.Conn]bool
+	count   int
+	crashed bool
+	done    bool
+
+	gate chan struct{} // nil unless paused; closed and replaced by Step
+	held int           // bursts that wait for it
 }
 
 type armed struct {
 	fault Fault
 	match string
-	hit   chan struct{}
+	nth   int // if not 0, it is counted down instead of matching
+	hit   chan []string
+}
+
+func (a *armed) happened(statements []string) {
+	a.hit <- statements // there is room for it
+	close(a.hit)
 }
 
 // Start listens on a port of its own until the test ends. The DSN is a URL or a connection string.
@@ -115,13 +129,33 @@ func (p *Proxy) Take() []Trip {
 	return trips
 }
 
-// Arm lets the fault happen to the next burst in which a statement contains the text, in any case. The channel is closed
-// when it happened: after LoseAnswer, the server's work is done by then.
-func (p *Proxy) Arm(fault Fault, text string) <-chan struct{} {
+// Arm lets the fault happen to the next burst in which a statement contains the text, in any case. The channel gives the
+// burst's statements when it happened, and is closed then: after LoseAnswer, the server's work is done by then.
+func (p *Proxy) Arm(fault Fault, text string) <-chan []string {
+	return p.arm(&armed{fault: fault, match: strings.ToLower(text)})
+}
+
+// ArmNth is Arm for the n-th burst from now, from 1, of those that execute a statement: one that only prepares it does
+// not count.
+func (p *Proxy) ArmNth(fault Fault, n int) <-chan []string {
+	return p.arm(&armed{fault: fault, nth: n})
+}
+
+func (p *Proxy) arm(a *armed) <-chan []string {
+	a.hit = make(chan []string, 1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.armed = &armed{fault: fault, match: strings.ToLower(text), hit: make(chan struct{})}
-	return p.armed.hit
+	p.armed = a
+	return a.hit
+}
+
+// Disarm takes back what was armed. It returns false where there is nothing to take back: the fault has met its burst.
+func (p *Proxy) Disarm() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	armed := p.armed != nil
+	p.armed = nil
+	return armed
 }
 
 // Release lets bursts go that Hold holds, now and later. Call it once.
@@ -131,9 +165,28 @@ func (p *Proxy) Release() { close(p.released) }
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.cut()
+}
+
+func (p *Proxy) cut() {
 	for conn := range p.open {
 		_ = conn.Close()
 	}
+}
+
+func (p *Proxy) crash() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.crashed = true
+	p.cut()
+}
+
+// Revive ends what CrashBefore and CrashAfter began: connections are forwarded again, as to a client that was only
+// believed dead.
+func (p *Proxy) Revive() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.crashed = false
 }
 
 func (p *Proxy) stop() {
@@ -156,14 +209,15 @@ func (p *Proxy) accept() {
 	}
 }
 
-// track notes a connection, so that Cut finds it. It returns false when the test is over.
+// track notes a connection, so that Cut finds it. It returns false when the client is dead or the test is over.
 func (p *Proxy) track(conn net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.done {
-		p.open[conn] = true
+	if p.done || p.crashed {
+		return false
 	}
-	return !p.done
+	p.open[conn] = true
+	return true
 }
 
 func (p *Proxy) forget(conn net.Conn) {
@@ -177,8 +231,16 @@ func (p *Proxy) forget(conn net.Conn) {
 func (p *Proxy) due(statements []string) *armed {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.armed == nil {
+	if p.armed == nil || len(statements) == 0 {
 		return nil
+	}
+	if p.armed.nth > 0 {
+		if p.armed.nth--; p.armed.nth > 0 {
+			return nil
+		}
+		hit := p.armed
+		p.armed = nil
+		return hit
 	}
 	for _, sql := range statements {
 		if strings.Contains(strings.ToLower(sql), p.armed.match) {
