@@ -1,0 +1,172 @@
+package httpkey
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/samekey/samekey"
+)
+
+// Fingerprint returns the fingerprint of what a request asks for: two requests
+// have the same one exactly when method, path, query, media type and body mean
+// the same.
+//
+//   - The path, which holds the route and its values, is compared by segments,
+//     however they are escaped; the query by its parameters, whose order matters
+//     among those of one name only.
+//   - A JSON body (application/json, and what ends in +json) is compared by its
+//     meaning, as samekey.FingerprintJSON does it: member order and white space do
+//     not matter, and numbers are exact.
+//   - A form (application/x-www-form-urlencoded) is compared as a query is, and
+//     multipart/form-data by its parts in their order: the boundary changes with
+//     each attempt.
+//   - Any other body is compared byte by byte, and so is one with a
+//     Content-Encoding. Parameters of the media type do not count.
+//   - No other header counts.
+//
+// A body that is not what its media type says, and JSON that
+// samekey.FingerprintJSON refuses, is an error.
+func Fingerprint(r *http.Request, body []byte) (samekey.Fingerprint, error) {
+	doc, err := document(r, body)
+	if err != nil {
+		return samekey.Fingerprint{}, err
+	}
+	fingerprint, err := samekey.FingerprintJSON(doc)
+	return fingerprint, inBody(err, body)
+}
+
+// inBody tells of what is wrong with a document by its place in the body.
+func inBody(err error, body []byte) error {
+	if err == nil {
+		return nil
+	}
+	if _, wrong := samekey.FingerprintJSON(body); wrong != nil {
+		return wrong
+	}
+	return err
+}
+
+// document is the request as a JSON document, whose fingerprint is the
+// request's. Its form is stored in every record's hash: never change it.
+func document(r *http.Request, body []byte) ([]byte, error) {
+	mediaType, params := mediaTypeOf(r.Header.Get("Content-Type"))
+	encoding := url.QueryEscape(strings.ToLower(strings.Join(r.Header["Content-Encoding"], ",")))
+	doc := bytes.NewBuffer(make([]byte, 0, len(body)+256))
+	write := func(name string, value any) {
+		text, _ := json.Marshal(value) // of text and maps of text, ASCII all of it
+		doc.WriteString(`,"` + name + `":`)
+		doc.Write(text)
+	}
+	doc.WriteString(`{"form":"samekey http 1"`)
+	write("method", r.Method)
+	write("path", pathOf(r.URL))
+	write("query", parametersOf(r.URL.RawQuery))
+	write("type", mediaType)
+	write("encoding", encoding)
+	switch isEncoded := encoding != "" && encoding != "identity"; {
+	case len(body) == 0:
+	case !isEncoded && isJSON(mediaType):
+		if !json.Valid(body) { // it could close the document and go on
+			_, err := samekey.FingerprintJSON(body)
+			return nil, err
+		}
+		doc.WriteString(`,"json":`)
+		doc.Write(body)
+	case !isEncoded && mediaType == "application/x-www-form-urlencoded":
+		write("parameters", parametersOf(string(body)))
+	case !isEncoded && mediaType == "multipart/form-data":
+		parts, err := partsOf(body, params["boundary"])
+		if err != nil {
+			return nil, err
+		}
+		write("parts", parts)
+	default:
+		write("raw", digest(body))
+	}
+	doc.WriteByte('}')
+	return doc.Bytes(), nil
+}
+
+// mediaTypeOf returns the type without its parameters, escaped, and them. What is
+// no media type is compared as it is.
+func mediaTypeOf(contentType string) (string, map[string]string) {
+	mediaType, params, err := mime.ParseMediaType(contentType)
+	if mediaType == "" || err != nil && !errors.Is(err, mime.ErrInvalidMediaParameter) {
+		return url.QueryEscape(contentType), nil
+	}
+	return mediaType, params
+}
+
+func isJSON(mediaType string) bool {
+	return mediaType == "application/json" || strings.HasPrefix(mediaType, "application/") && strings.HasSuffix(mediaType, "+json")
+}
+
+// pathOf returns the path with each segment escaped in one way, so that "%7Ea" is
+// "~a", and "a%2Fb" is not "a/b".
+func pathOf(u *url.URL) string {
+	segments := strings.Split(u.EscapedPath(), "/")
+	for i, segment := range segments {
+		if plain, err := url.PathUnescape(segment); err == nil {
+			segments[i] = url.PathEscape(plain)
+		}
+	}
+	return strings.Join(segments, "/")
+}
+
+// parametersOf returns the parameters of a query or a form, by name. Of one that
+// cannot be read, of which each reader makes something else, the text counts.
+func parametersOf(query string) any {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return url.QueryEscape(query)
+	}
+	escaped := make(map[string][]string, len(values)) // which may hold any bytes
+	for name, list := range values {
+		for _, value := range list {
+			name := url.QueryEscape(name)
+			escaped[name] = append(escaped[name], url.QueryEscape(value))
+		}
+	}
+	return escaped
+}
+
+// partsOf returns what each part of a multipart form is and has.
+func partsOf(body []byte, boundary string) ([][]string, error) {
+	parts := [][]string{}
+	reader := multipart.NewReader(bytes.NewReader(body), boundary)
+	for {
+		part, err := reader.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			return parts, nil
+		}
+		if err != nil {
+			return nil, errForm
+		}
+		content, err := io.ReadAll(part)
+		if err != nil {
+			return nil, errForm
+		}
+		row := []string{digest(content)}
+		for _, name := range []string{"Content-Disposition", "Content-Type", "Content-Transfer-Encoding"} {
+			row = append(row, url.QueryEscape(part.Header.Get(name)))
+		}
+		parts = append(parts, row)
+	}
+}
+
+// errForm holds nothing of the form.
+var errForm = errors.New("httpkey: the body is not the multipart form that its media type says")
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,165 @@
+package httpkey
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/reply"
+	"github.com/samekey/samekey/processed"
+)
+
+// Middleware makes handlers safe to repeat. One serves any number of routes that
+// share its Options.
+type Middleware struct {
+	pool *pgxpool.Pool
+	o    Options
+}
+
+// New returns a middleware whose records live in the pool's database, where the
+// handlers' transactions are as well, or all that is wrong with the options at
+// once. It asks the database nothing: schema.Check does.
+func New(pool *pgxpool.Pool, o Options) (*Middleware, error) {
+	o, err := o.withDefaults()
+	if pool == nil {
+		err = errors.Join(errors.New("httpkey: the pool is nil"), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Middleware{pool: pool, o: o}, nil
+}
+
+// Handler returns next with keys: its POST and PATCH requests run as the package
+// comment says. Others reach next as they are, in no transaction.
+func (m *Middleware) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost && r.Method != http.MethodPatch {
+			next.ServeHTTP(w, r)
+			return
+		}
+		m.serve(w, r, next)
+	})
+}
+
+var (
+	errForgotten = errors.New("httpkey: the answer is not one to keep")
+	errTwice     = errors.New("httpkey: the request is behind two of these middlewares: take one away")
+)
+
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	if r.Context().Value(callKey{}) != nil {
+		m.fail(w, r, samekey.Key{}, problemInternal, errTwice)
+		return
+	}
+	key, present, problem := m.keyOf(r)
+	if problem != nil {
+		m.refuse(w, r, *problem)
+		return
+	}
+	body, problem := m.bodyOf(w, r, key)
+	if problem != nil {
+		m.refuse(w, r, *problem)
+		return
+	}
+	var err error
+	req := processed.Request{Key: key, Retain: m.o.Retain, Isolation: m.o.Isolation, Payload: body}
+	if present {
+		req.Payload, err = m.payloadOf(r, body)
+	} else {
+		req.Payload = samekey.FingerprintBytes(body) // nobody will compare it
+	}
+	if err != nil {
+		m.refuse(w, r, *problemBody(err))
+		return
+	}
+	m.run(w, r, next, req, body)
+}
+
+// run answers from the record, or from the handler once its work is committed.
+func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, req processed.Request, body []byte) {
+	ctx, cancel := m.outlive(r.Context())
+	defer cancel()
+	var c *call // the last
+	res, err := processed.Run(ctx, m.pool, req, func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
+		c = &call{tx: tx, key: req.Key, answer: hold(w)}
+		c.handle(ctx, next, r, body)
+		return m.judge(c)
+	})
+	switch {
+	case errors.Is(err, errForgotten):
+		c.answer.send(w)
+	case errors.Is(err, samekey.ErrInvalidPayload) && c == nil:
+		m.refuse(w, r, *problemBody(inBody(err, body)))
+	case err != nil && c != nil && c.err != nil:
+		m.fail(w, r, req.Key, problemOfHandler(err), err)
+	case err != nil:
+		m.fail(w, r, req.Key, problemOf(err), err)
+	case !res.Deduplicated && c.err == nil:
+		c.answer.send(w)
+	case !res.Deduplicated: // processed.Fail
+		m.sendStored(w, r, res.Value)
+	case m.o.Authorize != nil && !m.o.Authorize(r):
+		m.refuse(w, r, problemForbidden)
+	default:
+		w.Header().Set("Idempotent-Replayed", "true")
+		m.sendStored(w, r, res.Value)
+	}
+}
+
+// judge decides what becomes of the handler's answer and of its rows.
+func (m *Middleware) judge(c *call) (reply.Reply, error) {
+	if c.err != nil {
+		return reply.Reply{}, c.err
+	}
+	if err := c.answer.finish(); err != nil {
+		return reply.Reply{}, err
+	}
+	switch c.fate() {
+	case committed:
+		return m.stored(c.answer), nil
+	case rolledBack:
+		stored := m.stored(c.answer)
+		return reply.Reply{}, &stored
+	}
+	return reply.Reply{}, errForgotten
+}
+
+// outlive returns a context that does not end when the client goes, which net/http
+// tells by a cancellation without a cause. It ends with the timeout, with ctx's
+// deadline, and with a cancellation that has a cause.
+func (m *Middleware) outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	lasting, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			cancel(cause)
+		}
+	})
+	lasting, end := context.WithTimeout(lasting, m.o.Timeout)
+	return lasting, func() { stop(); end(); cancel(nil) }
+}
+
+// fail answers with a problem of the service's own, for which the log has the
+// reason.
+func (m *Middleware) fail(w http.ResponseWriter, r *http.Request, key samekey.Key, p Problem, reason error) {
+	if p.Status >= 500 {
+		m.log(r, key, reason)
+	}
+	m.refuse(w, r, p)
+}
+
+func (m *Middleware) log(r *http.Request, key samekey.Key, reason error) {
+	m.o.Logger.ErrorContext(r.Context(), "keyed request failed", "method", r.Method, "route", r.Pattern, "key", key, "error", reason)
+}
+
+func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p Problem) {
+	if p.retrySeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(p.retrySeconds))
+	}
+	m.o.Problem(w, r, p)
+}
