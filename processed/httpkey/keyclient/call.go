@@ -1,0 +1,171 @@
+package keyclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/samekey/samekey/internal/retryafter"
+)
+
+// call is one logical request.
+type call struct {
+	Transport               // with its defaults
+	req       *http.Request // the caller's: read, never changed
+	sent      *http.Request // req with the key, without a body
+	key       string        // the header's value
+	attempts  int           // handed to Base
+}
+
+// newCall returns req's call, or one that can only fail and the reason.
+func (t *Transport) newCall(req *http.Request) (*call, error) {
+	settings, err := t.resolved()
+	c := &call{Transport: settings, req: req}
+	if err != nil {
+		return c, err
+	}
+	if c.key, err = c.keyOf(req); err != nil {
+		return c, err
+	}
+	switch {
+	case !bodyless(req.Body) && req.GetBody == nil:
+		return c, ErrNotReplayable
+	case len(req.Trailer) > 0:
+		return c, fmt.Errorf("%w (it has trailers, which are known once it was read)", ErrNotReplayable)
+	}
+	c.sent = withoutHeader(req, c.Header)
+	c.sent.Body, c.sent.GetBody = nil, nil
+	c.sent.Header.Set(c.Header, c.key)
+	return c, nil
+}
+
+func (c *call) run(ctx context.Context) (*http.Response, error) {
+	var last error // what came of the attempt before
+	for {
+		if ended := ctx.Err(); ended != nil {
+			return nil, c.failed(endedAfter(ended, last))
+		}
+		if c.attempts == c.Attempts {
+			return nil, c.failed(last)
+		}
+		out, err := c.next(ctx)
+		if err != nil {
+			return nil, c.failed(fmt.Errorf("GetBody: %w", err))
+		}
+		c.attempts++
+		resp, err := c.Base.RoundTrip(out)
+		wait := time.Duration(0)
+		if last = err; err == nil {
+			resp.Request = c.sent
+			var again bool
+			if wait, again = c.again(resp); !again || c.attempts == c.Attempts {
+				return resp, nil
+			}
+			drain(resp.Body)
+			last = fmt.Errorf("an answer of %d", resp.StatusCode)
+		}
+		if c.attempts < c.Attempts {
+			sleep(ctx, max(wait, c.backoff()))
+		}
+	}
+}
+
+// next returns the request of the next attempt, which net/http can send once.
+func (c *call) next(ctx context.Context) (*http.Request, error) {
+	out := c.sent.Clone(ctx)
+	if out.Body = c.req.Body; !bodyless(c.req.Body) {
+		var err error
+		if out.Body, err = c.req.GetBody(); err != nil {
+			return nil, err
+		}
+	}
+	if bodyless(out.Body) {
+		// Without GetBody net/http cannot send a body again. Where there is none, it
+		// looks for these names, as they are spelled here.
+		for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
+			if values, ok := out.Header[name]; ok {
+				delete(out.Header, name)
+				out.Header[strings.ToLower(name)] = values
+			}
+		}
+	}
+	return out, nil
+}
+
+func bodyless(body io.ReadCloser) bool { return body == nil || body == http.NoBody }
+
+// again says whether the request is sent again after this answer, and how long
+// the answer asks to wait: the table of the package comment.
+func (c *call) again(resp *http.Response) (wait time.Duration, again bool) {
+	if strings.EqualFold(resp.Header.Get("Idempotent-Replayed"), "true") {
+		return 0, false
+	}
+	switch resp.StatusCode {
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusInternalServerError,
+		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case http.StatusConflict:
+		if resp.Header["Retry-After"] == nil {
+			return 0, false
+		}
+	default:
+		return 0, false
+	}
+	wait, told := retryafter.Read(resp.Header, time.Now())
+	return wait, !told || wait <= c.MaxWait
+}
+
+// backoff draws the wait after as many attempts as were made.
+func (c *call) backoff() time.Duration {
+	ceiling := c.Backoff
+	for range c.attempts - 1 {
+		if ceiling > c.MaxBackoff/2 {
+			ceiling = c.MaxBackoff
+			break
+		}
+		ceiling *= 2
+	}
+	return rand.N(ceiling)
+}
+
+// sleep returns after d, or when ctx has ended.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// An answer that is not returned is read so far and so long, to keep the
+// connection.
+const (
+	drainLimit = 256 << 10
+	drainTime  = 250 * time.Millisecond
+)
+
+func drain(body io.ReadCloser) {
+	if body == nil {
+		return
+	}
+	stop := time.AfterFunc(drainTime, func() { _ = body.Close() })
+	_, _ = io.CopyN(io.Discard, body, drainLimit)
+	stop.Stop()
+	_ = body.Close()
+}
+
+// endedAfter is the context's error, and what came of the last attempt.
+func endedAfter(ended, last error) error {
+	switch {
+	case last == nil:
+		return ended
+	case errors.Is(last, ended):
+		return last
+	}
+	return fmt.Errorf("%w, after %w", ended, last)
+}

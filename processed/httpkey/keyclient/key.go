@@ -1,0 +1,140 @@
+package keyclient
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/samekey/samekey"
+)
+
+// keyOf returns the value of the key's header: the one that the request carries,
+// that of the request which was redirected here, or a new one.
+func (t *Transport) keyOf(req *http.Request) (string, error) {
+	values := headerValues(req, t.Header)
+	if req.Response != nil {
+		first := start(req)
+		if first == nil {
+			return "", errUnknownRedirect
+		}
+		if !sameOrigin(first.URL, req.URL) {
+			return "", errRedirect
+		}
+		if len(values) == 0 {
+			if values = headerValues(first, t.Header); len(values) == 0 {
+				return "", errUnknownRedirect
+			}
+		}
+	}
+	switch len(values) {
+	case 0:
+		if t.Quoted {
+			return `"` + samekey.Mint() + `"`, nil
+		}
+		return samekey.Mint(), nil
+	case 1:
+		if err := check(values[0]); err != nil {
+			return "", err
+		}
+		return values[0], nil
+	}
+	return "", &samekey.KeyError{Field: "value", Reason: "is in the request twice", Do: "set the header " + t.Header + " once"}
+}
+
+var (
+	errRedirect        = errors.New("redirected to another scheme or host, which key and body must not reach: call its URL itself, if it is to be trusted")
+	errUnknownRedirect = errors.New("redirected by an answer that does not show the request and its key: nothing between http.Client and the Transport may change Response.Request")
+)
+
+// check holds a key, bare or quoted, to the rules of samekey.NewKey.
+func check(text string) error {
+	value, ok := bare(text)
+	if !ok {
+		return &samekey.KeyError{Field: "value", Reason: "starts with a quote and is not one quoted string", Do: `send it bare, or between two quotes with \" and \\ inside`}
+	}
+	return samekey.Key{Scope: "client", Value: value}.Validate()
+}
+
+// bare returns the key without the quotes and escapes of a structured field's
+// string (RFC 9651), if it starts as one and is nothing else.
+func bare(text string) (value string, ok bool) {
+	if !strings.HasPrefix(text, `"`) {
+		return text, true
+	}
+	var b strings.Builder
+	for i := 1; i < len(text); i++ {
+		switch c := text[i]; c {
+		case '"':
+			return b.String(), i == len(text)-1
+		case '\\':
+			if i++; i == len(text) || text[i] != '"' && text[i] != '\\' {
+				return "", false
+			}
+			b.WriteByte(text[i])
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return "", false
+}
+
+// headerValues finds the header however its name is spelled.
+func headerValues(req *http.Request, name string) (values []string) {
+	for spelled, v := range req.Header {
+		if strings.EqualFold(spelled, name) {
+			values = append(values, v...)
+		}
+	}
+	return values
+}
+
+// withoutHeader returns a copy of req that lacks the header.
+func withoutHeader(req *http.Request, name string) *http.Request {
+	out := req.Clone(req.Context())
+	if out.Header == nil {
+		out.Header = http.Header{}
+	}
+	for spelled := range out.Header {
+		if strings.EqualFold(spelled, name) {
+			delete(out.Header, spelled)
+		}
+	}
+	return out
+}
+
+// withoutStrayKey returns req, or a copy without the key that http.Client took
+// along to another host.
+func (t *Transport) withoutStrayKey(req *http.Request) *http.Request {
+	name := cmp.Or(t.Header, defaultHeader)
+	if req.Response == nil || len(headerValues(req, name)) == 0 {
+		return req
+	}
+	if first := start(req); first != nil && sameOrigin(first.URL, req.URL) {
+		return req
+	}
+	return withoutHeader(req, name)
+}
+
+// start returns the request that a chain of redirects began with, or nil.
+func start(req *http.Request) *http.Request {
+	for req != nil && req.Response != nil {
+		req = req.Response.Request
+	}
+	return req
+}
+
+func sameOrigin(a, b *url.URL) bool {
+	return strings.EqualFold(a.Scheme, b.Scheme) && strings.EqualFold(a.Hostname(), b.Hostname()) && port(a) == port(b)
+}
+
+func port(u *url.URL) string {
+	switch explicit := u.Port(); {
+	case explicit != "":
+		return explicit
+	case strings.EqualFold(u.Scheme, "https"):
+		return "443"
+	}
+	return "80"
+}
