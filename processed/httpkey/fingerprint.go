@@ -141,14 +141,17 @@ func parametersOf(query string) any {
 
 // partsOf returns what each part of a multipart form is and has.
 func partsOf(body []byte, boundary string) ([][]string, error) {
+	if boundary == "" {
+		return nil, errForm
+	}
 	parts := [][]string{}
 	reader := multipart.NewReader(bytes.NewReader(body), boundary)
 	for {
 		part, err := reader.NextRawPart()
-		if errors.Is(err, io.EOF) {
+		switch {
+		case err == io.EOF: // itself: a form that breaks off wraps it
 			return parts, nil
-		}
-		if err != nil {
+		case err != nil:
 			return nil, errForm
 		}
 		content, err := io.ReadAll(part)

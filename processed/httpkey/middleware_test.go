@@ -2,6 +2,7 @@ package httpkey_test
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -310,7 +311,10 @@ func TestTheMiddlewareIsNotToBeUsedTwice(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		inner(http.HandlerFunc(created)).ServeHTTP(w, r)
 	})
-	again, err := httpkey.New(b.db.Pool, httpkey.Options{Scope: func(*http.Request) []string { return []string{"a", "b"} }})
+	again, err := httpkey.New(b.db.Pool, httpkey.Options{
+		Scope:  func(*http.Request) []string { return []string{"a", "b"} },
+		Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +331,7 @@ func TestNewNamesEverythingThatIsWrong(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, part := range []string{"pool", "Scope", "Header", "Retain", "Timeout", "MaxBody", "MaxAnswer", "Set-Cookie", "Www-Authenticate", `"a:b"`} {
+	for _, part := range []string{"pool", "Scope", "Header", "Retain", "Isolation", "Timeout", "MaxBody", "MaxAnswer", "Set-Cookie", "Www-Authenticate", `"a:b"`} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%s is not named in: %v", part, err)
 		}

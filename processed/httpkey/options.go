@@ -133,9 +133,11 @@ func (o Options) withDefaults() (Options, error) {
 		refuse("Header %q is not a header's name", o.Header)
 	}
 	o.Header = textproto.CanonicalMIMEHeaderKey(o.Header)
-	any := samekey.Key{Scope: "any", Value: "any"}
-	if err := (processed.Request{Key: any, Payload: []byte("{}"), Retain: o.Retain, Isolation: o.Isolation}).Validate(); err != nil {
-		wrong = append(wrong, fmt.Errorf("httpkey: Options: %w", err))
+	for _, part := range []processed.Request{{Retain: o.Retain}, {Isolation: o.Isolation}} {
+		part.Key, part.Payload = samekey.Key{Scope: "any", Value: "any"}, []byte("{}")
+		if err := part.Validate(); err != nil {
+			wrong = append(wrong, fmt.Errorf("httpkey: Options: %w", err))
+		}
 	}
 	if o.Timeout < 0 {
 		refuse("Timeout is %s: give a positive one, or zero for %s", o.Timeout, defaultTimeout)
