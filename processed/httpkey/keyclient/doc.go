@@ -71,7 +71,7 @@
 //	}
 //
 // Bound a call with its context, not with http.Client's Timeout: when that is
-// over, http.Client puts an error of its own in the place of this one, and the
+// over, http.Client may put an error of its own in the place of this one, and the
 // key is lost. The context's deadline is for all attempts and waits together; an
 // attempt alone is bounded by Base, such as ResponseHeaderTimeout of
 // http.Transport, which has no bound if not told otherwise.

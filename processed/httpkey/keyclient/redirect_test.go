@@ -59,8 +59,7 @@ func TestARedirectTakesKeyAndBodyToNoSecondHost(t *testing.T) {
 	for _, own := range []string{"", "order-1"} {
 		for _, status := range []int{301, 302, 303, 307, 308} {
 			t.Run(fmt.Sprint(status, own), func(t *testing.T) {
-				var second *rawServer
-				second = startRaw(t, func(n int, c net.Conn) bool {
+				second := startRaw(t, func(n int, c net.Conn) bool {
 					if n == 1 {
 						answer(c, 302, "Location: /again") // same host by then, still not the first
 					} else {

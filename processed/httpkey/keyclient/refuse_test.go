@@ -238,6 +238,14 @@ func TestARequestWithoutAHeaderMapIsTaken(t *testing.T) {
 	}
 }
 
+func TestARequestWithoutAURLFails(t *testing.T) {
+	transport := newTransport(t)
+	_, err := transport.RoundTrip(&http.Request{Method: "POST", Header: http.Header{}})
+	if failed := errorOf(t, err); !strings.Contains(failed.Error(), "nil Request.URL") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestAnErrorShowsNeitherTheKeyNorTheURLsSecrets(t *testing.T) {
 	const target = "https://sk_live_user:pass%20word1@api.example.com/orders?token=s3cr3t%2Ftoken&v=1"
 	for name, cause := range map[string]func(req *http.Request) error{

@@ -175,14 +175,15 @@ func TestADeadlineEndsTheWaitAtOnce(t *testing.T) {
 }
 
 func TestAContextThatEndsInTheLastAttemptIsInTheError(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cause := errors.New("shutting down")
-	transport := &Transport{Attempts: 1, Base: baseFunc(func(*http.Request) (*http.Response, error) {
-		cancel(cause)
-		return nil, cause // as http.Transport does
-	})}
-	_, err := transport.RoundTrip(newRequest(t, "POST", "http://example.com", order).WithContext(ctx))
-	if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) {
-		t.Errorf("%v", err)
+	for _, cause := range []error{errors.New("shutting down"), context.Canceled} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		transport := &Transport{Attempts: 1, Base: baseFunc(func(*http.Request) (*http.Response, error) {
+			cancel(cause)
+			return nil, cause // as http.Transport does
+		})}
+		_, err := transport.RoundTrip(newRequest(t, "POST", "http://example.com", order).WithContext(ctx))
+		if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) || strings.Count(err.Error(), "context canceled") != 1 {
+			t.Errorf("%v", err)
+		}
 	}
 }
