@@ -70,6 +70,13 @@ type memory struct {
 	answers     bool // false in Once: neither answers nor failures are kept
 }
 
+// Validate returns what Run would refuse r for before it asks the database, and
+// nil for nothing: to check at start what does not change between requests.
+func (r Request) Validate() error {
+	_, err := r.checked(true)
+	return err
+}
+
 func (r Request) checked(answers bool) (*memory, error) {
 	m := &memory{key: r.Key, retain: r.Retain, isolation: r.Isolation, answers: answers}
 	if err := r.Key.Validate(); err != nil {
