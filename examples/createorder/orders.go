@@ -1,8 +1,8 @@
 // Package createorder is an order service that charges each order once,
-// whatever is repeated, lost or killed on the way. Read [Service.create] in
+// whatever is repeated, lost or killed on the way. Read create in
 // service.go first, then the other half of the story in worker/main.go.
 //
-// This half imports processed and outbox, and so pgx; it knows nothing of the
+// This half imports processed/httpkey and outbox, and so pgx; it knows nothing of the
 // vendors, nor of the worker that calls them.
 package createorder
 
@@ -15,8 +15,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/samekey/samekey/processed"
 )
 
 // An order is pending until the payment vendor has answered.
@@ -77,8 +75,9 @@ func (o newOrder) validate() error {
 	return nil
 }
 
-// insertOrder writes the order at today's price. That there is no such product
-// is an answer like any other: it is kept, and the same key gets it again.
+var errUnknownProduct = errors.New("there is no such product")
+
+// insertOrder writes the order at today's price.
 func insertOrder(ctx context.Context, tx pgx.Tx, tenant string, o newOrder) (Order, error) {
 	rows, err := tx.Query(ctx, `
 		insert into shop.orders (tenant, product, quantity, amount, email)
@@ -89,7 +88,7 @@ func insertOrder(ctx context.Context, tx pgx.Tx, tenant string, o newOrder) (Ord
 	}
 	order, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Order])
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Order{}, processed.Fail(404, problem("unknown_product", "there is no such product"))
+		return Order{}, errUnknownProduct
 	}
 	return order, err
 }

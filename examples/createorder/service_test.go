@@ -32,7 +32,11 @@ func setup(t *testing.T) *shop {
 	if err := createorder.Migrate(t.Context(), db.Pool); err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(createorder.NewService(db.Pool, slog.New(slog.NewTextHandler(t.Output(), nil))))
+	orders, err := createorder.NewService(db.Pool, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(orders)
 	t.Cleanup(server.Close)
 	return &shop{t: t, db: db, url: server.URL}
 }
@@ -55,6 +59,7 @@ func (s *shop) send(method, path, tenant, key, body string, moreKeys ...string) 
 		s.t.Error(err)
 		return reply{}
 	}
+	req.Header.Set("Content-Type", "application/json")
 	if tenant != "" {
 		req.Header.Set("X-Tenant", tenant)
 	}
@@ -134,7 +139,7 @@ func TestPostsAtTheSameMomentAreOneOrder(t *testing.T) {
 func TestAKeyUsedWithAnotherOrderIsRefused(t *testing.T) {
 	s := setup(t)
 	first := s.post("k1", tea)
-	s.want(s.post("k1", strings.Replace(tea, `"quantity":2`, `"quantity":3`, 1)), 422, "key_reused")
+	s.want(s.post("k1", strings.Replace(tea, `"quantity":2`, `"quantity":3`, 1)), 422, "key-reused")
 	if again := s.post("k1", tea); again.body != first.body {
 		t.Errorf("first %s, after the conflict %s", first.body, again.body)
 	}
@@ -157,7 +162,7 @@ func TestAPostWhileTheFirstIsRunningIsToldSo(t *testing.T) {
 	s.untilSomebodyWaits()
 
 	second := s.post("k1", tea)
-	s.want(second, 409, "in_flight")
+	s.want(second, 409, "in-flight")
 	if second.retryAfter != "1" {
 		t.Errorf("Retry-After: %q", second.retryAfter)
 	}
@@ -209,23 +214,28 @@ func TestABusinessErrorIsKeptAndReplays(t *testing.T) {
 
 func TestWhatIsRefusedAtTheDoorStoresNothing(t *testing.T) {
 	s := setup(t)
-	for name, c := range map[string]struct{ key, body, contains string }{
-		"no key":            {"", tea, "invalid_key"},
-		"long key":          {strings.Repeat("k", 256), tea, "invalid_key"},
-		"key not ASCII":     {"ké", tea, "invalid_key"},
-		"not JSON":          {"k1", "tea", "invalid_order"},
-		"quantity 0":        {"k1", strings.Replace(tea, `"quantity":2`, `"quantity":0`, 1), "quantity"},
-		"negative quantity": {"k1", strings.Replace(tea, `"quantity":2`, `"quantity":-1`, 1), "quantity"},
-		"no card":           {"k1", strings.Replace(tea, "tok_1", "", 1), "card.token"},
-		"member twice":      {"k1", strings.Replace(tea, `{"product":"tea"`, `{"product":"cake","product":"tea"`, 1), "invalid_order"},
-		"too long":          {"k1", strings.Replace(tea, "ada", strings.Repeat("a", 64<<10), 1), "64 KiB"},
+	for name, c := range map[string]struct {
+		key, body string
+		status    int
+		contains  string
+	}{
+		"no key":            {"", tea, 400, "key-missing"},
+		"long key":          {strings.Repeat("k", 256), tea, 400, "key-invalid"},
+		"key not ASCII":     {"ké", tea, 400, "key-invalid"},
+		"not JSON":          {"k1", "tea", 400, "body-invalid"},
+		"no order":          {"k1", `"tea"`, 400, "invalid_order"},
+		"quantity 0":        {"k1", strings.Replace(tea, `"quantity":2`, `"quantity":0`, 1), 400, "quantity"},
+		"negative quantity": {"k1", strings.Replace(tea, `"quantity":2`, `"quantity":-1`, 1), 400, "quantity"},
+		"no card":           {"k1", strings.Replace(tea, "tok_1", "", 1), 400, "card.token"},
+		"member twice":      {"k1", strings.Replace(tea, `{"product":"tea"`, `{"product":"cake","product":"tea"`, 1), 400, "body-invalid"},
+		"too long":          {"k1", strings.Replace(tea, "ada", strings.Repeat("a", 64<<10), 1), 413, "body-too-large"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sub := &shop{t: t, db: s.db, url: s.url}
-			sub.want(sub.post(c.key, c.body), 400, c.contains)
+			sub.want(sub.post(c.key, c.body), c.status, c.contains)
 		})
 	}
-	s.want(s.send("POST", "/orders", "acme", "k1", tea, "k2"), 400, "invalid_key")
+	s.want(s.send("POST", "/orders", "acme", "k1", tea, "k2"), 400, "key-invalid")
 	s.want(s.send("POST", "/orders", "", "k1", tea), 401, "X-Tenant")
 	s.holds(0, 0, 0)
 	s.want(s.post("k1", tea), 201, `"amount":900`) // the key is as good as new

@@ -50,11 +50,15 @@ func run(ctx context.Context, listen string, log *slog.Logger) error {
 	if err := createorder.Migrate(ctx, pool); err != nil {
 		return err
 	}
+	orders, err := createorder.NewService(pool, log)
+	if err != nil {
+		return err
+	}
 	listener, err := net.Listen("tcp", listen)
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: createorder.NewService(pool, log), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: orders, ReadHeaderTimeout: 10 * time.Second}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	_ = json.NewEncoder(os.Stdout).Encode(map[string]string{"url": "http://" + listener.Addr().String()})

@@ -31,7 +31,11 @@ func setup(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	service := httptest.NewServer(createorder.NewService(s.db.Pool, log))
+	orders, err := createorder.NewService(s.db.Pool, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := httptest.NewServer(orders)
 	t.Cleanup(service.Close)
 	s.url = service.URL
 
