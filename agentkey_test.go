@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -310,4 +311,27 @@ func ExampleStepKey() {
 	// Output:
 	// 6438672e-8e47-8d93-bd93-367e9b16e550
 	// true false
+}
+
+// The pages' code is that of examples which compile and are tested.
+func TestTheCodeOnThePagesAboutKeysIsThatOfTestedExamples(t *testing.T) {
+	var tested bytes.Buffer
+	for _, name := range []string{"agent", "natural", "absolute"} {
+		text, err := os.ReadFile("processed/" + name + "_example_test.go")
+		must(t, err)
+		tested.Write(text)
+	}
+	for _, page := range []string{"docs/agents.md", "docs/natural-keys.md"} {
+		text, err := os.ReadFile(page)
+		must(t, err)
+		blocks := regexp.MustCompile("(?ms)^```(?:go|sql)\n(.*?)^```$").FindAllSubmatch(text, -1)
+		if len(blocks) < 3 {
+			t.Errorf("%s has %d blocks of code", page, len(blocks))
+		}
+		for _, block := range blocks {
+			if !bytes.Contains(tested.Bytes(), bytes.TrimSuffix(block[1], []byte("\n"))) {
+				t.Errorf("%s: this is in no example:\n%s", page, block[1])
+			}
+		}
+	}
 }

@@ -248,26 +248,6 @@ func TestASecondReminderThatIsWantedIsSent(t *testing.T) {
 	}
 }
 
-// creditTool is what a tool server does with a call.
-func creditTool(ctx context.Context, pool *pgxpool.Pool, tenant, callID, run string, arguments []byte) (processed.Result[int64], error) {
-	var args struct {
-		Account string `json:"account"`
-		Amount  int64  `json:"amount"`
-	}
-	if err := json.Unmarshal(arguments, &args); err != nil {
-		return processed.Result[int64]{}, err
-	}
-	value, err := samekey.ToolCallKey(callID, run)
-	if err != nil {
-		return processed.Result[int64]{}, err
-	}
-	key, err := samekey.NewKey(value, tenant, "add_credit")
-	if err != nil {
-		return processed.Result[int64]{}, err
-	}
-	return addCredit(ctx, pool, processed.Request{Key: key, Payload: arguments}, args.Account, args.Amount)
-}
-
 func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
 	b := setup(t)
 	b.exec(lineTables)
@@ -279,7 +259,9 @@ func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
 		}
 	}
 	credit := func(callID, arguments string) (processed.Result[int64], error) {
-		return creditTool(t.Context(), b.db.Pool, "acme", callID, "run-7", []byte(arguments))
+		value, err := toolCall{Run: "run-7", Turn: "turn-2", ID: callID}.keyValue()
+		ok(t, err)
+		return creditTool(t.Context(), b.db.Pool, "acme", value, []byte(arguments))
 	}
 	for attempt, arguments := range []string{`{"account":"a-1","amount":10}`, `{"amount": 10, "account": "a-1"}`, `{"account":"\u0061-1","amount":10}`} {
 		res, err := credit("call_1", arguments)
@@ -289,7 +271,7 @@ func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
 		balance(10)
 	}
 	// The model changed its mind under the id of a call that was made.
-	if _, err := credit("call_1", `{"account":"a-1","amount":11}`); !errors.Is(err, processed.ErrConflict) || processed.SafeToRetry(err) {
+	if _, err := credit("call_1", `{"account":"a-1","amount":11}`); !errors.Is(err, processed.ErrConflict) || sameCallAgain(err) {
 		t.Errorf("other arguments: %v", err)
 	}
 	balance(10)
@@ -298,9 +280,17 @@ func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
 		t.Errorf("%+v, %v", res, err)
 	}
 	balance(20)
-	// The first call's answer stays what it was.
-	if res, err := credit("call_1", `{"account":"a-1","amount":10}`); err != nil || res.Value != 10 || !res.Deduplicated {
+	// The first call's answer stays what it was, and the model is told.
+	res, err := credit("call_1", `{"account":"a-1","amount":10}`)
+	if err != nil || res.Value != 10 || !res.Deduplicated {
 		t.Errorf("%+v, %v", res, err)
+	}
+	var told struct {
+		Balance      int64
+		Deduplicated bool
+	}
+	if err := json.Unmarshal([]byte(creditForModel(res)), &told); err != nil || told.Balance != 10 || !told.Deduplicated {
+		t.Errorf("the model is told %s: %v", creditForModel(res), err)
 	}
 	balance(20)
 }
