@@ -256,6 +256,33 @@ func TestTheLastAttemptsResultIsReturnedAsItIs(t *testing.T) {
 	}
 }
 
+func TestOverHTTP2TheKeyArrivesWithABodyAndWithout(t *testing.T) {
+	var mu sync.Mutex
+	var keys []string
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		keys = append(keys, r.Header.Get("Idempotency-Key"))
+		if r.ProtoMajor != 2 || len(keys)%2 == 1 {
+			w.WriteHeader(503)
+		}
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	for i, body := range []string{order, ""} {
+		transport := &Transport{Base: server.Client().Transport, Backoff: time.Millisecond}
+		resp, err := transport.RoundTrip(newRequest(t, "POST", server.URL, body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = readAll(t, resp)
+		if resp.StatusCode != 200 || len(keys) != 2*i+2 || len(keys[2*i]) != 36 || keys[2*i] != keys[2*i+1] {
+			t.Errorf("%d with the keys %q", resp.StatusCode, keys)
+		}
+	}
+}
+
 func TestOtherMethodsPassOnceAndUntouched(t *testing.T) {
 	for _, method := range []string{"", "GET", "HEAD", "PUT", "DELETE", "OPTIONS", "post"} {
 		req := newRequest(t, "GET", "http://example.com", order)
@@ -358,6 +385,30 @@ func TestAnAnswerThatIsNotReturnedIsReadWithinBounds(t *testing.T) {
 				t.Errorf("%d after %v", resp.StatusCode, time.Since(began))
 			}
 		})
+	}
+}
+
+// endless counts what is read of it.
+type endless struct{ read int64 }
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.read += int64(len(p)); e.read > 10*drainLimit {
+		return 0, io.EOF
+	}
+	return len(p), nil
+}
+
+func TestOfAnAnswerThatIsNotReturnedNoMoreThanTheLimitIsRead(t *testing.T) {
+	body := &endless{}
+	transport := &Transport{Backoff: 1, Base: baseFunc(func(*http.Request) (*http.Response, error) {
+		if body.read == 0 {
+			return &http.Response{StatusCode: 503, Body: io.NopCloser(body)}, nil
+		}
+		return response(200), nil
+	})}
+	resp, err := transport.RoundTrip(newRequest(t, "POST", "http://example.com", order))
+	if err != nil || resp.StatusCode != 200 || body.read != drainLimit {
+		t.Errorf("%v, after %d bytes, want %d", err, body.read, drainLimit)
 	}
 }
 
