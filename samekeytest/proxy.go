@@ -140,6 +140,13 @@ func (p *Proxy) WaitAnswered(ctx context.Context, n int) error {
 	return p.waitFor(ctx, n, "answers of the backend", func() int { return p.answered })
 }
 
+// answers is how many answers the backend has given.
+func (p *Proxy) answers() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.answered
+}
+
 func (p *Proxy) waitFor(ctx context.Context, n int, what string, count func() int) error {
 	for {
 		p.mu.Lock()

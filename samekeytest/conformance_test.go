@@ -1,0 +1,478 @@
+package samekeytest_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/processed"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// refusal is an answer that is none: 409 to try again, 422 for another payload.
+type refusal int
+
+func (r refusal) Error() string { return fmt.Sprintf("refused with %d", int(r)) }
+
+const (
+	busy     = refusal(409)
+	conflict = refusal(422)
+)
+
+// subject does what a body asks for, once per key, on a pool of its own.
+type subject interface {
+	do(ctx context.Context, key, body string) (answer string, err error)
+}
+
+// tables are those of all subjects: what they do, and what the hand-written ones
+// remember.
+func tables(t testing.TB, db *samekeytest.DB) {
+	t.Helper()
+	_, err := db.Exec(t.Context(), `
+		create table effects (id bigint generated always as identity, body text);
+		create table records (key text primary key, hash text, answer text)`)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func effects(t testing.TB, db *samekeytest.DB) (n int) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), "select count(*) from effects").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func open(t testing.TB, dsn string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// service is the subject behind HTTP.
+func service(of func(*pgxpool.Pool) subject) samekeytest.Service {
+	return samekeytest.Service{
+		Prepare: tables,
+		Start: func(t testing.TB, dsn string) string {
+			s := of(open(t, dsn))
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				answer, err := s.do(r.Context(), r.Header.Get("Idempotency-Key"), string(body))
+				status := http.StatusCreated
+				if err != nil {
+					status, answer = http.StatusServiceUnavailable, "no answer"
+				}
+				if refused := refusal(0); errors.As(err, &refused) {
+					status = int(refused)
+				}
+				w.WriteHeader(status)
+				_, _ = io.WriteString(w, answer)
+			}))
+			t.Cleanup(server.Close)
+			return server.URL
+		},
+		Request: func(url, key string, n int) *http.Request {
+			req, _ := http.NewRequest(http.MethodPost, url+"/orders", strings.NewReader(fmt.Sprintf(`{"quantity":%d}`, n)))
+			req.Header.Set("Idempotency-Key", key)
+			return req
+		},
+		Effects: effects,
+		Within:  time.Second,
+	}
+}
+
+func tool(of func(*pgxpool.Pool) subject) samekeytest.Tool {
+	return samekeytest.Tool{
+		Prepare: tables,
+		Start: func(t testing.TB, dsn string) func(context.Context, string, int) (string, error) {
+			s := of(open(t, dsn))
+			return func(ctx context.Context, key string, n int) (string, error) {
+				return s.do(ctx, key, fmt.Sprintf(`{"quantity":%d}`, n))
+			}
+		},
+		Effects: effects,
+		Within:  time.Second,
+	}
+}
+
+// onRun does it as this library says.
+type onRun struct{ pool *pgxpool.Pool }
+
+func newOnRun(pool *pgxpool.Pool) subject { return onRun{pool} }
+
+func (s onRun) do(ctx context.Context, value, body string) (string, error) {
+	key, err := samekey.NewKey(value, "acme", "orders.create")
+	if err != nil {
+		return "", err
+	}
+	res, err := processed.Run(ctx, s.pool, processed.Request{Key: key, Payload: []byte(body)}, func(ctx context.Context, tx pgx.Tx) (string, error) {
+		return effect(ctx, tx, body)
+	})
+	switch {
+	case errors.Is(err, processed.ErrInFlight):
+		err = busy
+	case errors.Is(err, processed.ErrConflict):
+		err = conflict
+	}
+	return res.Value, err
+}
+
+// effect is the work, and the answer to it.
+func effect(ctx context.Context, tx samekey.Tx, body string) (answer string, err error) {
+	err = tx.QueryRow(ctx, "insert into effects (body) values ($1) returning 'order ' || id", body).Scan(&answer)
+	return answer, err
+}
+
+func hash(body string) string {
+	sum := sha256.Sum256([]byte(body))
+	return hex.EncodeToString(sum[:])
+}
+
+// byHand is a handler without this library, and what may be wrong with one.
+type byHand struct {
+	pool *pgxpool.Pool
+	flaw string
+	mu   sync.Mutex
+	done map[string]string
+}
+
+func hand(flaw string) func(*pgxpool.Pool) subject {
+	return func(pool *pgxpool.Pool) subject { return &byHand{pool: pool, flaw: flaw, done: map[string]string{}} }
+}
+
+func (s *byHand) do(ctx context.Context, key, body string) (answer string, err error) {
+	switch s.flaw {
+	case "ignores_keys":
+		return effect(ctx, s.pool, body)
+	case "one_for_all":
+		return s.keyFirst(ctx, "one", body)
+	case "in_memory":
+		return s.inMemory(ctx, key, body)
+	case "record_after_effect", "record_before_effect":
+		return s.inTwo(ctx, key, body)
+	case "insert_after_work":
+		return s.insertAfterWork(ctx, key, body)
+	case "started_row":
+		return s.startedRow(ctx, key, body)
+	case "retries_blindly":
+		for try := 0; ; try++ {
+			answer, err = s.keyFirst(ctx, key, body)
+			refused := refusal(0)
+			if err == nil || errors.As(err, &refused) || try == 100 {
+				return answer, err
+			}
+			time.Sleep(20 * time.Millisecond)
+			if answer, err = effect(context.WithoutCancel(ctx), s.pool, body); err == nil {
+				return answer, nil
+			}
+		}
+	}
+	return s.keyFirst(ctx, key, body)
+}
+
+// keyFirst inserts the record first, on which others with the key wait.
+func (s *byHand) keyFirst(ctx context.Context, key, body string) (answer string, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, "insert into records (key, hash) values ($1, $2) on conflict do nothing", key, hash(body))
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() == 0 {
+			answer, err = s.find(ctx, tx, key, body)
+			if s.flaw == "rebuilt_answer" {
+				answer += " (again)"
+			}
+			return err
+		}
+		if answer, err = effect(ctx, tx, body); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "update records set answer = $2 where key = $1", key, answer)
+		return err
+	})
+	return answer, err
+}
+
+// find returns pgx.ErrNoRows for a new key.
+func (s *byHand) find(ctx context.Context, tx samekey.Tx, key, body string) (answer string, err error) {
+	var stored string
+	err = tx.QueryRow(ctx, "select hash, coalesce(answer, '') from records where key = $1", key).Scan(&stored, &answer)
+	if err == nil && stored != hash(body) && s.flaw != "no_hash" {
+		err = conflict
+	}
+	return answer, err
+}
+
+func (s *byHand) inMemory(ctx context.Context, key, body string) (answer string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if answer, ok := s.done[key]; ok {
+		stored, answer, _ := strings.Cut(answer, " ")
+		if stored != hash(body) {
+			return "", conflict
+		}
+		return answer, nil
+	}
+	if answer, err = effect(ctx, s.pool, body); err == nil {
+		s.done[key] = hash(body) + " " + answer
+	}
+	return answer, err
+}
+
+// inTwo is serialised by a lock, and commits the effect and the record apart.
+func (s *byHand) inTwo(ctx context.Context, key, body string) (answer string, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(ctx, "select pg_advisory_lock(hashtext($1))", key); err != nil {
+		return "", err
+	}
+	defer func() { _, _ = conn.Exec(context.WithoutCancel(ctx), "select pg_advisory_unlock_all()") }()
+	answer, err = s.find(ctx, conn, key, body)
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return answer, err
+	}
+	record := func() error {
+		_, err := conn.Exec(ctx, "insert into records (key, hash, answer) values ($1, $2, $3)", key, hash(body), answer)
+		return err
+	}
+	if s.flaw == "record_before_effect" {
+		answer = "an order"
+		if err := record(); err != nil {
+			return "", err
+		}
+		_, err = effect(ctx, conn, body)
+		return answer, err
+	}
+	if answer, err = effect(ctx, conn, body); err != nil {
+		return "", err
+	}
+	return answer, record()
+}
+
+// insertAfterWork looks up, works, and inserts the record at last.
+func (s *byHand) insertAfterWork(ctx context.Context, key, body string) (answer string, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
+		if answer, err = s.find(ctx, tx, key, body); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		if answer, err = effect(ctx, tx, body); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "insert into records (key, hash, answer) values ($1, $2, $3) on conflict do nothing", key, hash(body), answer)
+		return err
+	})
+	return answer, err
+}
+
+// startedRow commits that it has begun.
+func (s *byHand) startedRow(ctx context.Context, key, body string) (answer string, err error) {
+	tag, err := s.pool.Exec(ctx, "insert into records (key, hash) values ($1, $2) on conflict do nothing", key, hash(body))
+	if err != nil {
+		return "", err
+	}
+	if tag.RowsAffected() == 0 {
+		if answer, err = s.find(ctx, s.pool, key, body); err == nil && answer == "" {
+			err = busy
+		}
+		return answer, err
+	}
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
+		if answer, err = effect(ctx, tx, body); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "update records set answer = $2 where key = $1", key, answer)
+		return err
+	})
+	return answer, err
+}
+
+func TestAServiceOnRunConforms(t *testing.T) { samekeytest.Conform(t, service(newOnRun)) }
+
+func TestAToolOnRunConforms(t *testing.T) { samekeytest.ConformTool(t, tool(newOnRun)) }
+
+// flawVariable makes this test binary run the suite on one of the handlers.
+const flawVariable = "SAMEKEY_TEST_FLAW"
+
+func TestOfAFlaw(t *testing.T) {
+	name := os.Getenv(flawVariable)
+	flaw, isTool := strings.CutPrefix(name, "tool_")
+	switch {
+	case name == "":
+		t.Skip("a child of TestTheSuiteFindsEachFlawWhereItIsAndNoOther")
+	case name == "process":
+		s := service(nil)
+		s.Start = startProcess
+		samekeytest.Conform(t, s)
+	case isTool:
+		samekeytest.ConformTool(t, tool(hand(flaw)))
+	default:
+		samekeytest.Conform(t, service(hand(name)))
+	}
+}
+
+// flawed is a handler, and what the suite says of it.
+type flawed struct {
+	flaw  string
+	runs  string   // of the suite's subtests; "." for all
+	fails []string // these and no others
+	says  []string
+}
+
+func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
+	cases := []flawed{
+		{"record_after_effect", ".", []string{"crash", "lost_connection"}, []string{
+			"2 effects of one key, want 1",
+			"where: the service crashed after round trip 3 (insert into effects (body) values ($1) returning 'order ' || id) was done",
+			"where: the service crashed before round trip 4 (insert into records (key, hash, answer) values ($1, $2, $3)) came",
+			"usual cause: the record of the key is written after the effect, in another transaction",
+		}},
+		{"insert_after_work", ".", []string{"duplicated", "mismatch", "overlapping"}, []string{
+			"3 effects of one key, want 1", "one key, two answers",
+			"usual cause: the key is looked up before the work and its record inserted only after it",
+		}},
+		{"no_hash", "identical|mismatch|overlapping|lost_answer", []string{"mismatch"}, []string{
+			"it was not refused, but answered with 201", "usual cause: the record holds no hash of the payload",
+		}},
+		{"ignores_keys", "identical|another_key|lost_answer|duplicated", []string{"duplicated", "identical", "lost_answer"}, []string{
+			"1 effects more of a key that had its one", "usual cause: the key is not looked up",
+		}},
+		{"rebuilt_answer", "identical|another_key|lost_answer", []string{"identical", "lost_answer"}, []string{
+			"one key, two answers", "usual cause: the answer is built anew",
+		}},
+		{"record_before_effect", "identical|crash", []string{"crash"}, []string{
+			"0 effects of a request that was answered", "usual cause: the record of the key is committed before the effect",
+		}},
+		{"in_memory", "identical|another_key", []string{"identical"}, []string{"usual cause: what was done is remembered in memory"}},
+		{"one_for_all", "identical|another_key", []string{"another_key"}, []string{"a new key is a new operation"}},
+		{"started_row", "identical|overlapping|crash", []string{"crash"}, []string{
+			"no answer within 1s, the last time it was 409", "nobody takes it over",
+		}},
+		{"retries_blindly", "identical|lost_connection|crash", []string{"crash", "lost_connection"}, []string{
+			"1 effects more of a key", "then the first one woke up", "without a look at the record",
+		}},
+		{"tool_record_after_effect", "identical|crash", []string{"crash"}, []string{"the tool crashed after round trip 3"}},
+		{"waiters_block", "mismatch|overlapping|duplicated|crash", nil, []string{"met before and after each of 5 round trips"}},
+		{"process", "crash", nil, []string{"met before and after each of 3 round trips"}},
+	}
+	said := children(t, cases)
+	for _, c := range cases {
+		t.Run(c.flaw, func(t *testing.T) {
+			said := said[c.flaw]
+			var failed []string
+			for _, m := range regexp.MustCompile(`(?m)^    --- FAIL: TestOfAFlaw/(\w+) `).FindAllStringSubmatch(said, -1) {
+				failed = append(failed, m[1])
+			}
+			slices.Sort(failed)
+			if !slices.Equal(failed, c.fails) {
+				t.Errorf("failed: %v, want %v\n%s", failed, c.fails, said)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(said, want) {
+					t.Errorf("it does not say %q:\n%s", want, said)
+				}
+			}
+			if strings.Contains(said, "were let go") {
+				t.Errorf("the requests did not stay in step:\n%s", said)
+			}
+		})
+	}
+}
+
+// children run the suite on each handler in a process of its own, and return
+// what those said.
+func children(t *testing.T, cases []flawed) map[string]string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	said := map[string]string{}
+	var running errgroup.Group
+	running.SetLimit(3)
+	for _, c := range cases {
+		running.Go(func() error {
+			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestOfAFlaw$/^("+c.runs+")", "-test.v", "-test.timeout=100s")
+			cmd.Env = append(os.Environ(), flawVariable+"="+c.flaw)
+			out, _ := cmd.CombinedOutput()
+			if code := cmd.ProcessState.ExitCode(); code != min(len(c.fails), 1) {
+				t.Errorf("%s: the child ended with status %d\n%s", c.flaw, code, out)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			said[c.flaw] = string(out)
+			return nil
+		})
+	}
+	_ = running.Wait()
+	return said
+}
+
+// serveVariable makes this test binary serve a database, until it is killed or
+// its standard input is closed.
+const serveVariable = "SAMEKEY_TEST_SERVE"
+
+func TestServe(t *testing.T) {
+	dsn := os.Getenv(serveVariable)
+	if dsn == "" {
+		t.Skip("a process of the child \"process\"")
+	}
+	fmt.Printf("\nserves %s\n", service(newOnRun).Start(t, dsn))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// startProcess starts the service in a process of its own, and kills it when the
+// instance ends.
+func startProcess(t testing.TB, dsn string) string {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestServe$")
+	cmd.Env = append(os.Environ(), serveVariable+"="+dsn)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = stdin.Close()
+	})
+	for lines := bufio.NewScanner(stdout); lines.Scan(); {
+		if url, ok := strings.CutPrefix(lines.Text(), "serves "); ok {
+			return url
+		}
+	}
+	t.Fatal("the process did not say where it serves")
+	return ""
+}
