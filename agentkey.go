@@ -2,11 +2,8 @@ package samekey
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-
-	"github.com/google/uuid"
 )
 
 // maxAgentPart bounds each text that ToolCallKey and StepKey are made of. The
@@ -68,7 +65,7 @@ func ToolCallKey(callID string, within ...string) (string, error) {
 			return "", err
 		}
 	}
-	return hashedValue("samekey/toolcall/v1", append([]string{callID}, within...)...), nil
+	return hashedUUID("samekey/toolcall/v1", append([]string{callID}, within...)...).String(), nil
 }
 
 // StepKey returns the key value of one tool call of an agent whose harness
@@ -137,7 +134,7 @@ func StepKey(run, step, tool string, arguments []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return hashedValue("samekey/step/v1", run, step, tool, string(canonical)), nil
+	return hashedUUID("samekey/step/v1", run, step, tool, string(canonical)).String(), nil
 }
 
 // checkAgentPart holds a part to the rules of a scope's, and to a length.
@@ -151,14 +148,4 @@ func checkAgentPart(field, part string) error {
 		invalid.Field, invalid.Do = field, advice
 	}
 	return err
-}
-
-// hashedValue makes a UUID of version 8 of a label and texts, as DeliveryKey
-// does.
-func hashedValue(label string, texts ...string) string {
-	digest := sha256.Sum256(appendFramed([]byte(label), texts...))
-	id := uuid.UUID(digest[:16])
-	id[6] = id[6]&0x0f | 0x80
-	id[8] = id[8]&0x3f | 0x80
-	return id.String()
 }

@@ -40,7 +40,13 @@ import (
 //
 // It checks none of its arguments.
 func DeliveryKey(k Key, action, part string) uuid.UUID {
-	digest := sha256.Sum256(appendFramed([]byte("samekey/delivery/v1"), k.Scope, k.Value, action, part))
+	return hashedUUID("samekey/delivery/v1", k.Scope, k.Value, action, part)
+}
+
+// hashedUUID makes a UUID of version 8 of a label and texts, each behind its
+// length.
+func hashedUUID(label string, texts ...string) uuid.UUID {
+	digest := sha256.Sum256(appendFramed([]byte(label), texts...))
 	id := uuid.UUID(digest[:16])
 	id[6] = id[6]&0x0f | 0x80
 	id[8] = id[8]&0x3f | 0x80

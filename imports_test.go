@@ -24,7 +24,10 @@ func TestAServiceThatOnlyWritesPullsInPgxAndLittleElse(t *testing.T) {
 		"golang.org/x/text":                  true,
 		"golang.org/x/crypto":                true,
 	}
-	for _, pkg := range []string{".", "./outbox", "./processed"} {
+	for _, pkg := range []string{".", "./outbox", "./processed", "./processed/httpkey", "./processed/httpkey/keyclient"} {
+		if strings.HasPrefix(pkg, "./processed/httpkey") {
+			allowed["github.com/dunglas/httpsfv"] = true // the key's header as a structured field
+		}
 		for _, dep := range dependencies(t, pkg) {
 			if !allowed[dep.module] {
 				t.Errorf("%s reaches %s", pkg, dep.path)
@@ -41,6 +44,16 @@ func TestOutboxAndProcessedDoNotKnowEachOther(t *testing.T) {
 		for _, dep := range dependencies(t, pkg) {
 			if dep.path == "github.com/samekey/samekey/"+other {
 				t.Errorf("%s reaches %s", pkg, dep.path)
+			}
+		}
+	}
+}
+
+func TestAClientPullsInNothingOfTheServer(t *testing.T) {
+	for _, dep := range dependencies(t, "./processed/httpkey/keyclient") {
+		for _, server := range []string{"samekey/processed", "samekey/outbox", "samekey/internal/db", "pgx/v5/pgxpool"} {
+			if strings.HasSuffix(dep.path, server) {
+				t.Errorf("keyclient reaches %s", dep.path)
 			}
 		}
 	}

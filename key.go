@@ -132,7 +132,7 @@ func (k Key) LogValue() slog.Value { return slog.StringValue(k.String()) }
 // nothing of the key itself, so it may be logged and sent to the caller. It
 // matches [ErrInvalidKey].
 type KeyError struct {
-	Field  string // "value", "scope" or "scope part 2" (the first is 1)
+	Field  string // "value", "scope", "scope part 2" (the first is 1), or what ToolCallKey and StepKey name
 	Reason string // "is empty"
 	Do     string // what the caller should do
 }

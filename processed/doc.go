@@ -45,6 +45,16 @@
 // (samekey.SQL), and so of GORM, bun, ent and sqlx. [Once] is for consumers of
 // events, who need no answer.
 //
+// # FindOrCreate
+//
+// Where the business has a name for "the same thing", a unique constraint on it
+// needs no key: [FindOrCreate] is INSERT .. ON CONFLICT with the row's id for
+// everybody.
+//
+// # Over HTTP
+//
+// Package processed/httpkey puts Run in front of http handlers.
+//
 // # How long
 //
 // A record is kept for Request.Retain, 72 hours by default, and then until
