@@ -11,9 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dunglas/httpsfv"
-
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/keyheader"
 )
 
 // FuzzKeyHeader reads any header twice: what is taken for a key is one by
@@ -26,9 +25,9 @@ func FuzzKeyHeader(f *testing.F) {
 		f.Add(value)
 	}
 	f.Fuzz(func(t *testing.T, header string) {
-		value, problem := keyValue([]string{header})
-		if problem != nil {
-			if value != "" || problem.Status != 400 {
+		value, err := keyheader.Value([]string{header})
+		if err != nil {
+			if problem := problemHeader(err, "Idempotency-Key"); value != "" || problem.Status != 400 || problem.Type == TypeKeyMissing {
 				t.Errorf("%q: value %q beside the problem %+v", header, value, problem)
 			}
 			return
@@ -37,20 +36,20 @@ func FuzzKeyHeader(f *testing.F) {
 		if err != nil {
 			return // 400 as well, with samekey's reason
 		}
-		quoted, err := httpsfv.Marshal(httpsfv.NewItem(key.Value))
+		quoted, err := keyheader.Quoted(key.Value)
 		if err != nil {
 			t.Fatalf("%q is a key, and no string of RFC 9651: %v", key.Value, err)
 		}
-		if again, problem := keyValue([]string{quoted}); problem != nil || again != value {
+		if again, err := keyheader.Value([]string{quoted}); err != nil || again != value {
 			t.Errorf("%q is %q, and quoted %q", header, value, again)
 		}
 		if !strings.HasPrefix(header, `"`) && value != header {
 			t.Errorf("%q was changed to %q", header, value)
 		}
-		if _, problem := keyValue([]string{header, header}); problem == nil {
+		if _, err := keyheader.Value([]string{header, header}); err == nil {
 			t.Errorf("%q twice is one key", header)
 		}
-		if _, problem := keyValue([]string{header + ", " + header}); problem == nil {
+		if _, err := keyheader.Value([]string{header + ", " + header}); err == nil {
 			t.Errorf("a list of %q is one key", header)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"net/http"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/keyheader"
 	"github.com/samekey/samekey/processed"
 )
 
@@ -47,12 +48,6 @@ func writeProblem(w http.ResponseWriter, _ *http.Request, p Problem) {
 }
 
 var (
-	problemMissing = Problem{Type: TypeKeyMissing, Title: "The request has no key", Status: http.StatusBadRequest,
-		Detail: "Mint a key for the operation, such as a UUID, and send it in the header %s with every attempt."}
-	problemTwice = Problem{Type: TypeKeyInvalid, Title: "The request has more than one key", Status: http.StatusBadRequest,
-		Detail: "Send the header %s once, with one key in it: nobody could say which of several counts."}
-	problemQuoting = Problem{Type: TypeKeyInvalid, Title: "The key is not quoted well", Status: http.StatusBadRequest,
-		Detail: "Send the key bare, or as a string of RFC 9651 in double quotes and without parameters, in the header %s."}
 	problemTrailer = Problem{Type: TypeBodyInvalid, Title: "The request has trailers", Status: http.StatusBadRequest,
 		Detail: "Send what is in them as headers or in the body: a repetition could not be held against them."}
 	problemCut = Problem{Type: TypeBodyInvalid, Title: "The body ended early", Status: http.StatusBadRequest,
@@ -70,6 +65,23 @@ var (
 	problemInternal = Problem{Type: TypeInternal, Title: "The service failed", Status: http.StatusInternalServerError,
 		Detail: "Nothing was stored. The same may be sent again, with the same key."}
 )
+
+// problemHeader says what is wrong with the key's header.
+func problemHeader(err error, header string) *Problem {
+	p := Problem{Type: TypeKeyInvalid, Status: http.StatusBadRequest}
+	switch {
+	case errors.Is(err, keyheader.ErrMissing):
+		p.Type, p.Title = TypeKeyMissing, "The request has no key"
+		p.Detail = "Mint a key for the operation, such as a UUID, and send it in the header " + header + " with every attempt."
+	case errors.Is(err, keyheader.ErrSeveral):
+		p.Title = "The request has more than one key"
+		p.Detail = "Send the header " + header + " once, with one key in it: nobody could say which of several counts."
+	default:
+		p.Title = "The key is not quoted well"
+		p.Detail = "Send the key bare, or as a string of RFC 9651 in double quotes and without parameters, in the header " + header + "."
+	}
+	return &p
+}
 
 func problemKey(err error) *Problem {
 	p := Problem{Type: TypeKeyInvalid, Title: "The key is not valid", Status: http.StatusBadRequest}

@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/samekey/samekey/internal/keyheader"
 )
 
 // ErrNotReplayable: the request's body can be read only once, or it has
@@ -87,7 +89,7 @@ func secrets(req *http.Request, key string) (texts []string) {
 			texts = append(texts, text)
 		}
 	}
-	value, _ := bare(key)
+	value, _ := keyheader.Value([]string{key})
 	add(key, 1)
 	add(value, 1)
 	if req.URL == nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/keyheader"
 )
 
 // keyOf returns the value of the key's header: the one that the request carries,
@@ -28,57 +29,29 @@ func (t *Transport) keyOf(req *http.Request) (string, error) {
 			}
 		}
 	}
-	switch len(values) {
-	case 0:
+	if len(values) == 0 {
 		if t.Quoted {
 			return `"` + samekey.Mint() + `"`, nil
 		}
 		return samekey.Mint(), nil
-	case 1:
-		if err := check(values[0]); err != nil {
-			return "", err
-		}
-		return values[0], nil
 	}
-	return "", &samekey.KeyError{Field: "value", Reason: "is in the request twice", Do: "set the header " + t.Header + " once"}
+	value, err := keyheader.Value(values)
+	switch {
+	case errors.Is(err, keyheader.ErrSeveral):
+		return "", &samekey.KeyError{Field: "value", Reason: "is in the request twice", Do: "set the header " + t.Header + " once, to one key"}
+	case err != nil:
+		return "", &samekey.KeyError{Field: "value", Reason: "starts with a quote and is not one quoted string", Do: `send it bare, or between two quotes with \" and \\ inside`}
+	}
+	if err := (samekey.Key{Scope: "client", Value: value}).Validate(); err != nil {
+		return "", err
+	}
+	return values[0], nil
 }
 
 var (
 	errRedirect        = errors.New("redirected to another scheme or host, which key and body must not reach: call its URL itself, if it is to be trusted")
 	errUnknownRedirect = errors.New("redirected by an answer that does not show the request and its key: nothing between http.Client and the Transport may change Response.Request")
 )
-
-// check holds a key, bare or quoted, to the rules of samekey.NewKey.
-func check(text string) error {
-	value, ok := bare(text)
-	if !ok {
-		return &samekey.KeyError{Field: "value", Reason: "starts with a quote and is not one quoted string", Do: `send it bare, or between two quotes with \" and \\ inside`}
-	}
-	return samekey.Key{Scope: "client", Value: value}.Validate()
-}
-
-// bare returns the key without the quotes and escapes of a structured field's
-// string (RFC 9651), if it starts as one and is nothing else.
-func bare(text string) (value string, ok bool) {
-	if !strings.HasPrefix(text, `"`) {
-		return text, true
-	}
-	var b strings.Builder
-	for i := 1; i < len(text); i++ {
-		switch c := text[i]; c {
-		case '"':
-			return b.String(), i == len(text)-1
-		case '\\':
-			if i++; i == len(text) || text[i] != '"' && text[i] != '\\' {
-				return "", false
-			}
-			b.WriteByte(text[i])
-		default:
-			b.WriteByte(c)
-		}
-	}
-	return "", false
-}
 
 // headerValues finds the header however its name is spelled.
 func headerValues(req *http.Request, name string) (values []string) {

@@ -63,7 +63,10 @@ func TestAnInvalidKeyIsRefusedBeforeAnythingIsSent(t *testing.T) {
 
 func TestBothSidesOfAKeysLength(t *testing.T) {
 	for _, key := range []string{strings.Repeat("s", 255), `"` + strings.Repeat("s", 255) + `"`, `"` + strings.Repeat(`\"`, 255) + `"`} {
-		if err := check(key); err != nil {
+		req := newRequest(t, "POST", "http://example.com", order)
+		req.Header.Set("Idempotency-Key", key)
+		settings := Transport{Header: "Idempotency-Key"}
+		if got, err := settings.keyOf(req); err != nil || got != key {
 			t.Errorf("%d bytes: %v", len(key), err)
 		}
 	}
