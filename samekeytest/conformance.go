@@ -32,7 +32,9 @@ type Service struct {
 	Request func(url, key string, n int) *http.Request
 
 	// Effects returns how many effects there are in all, whatever their keys: the
-	// rows of a table, or the effects in the ledger of a [Vendor].
+	// rows of a table, or the effects in the ledger of a [Vendor]. It is asked when
+	// requests are answered: what a worker does later is counted by what makes it
+	// do so, such as the intents in the outbox.
 	Effects func(t testing.TB, db *DB) int
 
 	// Within is how long a client goes on until it has its answer: longer than the
@@ -99,7 +101,8 @@ type Tool struct {
 //     sequence, after a restart, and where the two overlap. It has no effect, and
 //     the first answer still replays.
 //   - overlapping: of three that run at once on three instances, one has the
-//     effect; each gets its answer, or is told to try again and then gets it.
+//     effect; each gets its answer, or is told to try again and then gets it. So
+//     it is where the first of them loses its connection instead of committing.
 //   - lost_answer: the service acts and the client hears 503, or nothing, or half;
 //     what it gets at its next try is the answer that was lost.
 //   - duplicated: a proxy sends the request twice, at once and one by one.
@@ -116,7 +119,8 @@ type Tool struct {
 // Overlapping requests overlap for certain: each round trip to the database is
 // held until every request has come to one, waits for a lock of the database, or
 // is answered. Where a request waits for something else, they are let go after
-// three seconds, and the log says so.
+// five seconds, and the log says so. Start the service without workers that ask
+// the database by themselves: their round trips would count as a request's.
 //
 // The crash is that of the database's client. What the service does elsewhere
 // (a vendor's call, a file) is seen by Effects alone, and not interrupted.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/wiretest"
 )
 
 // What usually breaks a promise, for the failure's reader.
@@ -55,7 +56,8 @@ func mismatch(tr *trial) {
 		key := samekey.Mint()
 		first := tr.settle("the first request", one.send, key, 1)
 		tr.oneEffect("the first request", causeNoLookUp)
-		for where, on := range map[string]*instance{"another payload under the key": one, "another payload under the key, on another instance": two} {
+		for i, on := range []*instance{one, two} {
+			where := [...]string{"another payload under the key", "another payload under the key, on another instance"}[i]
 			if r := tr.call(on.send, key, 2); !r.refuses() {
 				tr.broken(where, "it was not refused, but answered with "+r.said+": want a 4xx", causeNoHash)
 			}
@@ -67,7 +69,7 @@ func mismatch(tr *trial) {
 	})
 	tr.Run("overlapping", func(tr *trial) {
 		key := samekey.Mint()
-		senders, got := tr.race(key, 1, 2)
+		senders, got := tr.race(tr.wire(), key, 1, 2)
 		answered, where := 0, "two payloads under one key at once"
 		for i, r := range got {
 			if r.kind == again {
@@ -85,9 +87,20 @@ func mismatch(tr *trial) {
 }
 
 func overlapping(tr *trial) {
+	tr.Run("undisturbed", func(tr *trial) {
+		tr.atOnce(tr.wire(), "three identical requests at once, on three instances")
+	})
+	tr.Run("the_first_breaks", func(tr *trial) {
+		wire := tr.wire()
+		wire.Arm(wiretest.CutBefore, "commit")
+		tr.atOnce(wire, "three identical requests at once, on three instances; the first that was to commit lost its connection before")
+	})
+}
+
+func (tr *trial) atOnce(wire *wiretest.Proxy, where string) {
+	tr.Helper()
 	key := samekey.Mint()
-	senders, got := tr.race(key, 1, 1, 1)
-	where := "three identical requests at once, on three instances"
+	senders, got := tr.race(wire, key, 1, 1, 1)
 	var answer *response
 	for i, r := range got {
 		if r.kind == refused {

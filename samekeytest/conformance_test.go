@@ -21,6 +21,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/samekey/samekey"
@@ -101,7 +102,6 @@ func service(of func(*pgxpool.Pool) subject) samekeytest.Service {
 			return req
 		},
 		Effects: effects,
-		Within:  time.Second,
 	}
 }
 
@@ -115,7 +115,6 @@ func tool(of func(*pgxpool.Pool) subject) samekeytest.Tool {
 			}
 		},
 		Effects: effects,
-		Within:  time.Second,
 	}
 }
 
@@ -313,7 +312,11 @@ func (s *byHand) startedRow(ctx context.Context, key, body string) (answer strin
 	return answer, err
 }
 
-func TestAServiceOnRunConforms(t *testing.T) { samekeytest.Conform(t, service(newOnRun)) }
+func TestAServiceOnRunConformsAndNothingIsLeftBehind(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	t.Run("suite", func(t *testing.T) { samekeytest.Conform(t, service(newOnRun)) })
+	goleak.VerifyNone(t, before)
+}
 
 func TestAToolOnRunConforms(t *testing.T) { samekeytest.ConformTool(t, tool(newOnRun)) }
 
@@ -333,7 +336,11 @@ func TestOfAFlaw(t *testing.T) {
 	case isTool:
 		samekeytest.ConformTool(t, tool(hand(flaw)))
 	default:
-		samekeytest.Conform(t, service(hand(name)))
+		s := service(hand(name))
+		if name == "started_row" { // which is never answered
+			s.Within = time.Second
+		}
+		samekeytest.Conform(t, s)
 	}
 }
 
@@ -369,9 +376,12 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 		{"record_before_effect", "identical|crash", []string{"crash"}, []string{
 			"0 effects of a request that was answered", "usual cause: the record of the key is committed before the effect",
 		}},
-		{"in_memory", "identical|another_key", []string{"identical"}, []string{"usual cause: what was done is remembered in memory"}},
+		{"in_memory", "identical|duplicated", []string{"identical"}, []string{
+			"usual cause: what was done is remembered in memory",
+			"of 2 requests at once, 0 were answered, and 1 came to no round trip within 5s: they were let go", // the second waits for a mutex
+		}},
 		{"one_for_all", "identical|another_key", []string{"another_key"}, []string{"a new key is a new operation"}},
-		{"started_row", "identical|overlapping|crash", []string{"crash"}, []string{
+		{"started_row", "identical|overlapping|crash", []string{"crash", "overlapping"}, []string{
 			"no answer within 1s, the last time it was 409", "nobody takes it over",
 		}},
 		{"retries_blindly", "identical|lost_connection|crash", []string{"crash", "lost_connection"}, []string{
@@ -398,7 +408,7 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 					t.Errorf("it does not say %q:\n%s", want, said)
 				}
 			}
-			if strings.Contains(said, "were let go") {
+			if c.flaw != "in_memory" && strings.Contains(said, "were let go") {
 				t.Errorf("the requests did not stay in step:\n%s", said)
 			}
 		})
@@ -414,7 +424,7 @@ func children(t *testing.T, cases []flawed) map[string]string {
 	var mu sync.Mutex
 	said := map[string]string{}
 	var running errgroup.Group
-	running.SetLimit(3)
+	running.SetLimit(5)
 	for _, c := range cases {
 		running.Go(func() error {
 			cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestOfAFlaw$/^("+c.runs+")", "-test.v", "-test.timeout=100s")

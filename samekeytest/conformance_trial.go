@@ -117,6 +117,12 @@ func (tr *trial) start() *instance {
 	return tr.startOn(life, wiretest.Start(life, tr.db.DSN))
 }
 
+// wire is one for several instances.
+func (tr *trial) wire() *wiretest.Proxy {
+	tr.Helper()
+	return wiretest.Start(tr.life(), tr.db.DSN)
+}
+
 func (tr *trial) startOn(life *life, wire *wiretest.Proxy) *instance {
 	tr.Helper()
 	send, url := tr.s.start(life, wire.DSN())
@@ -212,11 +218,9 @@ func (tr *trial) until(where string, send sender, key string, n int, settled fun
 }
 
 // race sends a request for each n under one key at once, each to an instance of
-// its own, and keeps them in step.
-func (tr *trial) race(key string, ns ...int) (senders []sender, got []response) {
+// its own on that wire, and keeps them in step.
+func (tr *trial) race(wire *wiretest.Proxy, key string, ns ...int) (senders []sender, got []response) {
 	tr.Helper()
-	wireLife := tr.life()
-	wire := wiretest.Start(wireLife, tr.db.DSN)
 	got = make([]response, len(ns))
 	var answered atomic.Int64
 	var calls []func()
@@ -234,7 +238,7 @@ func (tr *trial) race(key string, ns ...int) (senders []sender, got []response) 
 
 // stepWithin is how long requests in step are waited for: where one waits for
 // another inside its process, nothing shows it.
-const stepWithin = 3 * time.Second
+const stepWithin = 5 * time.Second
 
 // inStep makes the calls, which come to n requests, and holds each round trip
 // until every request that is not answered has come to one, or waits for a lock.
