@@ -368,7 +368,7 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 			"it was not refused, but answered with 201", "usual cause: the record holds no hash of the payload",
 		}},
 		{"ignores_keys", "identical|another_key|lost_answer|duplicated", []string{"duplicated", "identical", "lost_answer"}, []string{
-			"1 effects more of a key that had its one", "usual cause: the key is not looked up",
+			"a key that had its one effect has 1 more", "usual cause: the key is not looked up",
 		}},
 		{"rebuilt_answer", "identical|another_key|lost_answer", []string{"identical", "lost_answer"}, []string{
 			"one key, two answers", "usual cause: the answer is built anew",
@@ -385,7 +385,7 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 			"no answer within 1s, the last time it was 409", "nobody takes it over",
 		}},
 		{"retries_blindly", "identical|lost_connection|crash", []string{"crash", "lost_connection"}, []string{
-			"1 effects more of a key", "then the first one woke up", "without a look at the record",
+			"a key that had its one effect has 1 more", "then the first one woke up", "without a look at the record",
 		}},
 		{"tool_record_after_effect", "identical|crash", []string{"crash"}, []string{"the tool crashed after round trip 3"}},
 		{"waiters_block", "mismatch|overlapping|duplicated|crash", nil, []string{"met before and after each of 5 round trips"}},

@@ -300,7 +300,7 @@ func (tr *trial) oneEffect(where, cause string) {
 func (tr *trial) noMore(where, cause string) {
 	tr.Helper()
 	if n := tr.newEffects(); n != 0 {
-		tr.broken(where, fmt.Sprintf("%d effects more of a key that had its one, want none", n), cause)
+		tr.broken(where, fmt.Sprintf("a key that had its one effect has %d more", n), cause)
 	}
 }
 
