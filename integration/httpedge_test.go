@@ -1,0 +1,452 @@
+package integration
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/wiretest"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/processed/httpkey"
+	"github.com/samekey/samekey/processed/httpkey/keyclient"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// keyed returns a middleware on a pool of the application's role.
+func (b *bundle) keyed(dsn string, o httpkey.Options) *httpkey.Middleware {
+	b.t.Helper()
+	pool, err := pgxpool.New(b.t.Context(), dsn)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(pool.Close)
+	if o.Scope == nil {
+		o.Scope = func(r *http.Request) []string { return []string{r.Header.Get("Tenant"), "orders.create"} }
+	}
+	o.Logger = slog.New(slog.DiscardHandler)
+	keyed, err := httpkey.New(pool, o)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return keyed
+}
+
+// serve returns the URL of a server for the test's time.
+func serve(t testing.TB, handler http.Handler) string {
+	t.Helper()
+	server := httptest.NewUnstartedServer(handler)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // panics that a test wants
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// shop takes orders: a row and an intent each, and an answer that no other order
+// has.
+func (b *bundle) shop(dsn string) http.Handler {
+	b.t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders", b.keyed(dsn, httpkey.Options{}).Handler(http.HandlerFunc(createOrder)))
+	return mux
+}
+
+func createOrder(w http.ResponseWriter, r *http.Request) {
+	ctx := r.Context()
+	var placed order
+	if err := json.NewDecoder(r.Body).Decode(&placed); err != nil {
+		http.Error(w, "no order", http.StatusBadRequest)
+		return
+	}
+	err := httpkey.Tx(ctx).QueryRow(ctx, `insert into orders (operation, tenant, item, amount) values ('create', $1, $2, $3) returning id`,
+		r.Header.Get("Tenant"), placed.Item, placed.Amount).Scan(&placed.ID)
+	if err == nil {
+		_, err = outbox.Insert(ctx, httpkey.Tx(ctx), outbox.Intent{Action: "charge_card", Payload: placed})
+	}
+	if err != nil {
+		httpkey.Abort(ctx, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Location", fmt.Sprint("/orders/", placed.ID))
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(map[string]any{"id": placed.ID, "receipt": rand.Text()})
+}
+
+// newClient returns a client that makes so many attempts, with a connection of
+// its own for each.
+func newClient(t testing.TB, attempts int) *http.Client {
+	base := &http.Transport{DisableKeepAlives: true}
+	t.Cleanup(base.CloseIdleConnections)
+	return &http.Client{Transport: &keyclient.Transport{Base: base, Attempts: attempts, Backoff: 5 * time.Millisecond, MaxBackoff: 20 * time.Millisecond}}
+}
+
+// received is an answer as a client has it.
+type received struct {
+	status   int
+	header   http.Header
+	body     string
+	replayed bool
+	key      string // under which it was asked for
+}
+
+// same tells whether an answer is the other one, stored and sent again.
+func (r received) same(first received) bool {
+	return r.replayed && r.status == first.status && r.body == first.body &&
+		r.header.Get("Location") == first.header.Get("Location") && r.header.Get("Content-Type") == first.header.Get("Content-Type")
+}
+
+// problem returns the type of a problem, without the part that all share, or "".
+func (r received) problem() string {
+	var p httpkey.Problem
+	if r.header.Get("Content-Type") != "application/problem+json" || json.Unmarshal([]byte(r.body), &p) != nil {
+		return ""
+	}
+	_, name, _ := strings.Cut(p.Type, "#")
+	return name
+}
+
+// send sends a request with a key of the caller's, or "" for the client's, and
+// once more with that key where the answer breaks off, as keyclient says.
+func send(ctx context.Context, client *http.Client, method, url, key, body string) (received, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for again := false; ; again = true {
+		req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+		if err != nil {
+			return received{}, err
+		}
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Tenant", "acme")
+		if key != "" {
+			req.Header.Set("Idempotency-Key", key)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return received{}, err
+		}
+		text, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		key = resp.Request.Header.Get("Idempotency-Key")
+		if err == nil || again || key == "" {
+			return received{resp.StatusCode, resp.Header, string(text), resp.Header.Get("Idempotent-Replayed") == "true", key}, err
+		}
+	}
+}
+
+// order sends one, and fails the test where there is no answer.
+func (b *bundle) order(client *http.Client, url, key, item string) received {
+	b.t.Helper()
+	got, err := send(b.t.Context(), client, "POST", url+"/orders", key, fmt.Sprintf(`{"item":%q,"amount":7}`, item))
+	if err != nil {
+		b.t.Error(err)
+	}
+	return got
+}
+
+// once checks that there is one order for the item, and one intent to charge it,
+// and that the stored answer is the one that the client has.
+func (b *bundle) once(url, item string, got received) {
+	b.t.Helper()
+	b.count(1, "orders where item = $1", item)
+	b.count(1, "samekey.outbox where convert_from(payload, 'UTF8')::json ->> 'item' = $1", item)
+	if got.status != http.StatusCreated || got.header.Get("Location") == "" {
+		b.t.Errorf("answered %d %s", got.status, got.body)
+	}
+	if again := b.order(newClient(b.t, 1), url, got.key, item); !again.same(got) {
+		b.t.Errorf("the client has %+v, stored is %+v", got, again)
+	}
+}
+
+// wire returns the requests that came to the proxy, and checks that they had one
+// key.
+func (b *bundle) wire(proxy *samekeytest.Proxy, key string) []samekeytest.ProxyCall {
+	b.t.Helper()
+	calls := proxy.Calls()
+	for _, c := range calls {
+		if c.Key != key || key == "" || string(c.Body) != string(calls[0].Body) {
+			b.t.Errorf("the client has another key or body: %v", c)
+		}
+	}
+	return calls
+}
+
+func TestWhateverHappensBetweenClientAndServiceThereIsOneEffectAndItsAnswer(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	url := serve(t, b.shop(b.appDSN))
+	for _, c := range []struct {
+		faults   string
+		requests int  // on the wire
+		replayed bool // the answer that the client ends with
+	}{
+		{"none", 1, false},
+		{"500", 2, false},
+		{"503", 2, false},
+		{"429(0)", 2, false},
+		{"503(0)", 2, false},
+		{"408", 2, false},
+		{"reset_before", 2, false},
+		{"500_after", 2, true},
+		{"502_after", 2, true},
+		{"503_after", 2, true},
+		{"504_after", 2, true},
+		{"lose_answer", 2, true},
+		{"reset_after", 2, true},
+		{"truncate", 2, true},
+		{"slow(30ms)", 1, false},
+		{"503,503_after,lose_answer,reset_before", 5, true},
+		{"reset_before,500,truncate", 4, true},
+		{"503_after,truncate", 3, true},
+	} {
+		t.Run(c.faults, func(t *testing.T) {
+			b := &bundle{DB: b.DB, t: t}
+			proxy := samekeytest.StartProxy(t, url)
+			faults, err := samekeytest.ParseFaults(c.faults)
+			if err != nil {
+				t.Fatal(err)
+			}
+			proxy.Next(faults...)
+			got := b.order(newClient(t, 5), proxy.URL, "", c.faults)
+			if calls := b.wire(proxy, got.key); len(calls) != c.requests || got.replayed != c.replayed {
+				t.Errorf("%d requests, want %d; replayed %t: %v", len(calls), c.requests, got.replayed, calls)
+			}
+			b.once(url, c.faults, got)
+		})
+	}
+}
+
+func TestARequestThatIsDuplicatedOnItsWayHasOneEffect(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	url := serve(t, b.shop(b.appDSN))
+	for _, fault := range []samekeytest.Fault{samekeytest.FaultDuplicate, samekeytest.FaultResend} {
+		t.Run(string(fault), func(t *testing.T) {
+			b := &bundle{DB: b.DB, t: t}
+			proxy := samekeytest.StartProxy(t, url)
+			proxy.Next(fault)
+			got := b.order(newClient(t, 5), proxy.URL, "", string(fault))
+			b.once(url, string(fault), got)
+			calls := b.wire(proxy, got.key)
+			if len(calls[0].Backend) != 2 {
+				t.Fatalf("the service saw it %d times", len(calls[0].Backend))
+			}
+			// Of two at once one may have been told that the other is running.
+			for _, a := range calls[0].Backend {
+				if a.Status == http.StatusConflict && fault == samekeytest.FaultDuplicate {
+					continue
+				}
+				if a.Status != http.StatusCreated || string(a.Body) != got.body {
+					t.Errorf("the service answered %d %s, and the client has %s", a.Status, a.Body, got.body)
+				}
+			}
+		})
+	}
+}
+
+func TestAnAnswerThatIsUnderWayDoesNotKeepASecondCallFromIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	url := serve(t, b.shop(b.appDSN))
+	proxy := samekeytest.StartProxy(t, url)
+	proxy.Next(samekeytest.FaultHangAfter)
+	first := make(chan received, 1)
+	go func() { first <- b.order(newClient(t, 1), proxy.URL, "k1", "book") }()
+	b.answers(proxy, 1)
+	second := b.order(newClient(t, 1), proxy.URL, "k1", "book")
+	proxy.Release()
+	delayed := <-first
+	if !second.same(delayed) || delayed.replayed {
+		t.Errorf("the first has %+v, the second %+v", delayed, second)
+	}
+	b.once(url, "book", delayed)
+}
+
+// The client gives up, asks again with the key that the error has, and its first
+// request arrives meanwhile.
+func TestARequestThatArrivesAfterItsClientGaveUpAnswersTheRetry(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	url := serve(t, b.shop(b.appDSN))
+	proxy := samekeytest.StartProxy(t, url)
+	proxy.Next(samekeytest.FaultLate)
+	open := b.barred()
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	go func() {
+		b.requests(proxy, 1)
+		giveUp()
+	}()
+	_, err := send(ctx, newClient(t, 3), "POST", proxy.URL+"/orders", "", `{"item":"book","amount":7}`)
+	failed, ok := errors.AsType[*keyclient.Error](err)
+	if !ok || failed.Attempts != 1 || failed.Key == "" || !errors.Is(err, context.Canceled) {
+		t.Fatalf("the call ended with %v", err)
+	}
+	b.eventually(waitingForALock) // the late request
+	second := make(chan received, 1)
+	go func() { second <- b.order(newClient(t, 50), proxy.URL, failed.Key, "book") }()
+	b.answers(proxy, 1) // that the first is still running
+	open()
+	got := <-second
+	calls := b.wire(proxy, failed.Key)
+	if late := calls[0].Backend; len(late) != 1 || late[0].Status != http.StatusCreated || string(late[0].Body) != got.body || !got.replayed {
+		t.Errorf("the late request got %+v, and the retry %+v", late, got)
+	}
+	b.once(url, "book", got)
+}
+
+func TestASecondCallWaitsForTheFirstAsItIsToldAndGetsItsAnswer(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	url := serve(t, b.shop(b.appDSN))
+	proxy := samekeytest.StartProxy(t, url)
+	open := b.barred()
+	first := make(chan received, 1)
+	go func() { first <- b.order(newClient(t, 1), url, "k1", "book") }()
+	b.eventually(waitingForALock)
+
+	// One that does not wait is told to.
+	told := b.order(newClient(t, 1), url, "k1", "book")
+	if told.status != http.StatusConflict || told.problem() != "in-flight" || told.header.Get("Retry-After") != "1" {
+		t.Errorf("while the first is running: %+v", told)
+	}
+
+	began := time.Now()
+	second := make(chan received, 1)
+	go func() { second <- b.order(newClient(t, 50), proxy.URL, "k1", "book") }()
+	b.answers(proxy, 2)
+	open()
+	got, waited := <-first, <-second
+	if !waited.same(got) || got.replayed {
+		t.Errorf("the first has %+v, the second %+v", got, waited)
+	}
+	calls := b.wire(proxy, "k1")
+	for _, c := range calls[:len(calls)-1] {
+		if c.Status != http.StatusConflict {
+			t.Errorf("before the answer: %v", c)
+		}
+	}
+	if seconds := int(time.Since(began) / time.Second); len(calls) < 3 || len(calls) > seconds+1 {
+		t.Errorf("%d requests in %d seconds, with Retry-After: 1", len(calls), seconds)
+	}
+	b.once(url, "book", got)
+}
+
+func TestAKeyThatWasUsedForAnotherRequestIsRefusedOnceAndForGood(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	url := serve(t, b.shop(b.appDSN))
+	proxy := samekeytest.StartProxy(t, url)
+	client := newClient(t, 5)
+	first := b.order(client, proxy.URL, "k1", "book")
+	other := b.order(client, proxy.URL, "k1", "pen")
+	if other.status != http.StatusUnprocessableEntity || other.problem() != "key-reused" || other.replayed {
+		t.Errorf("another body gets %+v", other)
+	}
+	if calls := proxy.Calls(); len(calls) != 2 {
+		t.Errorf("%d requests for two calls: %v", len(calls), calls)
+	}
+	b.count(0, "orders where item = 'pen'")
+	b.once(url, "book", first)
+}
+
+// A process answers with what another one has stored.
+func TestAServiceThatDiesBetweenCommitAndAnswerIsFollowedByOneThatReplays(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	var address atomic.Value
+	inner := b.shop(b.appDSN)
+	next := serve(t, b.shop(b.appDSN)) // a pool and a middleware of its own
+	dying := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		inner.ServeHTTP(w, r)
+		address.Store(strings.TrimPrefix(next, "http://"))
+		panic(http.ErrAbortHandler) // with the answer
+	}))
+	address.Store(strings.TrimPrefix(dying, "http://"))
+	client := newClient(t, 5)
+	client.Transport.(*keyclient.Transport).Base.(*http.Transport).DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, address.Load().(string))
+	}
+	got := b.order(client, "http://shop.test", "", "book")
+	if !got.replayed {
+		t.Errorf("%+v is no replay", got)
+	}
+	b.once(next, "book", got)
+}
+
+// What a client is told when the database is cut off makes it ask again by
+// itself.
+func TestAServiceWhoseCommitFailsOrIsNotHeardOfStillEndsWithOneEffect(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fault    wiretest.Fault
+		requests int
+		replayed bool
+	}{
+		"never arrived":   {wiretest.CutBefore, 2, false},
+		"answer was lost": {wiretest.LoseAnswer, 1, true}, // looked up by the service
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t, nil)
+			database := wiretest.Start(t, b.appDSN)
+			url := serve(t, b.shop(database.DSN()))
+			proxy := samekeytest.StartProxy(t, url)
+			struck := database.Arm(c.fault, "commit")
+			got := b.order(newClient(t, 5), proxy.URL, "", "book")
+			<-struck
+			if calls := b.wire(proxy, got.key); len(calls) != c.requests || got.replayed != c.replayed {
+				t.Errorf("%d requests, replayed %t: %v", len(calls), got.replayed, calls)
+			}
+			b.once(url, "book", got)
+		})
+	}
+}
+
+const waitingForALock = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
+
+// barred keeps everybody from writing orders until it is called.
+func (b *bundle) barred() (open func()) {
+	b.t.Helper()
+	tx, err := b.Begin(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := tx.Exec(b.t.Context(), "lock table orders in share mode"); err != nil {
+		b.t.Fatal(err)
+	}
+	open = sync.OnceFunc(func() { _ = tx.Rollback(context.Background()) })
+	b.t.Cleanup(open)
+	return open
+}
+
+// requests waits until n requests are open at the proxy.
+func (b *bundle) requests(proxy *samekeytest.Proxy, n int) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	if err := proxy.WaitOpen(ctx, n); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// answers waits until the service has given n answers to the proxy.
+func (b *bundle) answers(proxy *samekeytest.Proxy, n int) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	if err := proxy.WaitAnswered(ctx, n); err != nil {
+		b.t.Error(err)
+	}
+}
