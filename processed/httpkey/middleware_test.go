@@ -263,7 +263,7 @@ func TestAKeyUsedWithAnotherRequestIsRefused(t *testing.T) {
 }
 
 func TestAFunctionLeavesOutWhatChangesWithEachAttempt(t *testing.T) {
-	b := setup(t, httpkey.Options{Fingerprint: withoutSentAt}, created)
+	b := setup(t, httpkey.Options{Fingerprint: exceptSentAt}, created)
 	first := b.post("k1", `{"n":1,"sent_at":"12:00"}`)
 	b.sameAs(first, b.post("k1", `{"n":1,"sent_at":"12:01"}`))
 	b.want(b.post("k1", `{"n":2,"sent_at":"12:00"}`), 422, "key-reused")

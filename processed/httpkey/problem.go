@@ -111,8 +111,13 @@ func problemBody(err error) *Problem {
 }
 
 func problemNotKept(status int) Problem {
-	return Problem{Type: TypeAnswerNotKept, Title: "The request was done, and its answer was too large to be kept", Status: status,
+	p := Problem{Type: TypeAnswerNotKept, Title: "The request was done, and its answer was too large to be kept", Status: status,
 		Detail: "It was not done again, and never will be under this key. The status is the first answer's; read what came of it where it lives now."}
+	if status >= 400 {
+		p.Title = "The request was refused, and the answer was too large to be kept"
+		p.Detail = "It was not tried again, and never will be under this key. The status is the first answer's."
+	}
+	return p
 }
 
 // problemOf says what the client can do about an error of Run's.

@@ -20,6 +20,8 @@ type call struct {
 	sent      *http.Request // req with the key, without a body
 	key       string        // the header's value
 	attempts  int           // handed to Base
+	waited    time.Duration // for another attempt that was in flight
+	waits     int           // how often
 }
 
 // newCall returns req's call, or one that can only fail and the reason.
@@ -50,7 +52,7 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 		if ended := ctx.Err(); ended != nil {
 			return nil, c.failed(endedAfter(ended, last))
 		}
-		if c.attempts == c.Attempts {
+		if c.counted() == c.Attempts {
 			return nil, c.failed(last)
 		}
 		out, err := c.next(ctx)
@@ -63,17 +65,29 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 		if last = err; err == nil {
 			resp.Request = c.sent
 			var again bool
-			if wait, again = c.again(resp); !again || c.attempts == c.Attempts {
+			wait, again = c.again(resp)
+			wait = max(wait, c.backoff())
+			if resp.StatusCode == http.StatusConflict && again && c.Attempts > 1 {
+				again = c.waited+wait <= c.InFlight
+				c.waited += wait
+				c.waits++
+			}
+			if !again || c.counted() == c.Attempts {
 				return resp, nil
 			}
 			drain(resp.Body)
 			last = fmt.Errorf("an answer of %d", resp.StatusCode)
+		} else {
+			wait = c.backoff()
 		}
-		if c.attempts < c.Attempts {
-			sleep(ctx, max(wait, c.backoff()))
+		if c.counted() < c.Attempts {
+			sleep(ctx, wait)
 		}
 	}
 }
+
+// counted is how many attempts count: an answer that only says to wait does not.
+func (c *call) counted() int { return c.attempts - c.waits }
 
 // next returns the request of the next attempt, which net/http can send once.
 func (c *call) next(ctx context.Context) (*http.Request, error) {

@@ -46,9 +46,10 @@
 // still says to wait. One that is longer than Transport.MaxWait is not waited for
 // and not undercut: that answer is returned.
 //
-// When the attempts are used up, the last answer is returned as it came, with a
-// nil error: look at its status. A 409 with Retry-After then means that the first
-// request is still running, and 408, 425, 429 and 5xx that nobody knows; call
+// A 409 with Retry-After spends no attempt; it is waited out for as long as
+// Transport.InFlight says. When that, or the attempts, are used up, the last
+// answer is returned as it came, with a nil error: look at its status. A 409 with
+// Retry-After then means that the first request is still running, and 408, 425, 429 and 5xx that nobody knows; call
 // again later, with the same key, which is in resp.Request.Header.
 //
 // Attempts put one request on the wire each: net/http by itself would send a

@@ -14,6 +14,7 @@ const (
 	defaultBackoff    = 200 * time.Millisecond
 	defaultMaxBackoff = 10 * time.Second
 	defaultMaxWait    = 30 * time.Second
+	defaultInFlight   = time.Minute
 )
 
 // Transport is an http.RoundTripper that makes a POST or PATCH one operation,
@@ -43,14 +44,21 @@ type Transport struct {
 	// the request carries is sent as it is.
 	Quoted bool
 
-	// Attempts is how many times a request is sent in all. Default: 5. 1 sends it
-	// once.
+	// Attempts is how many times a request is sent in all, those not counted that
+	// were told to wait (InFlight). Default: 5. 1 sends it once.
 	Attempts int
 
 	// Backoff is the most that is waited after the first attempt; it doubles with
 	// each, up to MaxBackoff, and the wait is drawn between zero and that (full
 	// jitter). Defaults: 200 ms, and 10 s or Backoff where that is more.
 	Backoff, MaxBackoff time.Duration
+
+	// InFlight is how long, in all, a request waits for another attempt of the
+	// same that the server is still working on: for answers of 409 with
+	// Retry-After. Then the next such answer is returned. Longer than the server
+	// works on a request, or its answer is missed. Default: 1 minute; negative:
+	// none is waited for.
+	InFlight time.Duration
 
 	// MaxWait is the longest Retry-After that is waited for; an answer that asks
 	// for more is returned at once. Default: 30 s; negative: none is waited for.
@@ -101,6 +109,7 @@ func (t *Transport) resolved() (Transport, error) {
 		Attempts: cmp.Or(t.Attempts, defaultAttempts),
 		Backoff:  cmp.Or(t.Backoff, defaultBackoff),
 		MaxWait:  cmp.Or(t.MaxWait, defaultMaxWait),
+		InFlight: cmp.Or(t.InFlight, defaultInFlight),
 	}
 	r.MaxBackoff = cmp.Or(t.MaxBackoff, max(defaultMaxBackoff, r.Backoff))
 	switch {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -60,6 +61,35 @@ func TestARetryAfterIsWaitedForInFull(t *testing.T) {
 	}
 }
 
+func TestWhatIsInFlightIsWaitedForWithoutSpendingAttempts(t *testing.T) {
+	short := Transport{Attempts: 2, Backoff: time.Nanosecond, MaxBackoff: time.Nanosecond}
+	running := answering(409, "Retry-After: 2")
+	for _, tc := range []struct {
+		inFlight time.Duration
+		attempts int
+		answers  []func() *http.Response
+		waits    int
+		status   int
+	}{
+		{0, 2, slices.Repeat([]func() *http.Response{running}, 31), 30, 409}, // a minute
+		{0, 2, append(slices.Repeat([]func() *http.Response{running}, 30), answering(201)), 30, 201},
+		{10 * time.Second, 2, slices.Repeat([]func() *http.Response{running}, 9), 5, 409},
+		{10*time.Second - 1, 2, slices.Repeat([]func() *http.Response{running}, 9), 4, 409},
+		{-1, 2, []func() *http.Response{running, answering(201)}, 0, 409},
+		{0, 1, []func() *http.Response{running, answering(201)}, 0, 409}, // sent once
+		{0, 2, []func() *http.Response{running, answering(503), running, answering(201)}, 3, 201},
+		{0, 2, []func() *http.Response{running, answering(503), running, answering(503), answering(201)}, 3, 503},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			short.InFlight, short.Attempts = tc.inFlight, tc.attempts
+			waits, resp, err := waited(t, short, tc.answers...)
+			if err != nil || resp.StatusCode != tc.status || len(waits) != tc.waits {
+				t.Errorf("InFlight %v, Attempts %d: waited %d times, got %v (%v), want %d and %d", tc.inFlight, tc.attempts, len(waits), resp.StatusCode, err, tc.waits, tc.status)
+			}
+		})
+	}
+}
+
 func TestOnBothSidesOfMaxWait(t *testing.T) {
 	for _, tc := range []struct {
 		maxWait    time.Duration
@@ -95,7 +125,7 @@ func TestTheBackoffIsDrawnBetweenZeroAndADoublingCeiling(t *testing.T) {
 		{Transport{Attempts: 3, Backoff: time.Minute}, []time.Duration{time.Minute, time.Minute}},
 		{Transport{Attempts: 4, Backoff: math.MaxInt64/4 + 1, MaxBackoff: math.MaxInt64}, []time.Duration{math.MaxInt64 / 4, math.MaxInt64 / 2, math.MaxInt64}},
 	} {
-		for _, first := range []func() *http.Response{nil, answering(500), answering(503, "Retry-After: 1.5"), answering(409, "Retry-After: soon")} {
+		for _, first := range []func() *http.Response{nil, answering(500), answering(503, "Retry-After: 1.5")} {
 			longest := make([]time.Duration, len(tc.ceilings))
 			for range 200 {
 				synctest.Test(t, func(t *testing.T) {
