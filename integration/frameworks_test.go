@@ -332,14 +332,11 @@ func (f *framework) holds(orders, records, ran int64) {
 
 func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 	t.Parallel()
-	shared := setup(t, nil)
+	b := setup(t, nil)
 	for _, form := range forms {
 		t.Run(form.name, func(t *testing.T) {
-			b := &bundle{DB: shared.DB, t: t, appDSN: shared.appDSN}
-
 			t.Run("an answer", func(t *testing.T) {
-				b := &bundle{DB: b.DB, t: t, appDSN: b.appDSN}
-				f := b.framework(form.build)
+				f := b.of(t).framework(form.build)
 				first, again := f.post("k1", "ann", "book"), f.post(`"k1"`, "ann", "book")
 				if first.status != 201 || first.replayed || !again.same(first) {
 					t.Errorf("first %+v, again %+v", first, again)
@@ -367,8 +364,7 @@ func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 			})
 
 			t.Run("no body", func(t *testing.T) {
-				b := &bundle{DB: b.DB, t: t, appDSN: b.appDSN}
-				f := b.framework(form.build)
+				f := b.of(t).framework(form.build)
 				first, again := f.post("k1", "ann", "empty"), f.post("k1", "ann", "empty")
 				if first.status != 204 || first.body != "" || first.replayed || !again.same(first) {
 					t.Errorf("first %+v, again %+v", first, again)
@@ -377,8 +373,7 @@ func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 			})
 
 			t.Run("an error that is kept", func(t *testing.T) {
-				b := &bundle{DB: b.DB, t: t, appDSN: b.appDSN}
-				f := b.framework(form.build)
+				f := b.of(t).framework(form.build)
 				first, again := f.post("k1", "ann", "gone"), f.post("k1", "ann", "gone")
 				if first.status != 404 || !strings.Contains(first.body, errGone.Error()) || first.replayed || !again.same(first) {
 					t.Errorf("first %+v, again %+v", first, again)
@@ -387,8 +382,7 @@ func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 			})
 
 			t.Run("an error that is forgotten", func(t *testing.T) {
-				b := &bundle{DB: b.DB, t: t, appDSN: b.appDSN}
-				f := b.framework(form.build)
+				f := b.of(t).framework(form.build)
 				for range 2 {
 					if got := f.post("k1", "ann", "bad"); got.status != 400 || !strings.Contains(got.body, errBad.Error()) || got.replayed {
 						t.Errorf("%+v", got)
@@ -402,8 +396,7 @@ func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 			})
 
 			t.Run("a failure", func(t *testing.T) {
-				b := &bundle{DB: b.DB, t: t, appDSN: b.appDSN}
-				f := b.framework(form.build)
+				f := b.of(t).framework(form.build)
 				for _, item := range []string{"broken", "panic"} {
 					if got := f.post("k1", "ann", item); got.status != 500 || got.replayed {
 						t.Errorf("%s: %+v", item, got)
@@ -413,8 +406,7 @@ func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 			})
 
 			t.Run("a serialization failure", func(t *testing.T) {
-				b := &bundle{DB: b.DB, t: t, appDSN: b.appDSN}
-				f := b.framework(form.build)
+				f := b.of(t).framework(form.build)
 				got := f.post("k1", "ann", "again")
 				if form.answersAll {
 					if got.status != 500 {

@@ -46,6 +46,9 @@ func (b *bundle) keyed(dsn string, o httpkey.Options) *httpkey.Middleware {
 	return keyed
 }
 
+// of is b for a part of its test.
+func (b *bundle) of(t testing.TB) *bundle { return &bundle{DB: b.DB, t: t, appDSN: b.appDSN} }
+
 // serve returns the URL of a server for the test's time.
 func serve(t testing.TB, handler http.Handler) string {
 	t.Helper()
@@ -214,7 +217,7 @@ func TestWhateverHappensBetweenClientAndServiceThereIsOneEffectAndItsAnswer(t *t
 		{"503_after,truncate", 3, true},
 	} {
 		t.Run(c.faults, func(t *testing.T) {
-			b := &bundle{DB: b.DB, t: t}
+			b := b.of(t)
 			proxy := samekeytest.StartProxy(t, url)
 			faults, err := samekeytest.ParseFaults(c.faults)
 			if err != nil {
@@ -236,7 +239,7 @@ func TestARequestThatIsDuplicatedOnItsWayHasOneEffect(t *testing.T) {
 	url := serve(t, b.shop(b.appDSN))
 	for _, fault := range []samekeytest.Fault{samekeytest.FaultDuplicate, samekeytest.FaultResend} {
 		t.Run(string(fault), func(t *testing.T) {
-			b := &bundle{DB: b.DB, t: t}
+			b := b.of(t)
 			proxy := samekeytest.StartProxy(t, url)
 			proxy.Next(fault)
 			got := b.order(newClient(t, 5), proxy.URL, "", string(fault))
@@ -298,7 +301,7 @@ func TestARequestThatArrivesAfterItsClientGaveUpAnswersTheRetry(t *testing.T) {
 	}
 	b.eventually(waitingForALock) // the late request
 	second := make(chan received, 1)
-	go func() { second <- b.order(newClient(t, 50), proxy.URL, failed.Key, "book") }()
+	go func() { second <- b.order(newClient(t, 5), proxy.URL, failed.Key, "book") }()
 	b.answers(proxy, 1) // that the first is still running
 	open()
 	got := <-second
@@ -327,7 +330,7 @@ func TestASecondCallWaitsForTheFirstAsItIsToldAndGetsItsAnswer(t *testing.T) {
 
 	began := time.Now()
 	second := make(chan received, 1)
-	go func() { second <- b.order(newClient(t, 50), proxy.URL, "k1", "book") }()
+	go func() { second <- b.order(newClient(t, 5), proxy.URL, "k1", "book") }()
 	b.answers(proxy, 2)
 	open()
 	got, waited := <-first, <-second
