@@ -55,6 +55,9 @@
 //	400, 401, 403, 422, 429, others, 500-599     rolled back   forgotten
 //	panic, context ended, Abort, no answer       rolled back   forgotten
 //
+// A panic goes on to who recovers it further out, or to net/http, which breaks the
+// connection; for those who recover and answer nothing, a 500 is there already.
+//
 // Forgotten means that the same key may be used again, as if nothing had been
 // sent. [Keep] stores an answer that would be forgotten (its rows are rolled back
 // all the same), and [Discard] forgets one that would be stored, and rolls back.
@@ -82,9 +85,35 @@
 //
 // # Frameworks
 //
-// chi and everything else that takes func(http.Handler) http.Handler: give it
-// keyed.Handler. In gin, gin.WrapH(keyed.Handler(h)); in echo,
-// echo.WrapHandler(keyed.Handler(h)). A handler of echo's own that returns its
-// errors has to answer them inside the middleware (c.Error(err)); see the tests of
-// the integration module.
+// Anything that takes func(http.Handler) http.Handler takes keyed.Handler. The
+// handler is called again where transactions collide, so what is behind the
+// middleware must route the same request twice in the same way.
+//
+//   - chi: r.With(keyed.Handler).Post(..), or keyed.Handler(r) around all of it.
+//     Not r.Use above Route or Mount, whose routers consume the path as they go
+//     and know no route the second time.
+//   - gin: gin.WrapH(keyed.Handler(h)), or keyed.Handler(engine) around all of it.
+//     Not as a middleware that calls c.Next(): its answer reaches the client before
+//     the commit. In a handler the context is c.Request.Context().
+//   - echo: echo.WrapHandler(keyed.Handler(h)), keyed.Handler(e) around all of it,
+//     or echo.WrapMiddleware(keyed.Handler) followed by one that answers inside it
+//     what a handler returns, or else a returned error is a 500:
+//
+// That one is
+//
+//	func answered(next echo.HandlerFunc) echo.HandlerFunc {
+//		return func(c echo.Context) error {
+//			err := next(c)
+//			if _, ok := errors.AsType[*echo.HTTPError](err); ok && !c.Response().Committed {
+//				c.Error(err)
+//			} else {
+//				httpkey.Abort(c.Request().Context(), err)
+//			}
+//			return nil
+//		}
+//	}
+//
+// Path values of these frameworks reach a handler of net/http where the route sets
+// them with r.SetPathValue; chi does. The tests of the integration module have each
+// of these forms, and what happens in those that are not to be used.
 package httpkey

@@ -58,15 +58,6 @@ func (h *held) Write(p []byte) (int, error) {
 	return h.body.Write(p)
 }
 
-// WriteString saves the conversion.
-func (h *held) WriteString(s string) (int, error) {
-	h.WriteHeader(http.StatusOK)
-	if !h.mayHaveBody() {
-		return 0, http.ErrBodyNotAllowed
-	}
-	return h.body.WriteString(s)
-}
-
 // FlushError is how http.ResponseController asks for streaming.
 func (h *held) FlushError() error { return errStreaming }
 

@@ -86,11 +86,18 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	ctx, cancel := m.outlive(r.Context())
 	defer cancel()
 	var c *call // the last
+	returned := false
+	defer func() {
+		if !returned { // The handler panicked. Who recovers further out may have nothing but its held answer to write to.
+			m.refuse(w, r, problemInternal)
+		}
+	}()
 	res, err := processed.Run(ctx, m.pool, req, func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
 		c = &call{tx: tx, key: req.Key, answer: hold(w)}
 		c.handle(ctx, next, r, body)
 		return m.judge(c)
 	})
+	returned = true
 	switch {
 	case errors.Is(err, errForgotten):
 		c.answer.send(w)

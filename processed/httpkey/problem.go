@@ -42,9 +42,9 @@ const (
 )
 
 func writeProblem(w http.ResponseWriter, _ *http.Request, p Problem) {
+	body, _ := json.Marshal(p) // of text and a number
 	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(p.Status)
-	_ = json.NewEncoder(w).Encode(p) // a client that went asks again
+	sendBody(w, p.Status, append(body, '\n'))
 }
 
 var (
