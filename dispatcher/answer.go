@@ -23,8 +23,15 @@ type Call struct {
 	Payload      []byte
 	ContentType  string
 	Headers      map[string]string // never nil
-	TraceContext string            // W3C traceparent, or empty
-	CreatedAt    time.Time         // by the database's clock
+
+	// CarriedKey is DeliveryKey in the form that the vendor takes ([KeyRules.Project]): what goes onto the wire. Like the
+	// delivery key it never changes once it may have been sent, whatever becomes of the rules.
+	CarriedKey string
+
+	// Rendered is what was fixed before the first attempt, by [WithRender]; nil where nothing was.
+	Rendered     *Rendered
+	TraceContext string    // W3C traceparent, or empty
+	CreatedAt    time.Time // by the database's clock
 }
 
 // Answer is what a vendor said. It is stored in the intent's history; Body is cut at the policy's ResponseCap.
@@ -49,6 +56,8 @@ const (
 	verdictRetryAfter
 	verdictUnsent
 	verdictDead
+	verdictDenied
+	verdictAccepted
 )
 
 // attemptError carries a handler's verdict through any wrapping.
@@ -94,6 +103,20 @@ func Dead(answer Answer, err error) error {
 	return &attemptError{verdict: verdictDead, answer: answer, err: orText(err, "the vendor will not act")}
 }
 
+// Denied says that the vendor refused the account's credentials (401) and did not act. It spends no attempt and nothing
+// of the key window; the call is made again with the policy's backoff, and a burst of them opens the destination's
+// breaker, so that a revoked token costs no intent anything. An irreversible write waits for another approval.
+func Denied(answer Answer, err error) error {
+	return &attemptError{verdict: verdictDenied, answer: answer, err: orText(err, "the vendor refused the credentials")}
+}
+
+// Accepted says that the vendor took the call and will finish it later (202): it is never sent again. The action's look-up
+// asks for it after the given time, at least the policy's SettlingDelay, and answers [Found], [FoundRefused] or [Pending];
+// an event of the vendor's may be faster, with outbox.Resolve. After the policy's CompletionTime it is parked.
+func Accepted(answer Answer, after time.Duration) error {
+	return &attemptError{verdict: verdictAccepted, after: after, answer: answer, err: errors.New("the vendor finishes it later")}
+}
+
 // Unknown says that the vendor may or may not have acted; any error that is not listed here means the same. The answer,
 // if there was any, is kept.
 func Unknown(answer Answer, err error) error {
@@ -111,6 +134,7 @@ func orText(err error, text string) error {
 type Finding struct {
 	outcome string
 	answer  Answer
+	after   time.Duration // of Pending
 }
 
 // Found says that the vendor acted: the intent is delivered with this answer.
@@ -119,12 +143,37 @@ func Found(answer Answer) Finding { return Finding{outcome: outcomeDelivered, an
 // FoundRefused says that the vendor recorded a business no: the intent is refused with this answer.
 func FoundRefused(answer Answer) Finding { return Finding{outcome: outcomeRefused, answer: answer} }
 
-// Absent says that the vendor knows nothing of the delivery key. The intent is parked with that evidence.
+// Absent says that the vendor knows nothing of the delivery key. It is asked again after another SettlingDelay; said
+// twice, the intent is parked with that evidence, or sent once more where the policy says ResendAbsent.
 func Absent(answer Answer) Finding { return Finding{outcome: outcomeAbsent, answer: answer} }
 
 // Inconclusive says that the look-up could not tell. The intent is parked with that evidence.
 func Inconclusive(answer Answer) Finding {
 	return Finding{outcome: outcomeInconclusive, answer: answer}
+}
+
+// Pending says that the vendor is still at it, as after [Accepted]: it is asked again after the given time, at least a
+// second, until the policy's CompletionTime is over.
+func Pending(answer Answer, after time.Duration) Finding {
+	return Finding{outcome: outcomePending, answer: answer, after: after}
+}
+
+// Rendered is what each attempt of an intent sends, made before the first one and kept: the same bytes again, also where
+// the template, the environment or the release changed in between.
+type Rendered struct {
+	Request   []byte // at most 2 MiB
+	Type      string // what Request is, for who made it: at most 255 bytes
+	MessageID string // of a mail: at most 998 bytes
+}
+
+// WithRender registers how an intent's request is made of it, once, before its first attempt; the handler and the look-up
+// find it in [Call.Rendered]. It must not call out. An error makes the intent dead, unsent. An intent that may have been
+// sent by a release without this option is not rendered.
+func WithRender(fn func(ctx context.Context, call *Call) (Rendered, error)) Option {
+	return func(a *action) error {
+		a.render = fn
+		return nil
+	}
 }
 
 // Outcome is what an intent came to, as its Apply is told.
@@ -186,4 +235,6 @@ const (
 	outcomeAwaiting     = "awaiting_approval"
 	outcomeAbsent       = "absent"
 	outcomeInconclusive = "inconclusive"
+	outcomePending      = "pending" // of a finding; the history says accepted
+	outcomeAccepted     = "accepted"
 )

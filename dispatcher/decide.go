@@ -21,6 +21,7 @@ type settlement struct {
 	keep   bool          // keep the lease: the same worker goes on with it
 	leave  bool          // leave the order of its ordering key
 	sent   bool          // the attempt may have reached the vendor
+	resend bool          // it is sent once more, or was accepted: not to be sent again after this
 
 	event   string
 	outcome string
@@ -112,6 +113,12 @@ func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) 
 		s.status, s.outcome, s.unsend = statusDead, outcomeDead, !p.Class.repeatable()
 		s.answer.Code = or(s.answer.Code, "dead")
 		s.spent++
+	case verdictDenied:
+		s.status, s.outcome, s.unsend = statusPending, outcomeRetry, c.FirstSend || !p.Class.repeatable()
+		s.answer.Code = or(s.answer.Code, "denied")
+		s.delay = p.delay(int(c.Attempt))
+	case verdictAccepted:
+		return a.accepted(s, failure.after)
 	case verdictUnknown:
 		s.answer.Code = or(s.answer.Code, unknownCode(err))
 		return a.unknown(s)
@@ -132,6 +139,20 @@ func (a *action) finished(s settlement, status string) settlement {
 	}
 	return s
 }
+
+// accepted is a call that the vendor finishes later: from now on it is looked up, or completed by an event.
+func (a *action) accepted(s settlement, after time.Duration) settlement {
+	s.status, s.outcome, s.answer.Code, s.err = statusUnknown, outcomeAccepted, codeAccepted, ""
+	s.spent, s.resend = 0, true
+	s.delay = max(after, a.policy.SettlingDelay, time.Second)
+	if a.lookup == nil { // only an event can complete it: the claim that comes when its time is over parks it
+		s.delay = a.policy.CompletionTime
+	}
+	return s
+}
+
+// codeAccepted marks an unknown intent as one that the vendor has taken.
+const codeAccepted = "accepted"
 
 // unknown is an attempt of which nobody knows whether the vendor acted: it is made again where the class allows that,
 // else looked up.
@@ -154,7 +175,11 @@ func (a *action) unknown(s settlement) settlement {
 // beforeLookup decides whether an unknown intent is looked up now; ask is true where it is.
 func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool) {
 	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.Spent), leave: a.policy.PassFailed}
+	accepted := c.LastCode != nil && *c.LastCode == codeAccepted
 	switch settling := a.policy.SettlingDelay - settlingOrphans; {
+	case accepted && c.FirstSentAt != nil && c.Now.Sub(*c.FirstSentAt) >= a.policy.CompletionTime:
+		s.answer.Code = "not_completed"
+		s.err = fmt.Sprintf("the vendor accepted it, and has not completed it within %v: find out what became of it, then resolve the intent", a.policy.CompletionTime)
 	case a.lookup == nil:
 		s.answer.Code = "no_lookup"
 		s.err = "the action has no look-up: find out what happened at the vendor, then resolve the intent"
@@ -182,6 +207,15 @@ func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err err
 		s.answer.Code = or(s.answer.Code, "lookup_failed")
 	case s.outcome == outcomeDelivered || s.outcome == outcomeRefused:
 		return a.finished(s, s.outcome)
+	case s.outcome == outcomePending:
+		s.status, s.outcome, s.answer.Code, s.spent = statusUnknown, outcomeAccepted, codeAccepted, 0
+		s.delay, s.resend = max(finding.after, time.Second), true
+	case s.outcome == outcomeAbsent && (c.LastCode == nil || *c.LastCode != outcomeAbsent):
+		// Once is not enough: what the vendor accepted may show up late.
+		s.status, s.answer.Code, s.delay = statusUnknown, outcomeAbsent, max(a.policy.SettlingDelay, 0)
+	case s.outcome == outcomeAbsent && a.policy.ResendAbsent && !c.Resent:
+		s.status, s.answer.Code, s.spent = statusPending, outcomeAbsent, 0
+		s.unsend, s.resend = true, true
 	default:
 		s.status, s.leave = statusParked, a.policy.PassFailed
 		s.answer.Code = or(s.answer.Code, s.outcome)

@@ -203,7 +203,8 @@ func TestEachFindingLeadsToAnEndOrToAPerson(t *testing.T) {
 	}{
 		{"found", 0, Found(evidence), nil, "delivered delivered evidence"},
 		{"found refused", 0, FoundRefused(evidence), nil, "refused refused evidence"},
-		{"absent", 0, Absent(evidence), nil, "parked absent evidence"},
+		{"absent once", 0, Absent(evidence), nil, "unknown absent absent"},
+		{"pending", 3, Pending(evidence, time.Minute), nil, "unknown accepted accepted"},
 		{"inconclusive", 0, Inconclusive(evidence), nil, "parked inconclusive evidence"},
 		{"zero", 0, Finding{}, nil, "parked inconclusive inconclusive"},
 		{"error", 3, Finding{}, errors.New("x"), "unknown retry lookup_failed"},
@@ -223,8 +224,79 @@ func TestEachFindingLeadsToAnEndOrToAPerson(t *testing.T) {
 		t.Errorf("without a look-up: %+v", s)
 	}
 	a.policy.PassFailed = true
-	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leave || !a.afterLookup(&db.OutboxQueueClaimRow{}, Absent(evidence), nil).leave {
+	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leave || !a.afterLookup(&db.OutboxQueueClaimRow{}, Inconclusive(evidence), nil).leave {
 		t.Error("PassFailed does not let the next one pass a parked one")
+	}
+}
+
+func TestAbsentTwiceParksOrSendsOnceMoreWhereThePolicySaysSo(t *testing.T) {
+	evidence, before := Answer{Code: "404"}, outcomeAbsent
+	for _, c := range []struct {
+		name   string
+		class  Class
+		resend bool
+		row    db.OutboxQueueClaimRow
+		want   string
+		unsend bool
+	}{
+		{"once", NonIdempotentWrite, true, db.OutboxQueueClaimRow{}, "unknown absent absent", false},
+		{"twice", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before}, "pending absent absent", true},
+		{"twice, after it was sent once more", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before, Resent: true}, "parked absent 404", false},
+		{"twice, not opted in", NonIdempotentWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
+		{"twice, past the key window", IdempotentWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
+		{"twice, irreversible", IrreversibleWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
+	} {
+		a := actionOf(c.class, 5)
+		a.policy.ResendAbsent = c.resend
+		s := a.afterLookup(&c.row, Absent(evidence), nil)
+		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
+			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
+		}
+		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
+			t.Errorf("%s: asked again after %v", c.name, s.delay)
+		}
+	}
+}
+
+func TestWhatWasAcceptedIsNeverSentAgain(t *testing.T) {
+	for _, class := range classes {
+		a := actionOf(class, 5)
+		s := a.afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, Accepted(Answer{Code: "202"}, time.Minute))
+		if s.status != statusUnknown || s.outcome != outcomeAccepted || s.answer.Code != codeAccepted || !s.resend || s.unsend || !s.sent {
+			t.Errorf("%v: %+v", class, s)
+		}
+		if s.delay != a.policy.CompletionTime {
+			t.Errorf("%v: without a look-up it is claimed again after %v", class, s.delay)
+		}
+		a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+		if s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{}, Accepted(Answer{}, time.Minute)); s.delay != time.Minute {
+			t.Errorf("%v: asked for after %v", class, s.delay)
+		}
+		code, now := codeAccepted, time.Now()
+		sent := now.Add(-a.policy.CompletionTime)
+		late := db.OutboxQueueClaimRow{LastCode: &code, FirstSentAt: &sent, Now: now}
+		if s, ask := a.beforeLookup(&late); ask || s.status != statusParked || s.answer.Code != "not_completed" {
+			t.Errorf("%v: past its time: %+v", class, s)
+		}
+		sent = sent.Add(time.Second)
+		if s, ask := a.beforeLookup(&late); !ask {
+			t.Errorf("%v: in time: %+v", class, s)
+		}
+	}
+}
+
+func TestDeniedSpendsNothing(t *testing.T) {
+	for _, class := range classes {
+		for _, first := range []bool{true, false} {
+			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: first, Spent: 2}, Answer{}, Denied(Answer{Code: "401"}, nil))
+			want := statusPending
+			if class == IrreversibleWrite {
+				want = statusAwaiting
+			}
+			if s.status != want || s.spent != 2 || s.answer.Code != "401" || s.unsend != (first || !class.repeatable()) {
+				t.Errorf("%v, first send %t: %+v", class, first, s)
+			}
+		}
 	}
 }
 

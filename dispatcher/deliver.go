@@ -32,6 +32,16 @@ func (c *claim) call() Call {
 	if c.TraceContext != nil {
 		call.TraceContext = *c.TraceContext
 	}
+	call.CarriedKey = or(c.CarriedKey, c.DeliveryKey.String())
+	if c.RequestType != nil || c.MessageID != nil {
+		call.Rendered = &Rendered{Request: c.Request}
+		if c.RequestType != nil {
+			call.Rendered.Type = *c.RequestType
+		}
+		if c.MessageID != nil {
+			call.Rendered.MessageID = *c.MessageID
+		}
+	}
 	// The column holds an object; a value that is no string was put there by hand, and is left out.
 	var headers map[string]any
 	_ = json.Unmarshal(c.Headers, &headers)
@@ -89,6 +99,9 @@ func (n *node) attempt(c *claim) settlement {
 	if ctx.Err() != nil { // the claim alone took as long as the attempt may
 		s := c.action.givenBack(row)
 		s.delay = time.Second // no hot loop against a database that is slower than the calls
+		return s
+	}
+	if s, ok := n.fix(ctx, c); !ok {
 		return s
 	}
 	call, began := c.call(), time.Now()

@@ -94,6 +94,7 @@ type Dispatcher struct {
 
 	mu           sync.Mutex // guards what follows until the first Run or Drain, after which it does not change
 	actions      map[string]*action
+	registered   []*action // in order
 	destinations map[string]*destination
 	mistakes     []error
 
@@ -105,17 +106,21 @@ type Dispatcher struct {
 
 // action is a registered kind of intent.
 type action struct {
-	name   string
-	policy Policy
-	handle Handler
-	lookup func(context.Context, *Call) (Finding, error)
-	apply  applyFunc
+	name     string
+	declared Policy // as it was given to Handle
+	policy   Policy // with its defaults; see resolve
+	rules    KeyRules
+	handle   Handler
+	lookup   func(context.Context, *Call) (Finding, error)
+	render   func(context.Context, *Call) (Rendered, error)
+	apply    applyFunc
 }
 
 // destination is a vendor account, shared by the actions that name it.
 type destination struct {
 	name     string
 	limits   Limits
+	vendor   Vendor
 	declared bool
 	actions  []*action
 }
@@ -154,6 +159,34 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 	dest.limits.Concurrency = or(limits.Concurrency, 32)
 }
 
+// Vendor describes the vendor account behind a destination. Its actions carry the delivery key as it says, their policies
+// default to its window, and Check refuses what contradicts it.
+func (d *Dispatcher) Vendor(destination string, vendor Vendor) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, err := range vendor.check() {
+		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: Vendor.%w", destination, err))
+	}
+	d.destination(destination).vendor = vendor
+}
+
+// resolve gives each action its policy's defaults, which depend on its destination's vendor, and returns what is wrong.
+func (d *Dispatcher) resolve() (errs []error) {
+	for _, a := range d.registered {
+		p, vendor := a.declared, d.destinations[or(a.declared.Destination, a.name)].vendor
+		if p.Class == IdempotentWrite && p.KeyWindow == 0 {
+			p.KeyWindow = vendor.Window
+		}
+		a.policy, a.rules = p.withDefaults(), vendor.Key
+		errs = append(errs, a.policy.check(a.name)...)
+		errs = append(errs, vendor.contradicts(a.policy, a.name)...)
+		if a.policy.ResendAbsent && a.lookup == nil {
+			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a look-up: register one with WithLookup", a.name))
+		}
+	}
+	return errs
+}
+
 func (d *Dispatcher) destination(name string) *destination {
 	dest := d.destinations[name]
 	if dest == nil {
@@ -183,7 +216,7 @@ func Handle[T any](d *Dispatcher, name string, policy Policy, fn func(ctx contex
 func (d *Dispatcher) Handle(name string, policy Policy, fn Handler, options ...Option) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a := &action{name: name, policy: policy.withDefaults(), handle: fn}
+	a := &action{name: name, declared: policy, handle: fn}
 	for _, option := range options {
 		if err := option(a); err != nil {
 			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: %s: %w", name, err))
@@ -197,14 +230,13 @@ func (d *Dispatcher) Handle(name string, policy Policy, fn Handler, options ...O
 	case fn == nil:
 		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q has no handler", name))
 	}
-	d.mistakes = append(d.mistakes, a.policy.check(name)...)
-
 	dest := d.destination(or(policy.Destination, name))
 	if policy.Destination == "" {
 		dest.declared = true
 	}
 	dest.actions = append(dest.actions, a)
 	d.actions[name] = a
+	d.registered = append(d.registered, a)
 }
 
 // decode reads a payload without losing a digit on the way: numbers go straight from the text into T's fields.
@@ -245,7 +277,7 @@ func cleanJSONError(err error) error {
 func (d *Dispatcher) Check() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	errs := slices.Concat(d.config.check(), d.mistakes)
+	errs := slices.Concat(d.config.check(), d.mistakes, d.resolve())
 	for _, dest := range d.sortedDestinations() {
 		if !dest.declared {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: Destination %q is not declared: call Destination(%q, ...) or correct the name",

@@ -254,7 +254,6 @@ func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T
 	}{
 		{"found", dispatcher.Found(evidence), delivered, "delivered", "lookup:delivered:evidence"},
 		{"found refused", dispatcher.FoundRefused(evidence), dispatcher.Summary{Refused: 1}, "refused", "lookup:refused:evidence"},
-		{"absent", dispatcher.Absent(evidence), parked, "parked", "lookup:absent:evidence"},
 		{"inconclusive", dispatcher.Inconclusive(evidence), parked, "parked", "lookup:inconclusive:evidence"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -274,6 +273,86 @@ func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T
 				t.Errorf("%d calls, want 1", s.calls)
 			}
 		})
+	}
+}
+
+func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *testing.T) {
+	for name, resend := range map[string]bool{"parked": false, "sent once more": true} {
+		t.Run(name, func(t *testing.T) {
+			absent, err := dispatcher.Absent(dispatcher.Answer{Code: "404"}), error(nil)
+			p := policyOf(dispatcher.NonIdempotentWrite)
+			p.ResendAbsent = resend
+			b, d, s := scriptedSetup(t, p, finding(&absent, &err))
+			s.next = failing(errors.New("reset"))
+			id := b.insert("charge_card")
+			b.expect(d, unknown)
+			b.elapse(settling)
+			b.expect(d, unknown) // absent once
+			if s.calls != 1 {
+				t.Fatalf("%d calls after one absent", s.calls)
+			}
+			b.elapse(settling)
+			history := "attempt:unknown:unknown lookup:absent:absent "
+			if !resend {
+				b.expect(d, parked)
+				b.wantHistory(id, history+"lookup:absent:404")
+				return
+			}
+			b.expect(d, dispatcher.Summary{Retried: 1, Unknown: 1}) // sent once more, and unknown again
+			b.elapse(settling)
+			b.expect(d, unknown)
+			b.elapse(settling)
+			b.expect(d, parked) // and never again
+			history += "lookup:absent:absent attempt:unknown:unknown lookup:absent:absent lookup:absent:404"
+			b.wantHistory(id, history)
+			if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err == nil {
+				t.Error("it was redriven, although it may have been sent")
+			}
+			if s.calls != 2 {
+				t.Errorf("%d calls, want 2", s.calls)
+			}
+		})
+	}
+}
+
+func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
+	pending, err := dispatcher.Pending(dispatcher.Answer{Code: "202"}, time.Minute), error(nil)
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), finding(&pending, &err))
+	s.next = failing(dispatcher.Accepted(dispatcher.Answer{Code: "202", Body: []byte("job 7")}, time.Minute))
+	id, byEvent := b.insert("charge_card"), b.insert("charge_card")
+	b.expect(d, dispatcher.Summary{Unknown: 2})
+	// Several looks do not use up the attempts.
+	for range 30 {
+		b.elapse(61 * time.Second)
+		b.expect(d, dispatcher.Summary{Unknown: 2})
+	}
+	if err := outbox.Resolve(b.ctx, b.db.Pool, byEvent, outbox.Resolution{Outcome: outbox.Delivered, Code: "done"}, outbox.By{Actor: "vendor's webhook", Reason: "event 7"}); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(d, delivered)
+	pending = dispatcher.Found(dispatcher.Answer{Code: "200"})
+	b.elapse(61 * time.Second)
+	b.expect(d, delivered)
+	b.wantStatus(id, "delivered")
+	if s.calls != 2 {
+		t.Errorf("%d calls, want 2", s.calls)
+	}
+}
+
+func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.CompletionTime = time.Hour
+	b, d, s := scriptedSetup(t, p)
+	s.next = failing(dispatcher.Accepted(dispatcher.Answer{Code: "202"}, time.Minute))
+	id := b.insert("charge_card")
+	b.expect(d, unknown)
+	b.elapse(59 * time.Minute)
+	b.expect(d, nothing)
+	b.elapse(2 * time.Minute)
+	b.expect(d, parked)
+	b.wantHistory(id, "attempt:accepted:accepted lookup:parked:not_completed")
+	if s.calls != 1 {
+		t.Errorf("%d calls, want 1", s.calls)
 	}
 }
 

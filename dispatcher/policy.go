@@ -46,6 +46,15 @@ type Policy struct {
 	// vendor can end. Default 5 s; negative: none.
 	SettlingDelay time.Duration
 
+	// ResendAbsent lets a [NonIdempotentWrite] be sent once more after two look-ups, a SettlingDelay apart, have found that
+	// the vendor knows nothing of it. Only where the vendor's look-up misses nothing that it has accepted: else it acts
+	// twice. It needs a look-up. Default: it is parked for a person.
+	ResendAbsent bool
+
+	// CompletionTime is how long an accepted call ([Accepted]) may take until its look-up finds it done, or
+	// outbox.Resolve records it; then it is parked. Default 24 h; at most 90 days.
+	CompletionTime time.Duration
+
 	// ResponseCap is how much of an answer's body is kept, in bytes. Default 64 KiB, at most 1 MiB; negative: nothing.
 	ResponseCap int
 
@@ -72,6 +81,7 @@ func (p Policy) withDefaults() Policy {
 	p.MaxBackoff = or(p.MaxBackoff, max(10*time.Minute, p.Backoff))
 	p.SettlingDelay = or(p.SettlingDelay, 5*time.Second)
 	p.ResponseCap = or(p.ResponseCap, 64<<10)
+	p.CompletionTime = or(p.CompletionTime, 24*time.Hour)
 	if p.Attempts == 0 {
 		p.Attempts = maxAttempts
 		for p.Class == IdempotentWrite && p.Attempts > 1 && p.horizon() > p.KeyWindow {
@@ -140,6 +150,12 @@ func (p Policy) check(action string) (errs []error) {
 	}
 	if p.Deadline < 0 {
 		fail("Deadline", "%v is negative", p.Deadline)
+	}
+	if p.CompletionTime < time.Second || p.CompletionTime > 90*24*time.Hour {
+		fail("CompletionTime", "%v is outside 1s to 90 days", p.CompletionTime)
+	}
+	if p.ResendAbsent && p.Class != NonIdempotentWrite {
+		fail("ResendAbsent", "has no meaning for %v: only a non_idempotent_write is sent again after look-ups said absent", p.Class)
 	}
 	if p.ResponseCap > 1<<20 {
 		fail("ResponseCap", "%d is more than 1 MiB", p.ResponseCap)

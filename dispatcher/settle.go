@@ -322,6 +322,7 @@ func settleParams(worker int32, batch []result) db.OutboxQueueSettleParams {
 		p.Keeps = append(p.Keeps, r.keep)
 		p.Leaves = append(p.Leaves, r.leave)
 		p.Sents = append(p.Sents, r.sent)
+		p.Resents = append(p.Resents, r.resend)
 		p.Events = append(p.Events, r.event)
 		p.Outcomes = append(p.Outcomes, r.outcome)
 		p.Codes = append(p.Codes, clean(r.answer.Code, codeLimit))

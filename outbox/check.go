@@ -26,6 +26,7 @@ const (
 	maxContentType = 255
 	maxHeaders     = 16384
 	maxTrace       = 512
+	maxRequestedBy = 255
 )
 
 var (
@@ -60,6 +61,7 @@ func (in Intent) checked() (keyed.Intent, error) {
 		checkText("OrderingKey", in.OrderingKey, maxOrderingKey),
 		checkTimes(in.DueAt, in.Deadline),
 		checkTrace(in.TraceContext),
+		checkText("RequestedBy", in.RequestedBy, maxRequestedBy),
 	); err != nil {
 		return keyed.Intent{}, err
 	}
@@ -70,6 +72,7 @@ func (in Intent) checked() (keyed.Intent, error) {
 	return keyed.Intent{
 		ID: id, Action: in.Action, Part: in.Part, Payload: payload, ContentType: contentType, Headers: headers,
 		OrderingKey: orNil(in.OrderingKey), DueAt: orNil(in.DueAt), Deadline: orNil(in.Deadline), TraceContext: orNil(in.TraceContext),
+		RequestedBy: orNil(in.RequestedBy),
 	}, nil
 }
 

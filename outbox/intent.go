@@ -69,4 +69,8 @@ type Intent struct {
 	// TraceContext is the W3C traceparent of the request that wants this effect,
 	// so that a trace goes on in the worker. At most 512 bytes of visible ASCII.
 	TraceContext string
+
+	// RequestedBy is who wants this effect, for an action that needs approval: the
+	// same actor may not [Approve] it. At most 255 bytes. Empty: anybody may.
+	RequestedBy string
 }

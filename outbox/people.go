@@ -57,11 +57,15 @@ func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 
 // Approve lets an intent that awaits approval be sent, once: it is due now. Any
 // other state is a [*StateError], so of two people who approve or reject at the
-// same time one is told that the other was first.
+// same time one is told that the other was first. So is an approval by the actor
+// that the intent names as RequestedBy: another one has to approve.
 func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "approve", id, by, func(d *decision) error {
 		if err := d.in(StatusAwaitingApproval); err != nil {
 			return err
+		}
+		if d.row.RequestedBy != nil && *d.row.RequestedBy == by.Actor {
+			return &StateError{ID: id, Verb: d.verb, Status: StatusAwaitingApproval, Do: "its requester may not approve it: somebody else has to"}
 		}
 		d.due(d.row.Action)
 		return d.changed(d.q.OutboxPeopleApprove(ctx, db.OutboxPeopleApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))

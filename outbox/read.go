@@ -3,10 +3,12 @@ package outbox
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
@@ -29,6 +31,13 @@ type Entry struct {
 
 	// TraceContext is that of the request that inserted it.
 	TraceContext string
+
+	// RequestedBy may not approve it.
+	RequestedBy string
+
+	// Sent is what was fixed before the first send; of Get only. It is zero where
+	// nothing was but the payload and the delivery key.
+	Sent Sent
 
 	// Status is empty where the intent lost its row in the queue without being
 	// finished, until a worker's reconcile gives it back.
@@ -54,6 +63,15 @@ type Entry struct {
 
 	// History is what happened, in order; of Get only.
 	History []Event
+}
+
+// Sent is what each attempt carries, byte for byte.
+type Sent struct {
+	CarriedKey  string // the delivery key in the form that the vendor takes
+	Request     []byte // as it was rendered, where the action renders requests
+	RequestType string // what Request is, in the words of who rendered it
+	MessageID   string // of a mail
+	At          time.Time
 }
 
 // Event is a line of an intent's history. What does not apply to it is zero.
@@ -92,6 +110,9 @@ func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 		return Entry{}, fmt.Errorf("outbox: get intent %s: read its history: %w", id, err)
 	}
 	e := entry(rows[0])
+	if e.Sent, err = sent(ctx, q, id); err != nil {
+		return Entry{}, fmt.Errorf("outbox: get intent %s: read what was sent: %w", id, err)
+	}
 	for _, row := range events {
 		event := event(row)
 		if event.Finished != "" { // since the first query, perhaps
@@ -102,13 +123,22 @@ func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	return e, nil
 }
 
+func sent(ctx context.Context, q *db.Queries, id uuid.UUID) (Sent, error) {
+	row, err := q.OutboxSendsGet(ctx, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Sent{}, nil
+	}
+	return Sent{CarriedKey: row.CarriedKey, Request: row.Request, RequestType: orZero(row.RequestType),
+		MessageID: orZero(row.MessageID), At: row.CreatedAt}, err
+}
+
 // entry is how a row reads.
 func entry(r db.OutboxEntriesRow) Entry {
 	e := Entry{
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: orZero(r.Deadline), CreatedAt: r.CreatedAt,
-		TraceContext: orZero(r.TraceContext), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
+		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
 		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.Spent)), FirstSentAt: orZero(r.FirstSentAt),
 		WindowEnds: orZero(r.WindowEnds), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),

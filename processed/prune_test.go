@@ -33,7 +33,7 @@ func (b *bundle) finish(k, part, window string) {
 	b.exec("delete from samekey.outbox_queue q using samekey.outbox o where o.id = q.id and o.idem_key = $1 and o.part = $2", k, part)
 	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, finished, window_ends)
 		select id, 'attempt', 'delivered', 'delivered', `+window+` from samekey.outbox where idem_key = $1 and part = $2`, k, part)
-	b.exec("insert into samekey.outbox_sends (intent_id) select id from samekey.outbox where idem_key = $1 and part = $2", k, part)
+	b.exec("insert into samekey.outbox_sends (intent_id, carried_key) select id, 'k' from samekey.outbox where idem_key = $1 and part = $2", k, part)
 }
 
 // left are the keys of what is there: records, intents.

@@ -5,7 +5,7 @@
 select samekey.enqueue(@scope::text, @idem_key::text, @action::text, @payload::bytea, @part::text, @content_type::text,
                        (@headers::text)::jsonb, sqlc.narg('ordering_key')::text, sqlc.narg('due_at')::timestamptz,
                        sqlc.narg('deadline')::timestamptz, sqlc.narg('trace_context')::text, @id::uuid,
-                       @must_be_new::boolean)::uuid;
+                       @must_be_new::boolean, sqlc.narg('requested_by')::text)::uuid;
 
 -- What people read. Each list finds ids, newest first, from one index that is already in that order, so that a page
 -- costs its own rows and those that its filters drop; OutboxEntries then looks the ids up. A cursor is the last id of a
@@ -92,7 +92,7 @@ limit @max_count;
 -- The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
 select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when @with_payload::boolean then o.payload end)::bytea as payload,
-       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.created_at,
+       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.requested_by, o.created_at,
        q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
        q.approved_at, q.repeatable, q.last_code,
        h.finished, h.at as finished_at, h.code as finished_code

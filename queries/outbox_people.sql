@@ -21,7 +21,8 @@ from samekey.outbox o
 where o.id = @id and o.ordering_key is not null;
 
 -- name: OutboxPeopleLock :one
-select q.action, q.status, q.ordering_key, q.repeatable, (q.first_sent_at is not null)::boolean as sent
+select q.action, q.status, q.ordering_key, q.repeatable, (q.first_sent_at is not null)::boolean as sent,
+       (select o.requested_by from samekey.outbox o where o.id = q.id) as requested_by
 from samekey.outbox_queue q
 where q.id = @id
 for update;
@@ -60,6 +61,8 @@ with resolved as (
         due_at        = clock_timestamp(),
         spent         = case when @outcome::text <> 'not_sent' then 0 else q.spent end,
         first_sent_at = case when @outcome::text <> 'not_sent' then q.first_sent_at end,
+        plain         = @outcome::text <> 'not_sent' and q.plain,
+        resent        = @outcome::text <> 'not_sent' and q.resent,
         window_ends   = case when @outcome::text <> 'not_sent' then q.window_ends end,
         last_code     = coalesce(nullif(@code::text, ''), q.last_code),
         leased_by     = null,

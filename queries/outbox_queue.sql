@@ -33,22 +33,26 @@ with picked as materialized (
         repeatable    = @repeatable::boolean or (@needs_approval::boolean and q.approved_at is null),
         first_sent_at = case when q.status = 'pending' and not (@needs_approval::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
+        plain         = q.plain or q.status = 'pending' and not @fixes::boolean,
         window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, p.now,
+    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
-select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send,
+select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
+       c.plain, c.first_sent_at,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
        coalesce(not c.first_send and c.window_ends < c.now + @reserve::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
        c.now::timestamptz as now,
-       o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at
+       o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at,
+       coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-cross join lateral (select * from samekey.outbox x where x.id = c.id offset 0) o;
+cross join lateral (select * from samekey.outbox x where x.id = c.id offset 0) o
+left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id offset 0) s on true;
 
 -- name: OutboxQueueSettle :many
 -- Writes outcomes back, fenced: a row is changed only while its attempt and its worker are still the claim's. Returns
@@ -61,6 +65,7 @@ with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
            unnest(@delays::bigint[]) as delay_us, unnest(@spents::int[]) as spent, unnest(@unsends::boolean[]) as unsend,
            unnest(@keeps::boolean[]) as keep, unnest(@leaves::boolean[]) as leave, unnest(@sents::boolean[]) as sent,
+           unnest(@resents::boolean[]) as resent,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
            unnest(@responses::bytea[]) as response, unnest(@took_us::bigint[]) as took_us
@@ -81,6 +86,8 @@ with u as materialized (
         first_sent_at = case when u.unsend then null else q.first_sent_at end,
         window_ends   = case when u.unsend then null else q.window_ends end,
         approved_at   = case when u.status = 'awaiting_approval' then null else q.approved_at end,
+        plain         = q.plain and not u.unsend,
+        resent        = q.resent or coalesce(u.resent, false),
         ordering_key  = case when u.leave then null else q.ordering_key end,
         last_code     = nullif(u.code, '')
     from u

@@ -40,7 +40,8 @@ var workerGrants = []string{
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant usage on sequence samekey.outbox_seq to %s`,
 	`grant select, insert, delete on samekey.outbox_history to %s`,
-	`grant select, delete on samekey.outbox_sends to %s`, // a worker that fills it brings its insert
+	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,

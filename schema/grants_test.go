@@ -121,7 +121,6 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`update samekey.outbox_history set response = ''`,
 			`truncate samekey.outbox_history`,
 			`update samekey.outbox_sends set request = ''`,
-			`insert into samekey.outbox_sends (intent_id) values (gen_random_uuid())`,
 			`update samekey.processed_events set response_body = ''`,
 			`update samekey.processed_events set payload_hash = ''`,
 			`truncate samekey.processed_events`,

@@ -21,6 +21,7 @@ table samekey.outbox
     due_at timestamp with time zone not null
     deadline timestamp with time zone
     trace_context text
+    requested_by text
     created_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_pkey PRIMARY KEY (id)
     constraint outbox_action_name CHECK ((action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
@@ -31,6 +32,7 @@ table samekey.outbox
     constraint outbox_ordering_key_length CHECK (((octet_length(ordering_key) >= 1) AND (octet_length(ordering_key) <= 255)))
     constraint outbox_part_length CHECK ((octet_length(part) <= 255))
     constraint outbox_payload_length CHECK ((octet_length(payload) <= 1048576))
+    constraint outbox_requested_by_length CHECK (((octet_length(requested_by) >= 1) AND (octet_length(requested_by) <= 255)))
     constraint outbox_scope_ascii CHECK (((octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
     constraint outbox_trace_context_length CHECK ((octet_length(trace_context) <= 512))
 
@@ -57,7 +59,7 @@ table samekey.outbox_history
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
     constraint outbox_history_event CHECK ((event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'restored'::text])))
     constraint outbox_history_finished CHECK ((finished = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
-    constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'inconclusive'::text, 'not_sent'::text])))
+    constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'inconclusive'::text, 'accepted'::text, 'not_sent'::text])))
     constraint outbox_history_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
     constraint outbox_history_response_length CHECK ((octet_length(response) <= 1048576))
     constraint outbox_history_type_length CHECK ((octet_length(response_type) <= 255))
@@ -76,6 +78,8 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     spent integer not null default 0
     leased_by integer
     repeatable boolean not null default false
+    plain boolean not null default false
+    resent boolean not null default false
     action text collate "C" not null
     status text collate "C" not null
     ordering_key text collate "C"
@@ -94,15 +98,16 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
 
 table samekey.outbox_sends
     intent_id uuid not null
-    request bytea
+    carried_key text collate "C" not null
     request_type text
-    projected_key text collate "C"
+    request bytea
     message_id text collate "C"
     created_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_sends_pkey PRIMARY KEY (intent_id)
-    constraint outbox_sends_id_length CHECK ((octet_length(message_id) <= 998))
-    constraint outbox_sends_key_length CHECK ((octet_length(projected_key) <= 255))
-    constraint outbox_sends_request_length CHECK ((octet_length(request) <= 1048576))
+    constraint outbox_sends_id_length CHECK (((octet_length(message_id) >= 1) AND (octet_length(message_id) <= 998)))
+    constraint outbox_sends_key_length CHECK (((octet_length(carried_key) >= 1) AND (octet_length(carried_key) <= 255)))
+    constraint outbox_sends_request_length CHECK ((octet_length(request) <= 2097152))
+    constraint outbox_sends_type_length CHECK ((octet_length(request_type) <= 255))
 
 table samekey.outbox_stats
     action text collate "C" not null
@@ -139,6 +144,11 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     constraint processed_events_scope_ascii CHECK (((octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
     constraint processed_events_status CHECK ((status = ANY (ARRAY['started'::text, 'done'::text])))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
+
+table samekey.rate_limits  -- with fillfactor=10
+    destination text collate "C" not null
+    given_until timestamp with time zone not null
+    constraint rate_limits_pkey PRIMARY KEY (destination)
 
 table samekey.river_job  -- River's
 
@@ -180,7 +190,7 @@ AS $function$
         || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16) as d) as digest
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -195,11 +205,11 @@ declare
     v_seq  bigint;
 begin
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context)
+                                     ordering_key, due_at, deadline, trace_context, requested_by)
     values (v_id, enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(enqueue.content_type, 'application/json'), coalesce(enqueue.headers, '{}'),
-            enqueue.ordering_key, v_due, enqueue.deadline, enqueue.trace_context)
+            enqueue.ordering_key, v_due, enqueue.deadline, enqueue.trace_context, enqueue.requested_by)
     on conflict on constraint outbox_once do nothing
     returning o.id into v_have;
 

@@ -17,7 +17,7 @@ const OutboxEnqueue = `-- name: OutboxEnqueue :one
 select samekey.enqueue($1::text, $2::text, $3::text, $4::bytea, $5::text, $6::text,
                        ($7::text)::jsonb, $8::text, $9::timestamptz,
                        $10::timestamptz, $11::text, $12::uuid,
-                       $13::boolean)::uuid
+                       $13::boolean, $14::text)::uuid
 `
 
 type OutboxEnqueueParams struct {
@@ -34,6 +34,7 @@ type OutboxEnqueueParams struct {
 	TraceContext *string
 	ID           uuid.UUID
 	MustBeNew    bool
+	RequestedBy  *string
 }
 
 // The intent: written once, never changed.
@@ -53,6 +54,7 @@ func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (u
 		arg.TraceContext,
 		arg.ID,
 		arg.MustBeNew,
+		arg.RequestedBy,
 	)
 	var column_1 uuid.UUID
 	err := row.Scan(&column_1)
@@ -62,7 +64,7 @@ func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (u
 const OutboxEntries = `-- name: OutboxEntries :many
 select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when $1::boolean then o.payload end)::bytea as payload,
-       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.created_at,
+       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.requested_by, o.created_at,
        q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
        q.approved_at, q.repeatable, q.last_code,
        h.finished, h.at as finished_at, h.code as finished_code
@@ -93,6 +95,7 @@ type OutboxEntriesRow struct {
 	DueAt        time.Time
 	Deadline     *time.Time
 	TraceContext *string
+	RequestedBy  *string
 	CreatedAt    time.Time
 	Status       *string
 	QueueDueAt   *time.Time
@@ -134,6 +137,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.DueAt,
 			&i.Deadline,
 			&i.TraceContext,
+			&i.RequestedBy,
 			&i.CreatedAt,
 			&i.Status,
 			&i.QueueDueAt,

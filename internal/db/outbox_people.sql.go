@@ -81,7 +81,8 @@ func (q *Queries) OutboxPeopleFinished(ctx context.Context, id uuid.UUID) (strin
 }
 
 const OutboxPeopleLock = `-- name: OutboxPeopleLock :one
-select q.action, q.status, q.ordering_key, q.repeatable, (q.first_sent_at is not null)::boolean as sent
+select q.action, q.status, q.ordering_key, q.repeatable, (q.first_sent_at is not null)::boolean as sent,
+       (select o.requested_by from samekey.outbox o where o.id = q.id) as requested_by
 from samekey.outbox_queue q
 where q.id = $1
 for update
@@ -93,6 +94,7 @@ type OutboxPeopleLockRow struct {
 	OrderingKey *string
 	Repeatable  bool
 	Sent        bool
+	RequestedBy *string
 }
 
 func (q *Queries) OutboxPeopleLock(ctx context.Context, id uuid.UUID) (OutboxPeopleLockRow, error) {
@@ -104,6 +106,7 @@ func (q *Queries) OutboxPeopleLock(ctx context.Context, id uuid.UUID) (OutboxPeo
 		&i.OrderingKey,
 		&i.Repeatable,
 		&i.Sent,
+		&i.RequestedBy,
 	)
 	return i, err
 }
@@ -242,6 +245,8 @@ with resolved as (
         due_at        = clock_timestamp(),
         spent         = case when $1::text <> 'not_sent' then 0 else q.spent end,
         first_sent_at = case when $1::text <> 'not_sent' then q.first_sent_at end,
+        plain         = $1::text <> 'not_sent' and q.plain,
+        resent        = $1::text <> 'not_sent' and q.resent,
         window_ends   = case when $1::text <> 'not_sent' then q.window_ends end,
         last_code     = coalesce(nullif($2::text, ''), q.last_code),
         leased_by     = null,

@@ -40,22 +40,26 @@ with picked as materialized (
         repeatable    = $8::boolean or ($9::boolean and q.approved_at is null),
         first_sent_at = case when q.status = 'pending' and not ($9::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $10::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $11::interval end)
+        plain         = q.plain or q.status = 'pending' and not $10::boolean,
+        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $11::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $12::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, p.now,
+    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
-select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send,
+select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
+       c.plain, c.first_sent_at,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
        coalesce(not c.first_send and c.window_ends < c.now + $1::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
        c.now::timestamptz as now,
-       o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at
+       o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at,
+       coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, due_at, deadline, trace_context, created_at from samekey.outbox x where x.id = c.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, due_at, deadline, trace_context, requested_by, created_at from samekey.outbox x where x.id = c.id offset 0) o
+left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id offset 0) s on true
 `
 
 type OutboxQueueClaimParams struct {
@@ -68,6 +72,7 @@ type OutboxQueueClaimParams struct {
 	Lease         time.Duration
 	Repeatable    bool
 	NeedsApproval bool
+	Fixes         bool
 	Forever       bool
 	KeyWindow     pgtype.Interval
 }
@@ -82,6 +87,9 @@ type OutboxQueueClaimRow struct {
 	LastCode     *string
 	OrderingKey  *string
 	FirstSend    bool
+	Resent       bool
+	Plain        bool
+	FirstSentAt  *time.Time
 	PastWindow   bool
 	PastDeadline bool
 	Now          time.Time
@@ -94,6 +102,10 @@ type OutboxQueueClaimRow struct {
 	Headers      []byte
 	TraceContext *string
 	CreatedAt    time.Time
+	CarriedKey   string
+	RequestType  *string
+	Request      []byte
+	MessageID    *string
 }
 
 // The work: what claims, settles and sweeps do to samekey.outbox_queue.
@@ -115,6 +127,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.Lease,
 		arg.Repeatable,
 		arg.NeedsApproval,
+		arg.Fixes,
 		arg.Forever,
 		arg.KeyWindow,
 	)
@@ -135,6 +148,9 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 			&i.LastCode,
 			&i.OrderingKey,
 			&i.FirstSend,
+			&i.Resent,
+			&i.Plain,
+			&i.FirstSentAt,
 			&i.PastWindow,
 			&i.PastDeadline,
 			&i.Now,
@@ -147,6 +163,10 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 			&i.Headers,
 			&i.TraceContext,
 			&i.CreatedAt,
+			&i.CarriedKey,
+			&i.RequestType,
+			&i.Request,
+			&i.MessageID,
 		); err != nil {
 			return nil, err
 		}
@@ -502,9 +522,10 @@ with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
            unnest($5::bigint[]) as delay_us, unnest($6::int[]) as spent, unnest($7::boolean[]) as unsend,
            unnest($8::boolean[]) as keep, unnest($9::boolean[]) as leave, unnest($10::boolean[]) as sent,
-           unnest($11::text[]) as event, unnest($12::text[]) as outcome, unnest($13::text[]) as code,
-           unnest($14::text[]) as error, unnest($15::text[]) as response_type,
-           unnest($16::bytea[]) as response, unnest($17::bigint[]) as took_us
+           unnest($11::boolean[]) as resent,
+           unnest($12::text[]) as event, unnest($13::text[]) as outcome, unnest($14::text[]) as code,
+           unnest($15::text[]) as error, unnest($16::text[]) as response_type,
+           unnest($17::bytea[]) as response, unnest($18::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -522,6 +543,8 @@ with u as materialized (
         first_sent_at = case when u.unsend then null else q.first_sent_at end,
         window_ends   = case when u.unsend then null else q.window_ends end,
         approved_at   = case when u.status = 'awaiting_approval' then null else q.approved_at end,
+        plain         = q.plain and not u.unsend,
+        resent        = q.resent or coalesce(u.resent, false),
         ordering_key  = case when u.leave then null else q.ordering_key end,
         last_code     = nullif(u.code, '')
     from u
@@ -554,6 +577,7 @@ type OutboxQueueSettleParams struct {
 	Keeps         []bool
 	Leaves        []bool
 	Sents         []bool
+	Resents       []bool
 	Events        []string
 	Outcomes      []string
 	Codes         []string
@@ -586,6 +610,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.Keeps,
 		arg.Leaves,
 		arg.Sents,
+		arg.Resents,
 		arg.Events,
 		arg.Outcomes,
 		arg.Codes,

@@ -56,9 +56,10 @@ select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1,
 
 select count(samekey.enqueue('s', 'due ' || n, 'charge_card', 'payload', due_at => now() - interval '1 minute'))
 from generate_series(1, %[4]d) n;
+insert into samekey.outbox_sends (intent_id, carried_key, request) select o.id, 'key', 'request' from samekey.outbox o where hashtext(o.idem_key) %% 2 = 0;
 `
 
-var tables = []string{"outbox", "outbox_queue", "outbox_history", "processed_events"}
+var tables = []string{"outbox", "outbox_queue", "outbox_history", "outbox_sends", "processed_events"}
 
 func fill(t *testing.T, database *samekeytest.DB) {
 	t.Helper()

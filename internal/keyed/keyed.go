@@ -40,6 +40,7 @@ type Intent struct {
 	DueAt        *time.Time
 	Deadline     *time.Time
 	TraceContext *string
+	RequestedBy  *string
 }
 
 // Params are the arguments for db.OutboxEnqueue. The headers are text, since where pgx does not ask the server for types
@@ -48,12 +49,12 @@ func (in Intent) Params(mustBeNew bool) db.OutboxEnqueueParams {
 	return db.OutboxEnqueueParams{
 		Scope: in.Key.Scope, IdemKey: in.Key.Value, Action: in.Action, Part: in.Part, Payload: in.Payload,
 		ContentType: in.ContentType, Headers: string(in.Headers), OrderingKey: in.OrderingKey, DueAt: in.DueAt,
-		Deadline: in.Deadline, TraceContext: in.TraceContext, ID: in.ID, MustBeNew: mustBeNew,
+		Deadline: in.Deadline, TraceContext: in.TraceContext, ID: in.ID, MustBeNew: mustBeNew, RequestedBy: in.RequestedBy,
 	}
 }
 
 // Args are the same in the order of the statement, for a batch.
 func (in Intent) Args(mustBeNew bool) []any {
 	return []any{in.Key.Scope, in.Key.Value, in.Action, in.Payload, in.Part, in.ContentType, string(in.Headers),
-		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew}
+		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew, in.RequestedBy}
 }

@@ -20,6 +20,7 @@ create table samekey.outbox (
     due_at        timestamptz not null,
     deadline      timestamptz,
     trace_context text,
+    requested_by  text,                   -- who asked for it, and so may not approve it
     created_at    timestamptz not null default clock_timestamp(),
 
     -- The key first: the same index finds an intent by its key alone.
@@ -33,7 +34,8 @@ create table samekey.outbox (
     constraint outbox_content_type_length  check (octet_length(content_type) between 1 and 255),
     constraint outbox_headers_object       check (jsonb_typeof(headers) = 'object' and octet_length(headers::text) <= 16384),
     constraint outbox_ordering_key_length  check (octet_length(ordering_key) between 1 and 255),
-    constraint outbox_trace_context_length check (octet_length(trace_context) <= 512)
+    constraint outbox_trace_context_length check (octet_length(trace_context) <= 512),
+    constraint outbox_requested_by_length  check (octet_length(requested_by) between 1 and 255)
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -54,6 +56,8 @@ create table samekey.outbox_queue (
     spent         integer     not null default 0, -- what counts against the policy's attempts
     leased_by     integer,                -- samekey.workers.id
     repeatable    boolean     not null default false, -- set by the claim: may it be sent again without a look-up
+    plain         boolean     not null default false, -- it may have been sent with nothing fixed in outbox_sends
+    resent        boolean     not null default false, -- it was sent once more after look-ups said absent, or was accepted: never again
     action        text        collate "C" not null,
     status        text        collate "C" not null,
     ordering_key  text        collate "C",
@@ -111,7 +115,7 @@ create table samekey.outbox_history (
     constraint outbox_history_finished check (finished in ('delivered', 'refused', 'cancelled')),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
-         'absent', 'inconclusive', 'not_sent')),
+         'absent', 'inconclusive', 'accepted', 'not_sent')),
     constraint outbox_history_code_length     check (octet_length(code) <= 128),
     constraint outbox_history_error_length    check (octet_length(error) <= 4096),
     constraint outbox_history_response_length check (octet_length(response) <= 1048576),
@@ -121,18 +125,26 @@ create table samekey.outbox_history (
 );
 create unique index outbox_history_finish on samekey.outbox_history (intent_id) where finished is not null;
 
--- What was fixed before the first send, where it is more than the payload.
+-- What was fixed before the first send, where it is more than the payload and the delivery key. Every attempt sends
+-- these bytes, whatever the configuration says by then.
 create table samekey.outbox_sends (
-    intent_id     uuid        primary key,
-    request       bytea,
-    request_type  text,
-    projected_key text        collate "C",
-    message_id    text        collate "C",
-    created_at    timestamptz not null default clock_timestamp(),
-    constraint outbox_sends_request_length check (octet_length(request) <= 1048576),
-    constraint outbox_sends_key_length     check (octet_length(projected_key) <= 255),
-    constraint outbox_sends_id_length      check (octet_length(message_id) <= 998)
+    intent_id    uuid        primary key,
+    carried_key  text        collate "C" not null, -- the delivery key, in the form that the vendor takes
+    request_type text,
+    request      bytea,
+    message_id   text        collate "C",
+    created_at   timestamptz not null default clock_timestamp(),
+    constraint outbox_sends_key_length     check (octet_length(carried_key) between 1 and 255),
+    constraint outbox_sends_type_length    check (octet_length(request_type) <= 255),
+    constraint outbox_sends_request_length check (octet_length(request) <= 2097152),
+    constraint outbox_sends_id_length      check (octet_length(message_id) between 1 and 998)
 );
+
+-- How fast a vendor account may be called, by all workers together: until when its budget is given out already.
+create table samekey.rate_limits (
+    destination text        collate "C" primary key,
+    given_until timestamptz not null
+) with (fillfactor = 10); -- a row is a page, so that its versions stay on it
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The memory of requests. A row lives until it is pruned: look-up ignores expires_at.
@@ -255,7 +267,8 @@ create function samekey.enqueue(
     deadline      timestamptz default null,
     trace_context text        default null,
     id            uuid        default null,
-    must_be_new   boolean     default false
+    must_be_new   boolean     default false,
+    requested_by  text        default null
 ) returns uuid
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -269,11 +282,11 @@ declare
     v_seq  bigint;
 begin
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context)
+                                     ordering_key, due_at, deadline, trace_context, requested_by)
     values (v_id, enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(enqueue.content_type, 'application/json'), coalesce(enqueue.headers, '{}'),
-            enqueue.ordering_key, v_due, enqueue.deadline, enqueue.trace_context)
+            enqueue.ordering_key, v_due, enqueue.deadline, enqueue.trace_context, enqueue.requested_by)
     on conflict on constraint outbox_once do nothing
     returning o.id into v_have;
 
