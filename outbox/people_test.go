@@ -302,3 +302,45 @@ func TestRedriveAllTakesWhatTheFilterFindsUpToItsLimitTheOldestFirst(t *testing.
 		t.Error("redriving pending intents is no error")
 	}
 }
+
+func TestWhoRequestedAnIntentMayNotApproveIt(t *testing.T) {
+	on := newGuardedDB(t)
+	id := insert(t, on, outbox.Intent{Action: "pay_out", RequestedBy: ada.Actor})
+	force(t, on, id, outbox.StatusAwaitingApproval, false, false)
+	refusedAs(t, "by its requester", outbox.Approve(t.Context(), on, id, ada), outbox.StatusAwaitingApproval)
+	if e := get(t, on, id); e.Status != outbox.StatusAwaitingApproval || e.RequestedBy != ada.Actor || len(e.History) != 0 {
+		t.Errorf("%+v", e)
+	}
+	if err := outbox.Approve(t.Context(), on, id, outbox.By{Actor: "bob", Reason: "checked the invoice"}); err != nil {
+		t.Error(err)
+	}
+	if e := get(t, on, id); e.Status != outbox.StatusPending {
+		t.Errorf("%+v", e)
+	}
+
+	// Its requester may take it back.
+	other := insert(t, on, outbox.Intent{Action: "pay_out", RequestedBy: ada.Actor})
+	force(t, on, other, outbox.StatusAwaitingApproval, false, false)
+	if err := outbox.Reject(t.Context(), on, other, ada); err != nil {
+		t.Error(err)
+	}
+	long := outbox.Intent{Key: newKey(t, "k"), Action: "pay_out", Payload: struct{}{}, RequestedBy: strings.Repeat("a", 256)}
+	if _, err := outbox.Insert(t.Context(), on, long); err == nil || !strings.Contains(err.Error(), "RequestedBy") {
+		t.Errorf("256 bytes: %v", err)
+	}
+}
+
+func TestGetShowsWhatWasFixedBeforeTheFirstSend(t *testing.T) {
+	on := newGuardedDB(t)
+	id := insert(t, on, outbox.Intent{Action: "charge_card"})
+	if sent := get(t, on, id).Sent; sent.CarriedKey != "" || !sent.At.IsZero() {
+		t.Errorf("nothing was fixed: %+v", sent)
+	}
+	_, err := on.Exec(t.Context(), `insert into samekey.outbox_sends (intent_id, carried_key, request_type, request, message_id) values ($1, 'k25', 'http', 'POST /', '<m@x>')`, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sent := get(t, on, id).Sent; sent.CarriedKey != "k25" || string(sent.Request) != "POST /" || sent.RequestType != "http" || sent.MessageID != "<m@x>" || sent.At.IsZero() {
+		t.Errorf("%+v", sent)
+	}
+}
