@@ -29,6 +29,7 @@ type workerConfig struct {
 	Concurrency             int
 	Stand                   string // the point at which it stands
 	Lookup, Apply           bool
+	ResendAbsent            bool
 }
 
 // The points at which a worker can be told to stand; see worker.charge. What
@@ -84,6 +85,7 @@ func (w *worker) register(d *dispatcher.Dispatcher) {
 		// Short, so that a second attempt comes at once.
 		Backoff: max(w.Backoff, time.Millisecond), MaxBackoff: max(w.Backoff, 50*time.Millisecond),
 	}
+	policy.ResendAbsent = w.ResendAbsent
 	if policy.Class == 0 {
 		policy.Class = dispatcher.IdempotentWrite
 	}

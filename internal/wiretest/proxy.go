@@ -174,6 +174,9 @@ func (p *Proxy) cut() {
 	}
 }
 
+// Isolate breaks all connections that are open, and closes new ones, until Revive.
+func (p *Proxy) Isolate() { p.crash() }
+
 func (p *Proxy) crash() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

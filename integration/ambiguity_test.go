@@ -1,0 +1,215 @@
+package integration
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/wiretest"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+var (
+	seedRuns = flag.Int("seeds", 102, "runs of the seeded tests, by all kinds of disaster together")
+	oneSeed  = flag.Uint64("seed", 0, "the one seed to run")
+)
+
+// disasters are what becomes of a worker in mid-call.
+var disasters = map[string]func(r *ambiguous){
+	"killed": func(r *ambiguous) { r.victim.kill() },
+	// It goes on once another has taken over.
+	"stopped past its lease": func(r *ambiguous) {
+		r.victim.stop()
+		r.afterwards = func() {
+			r.victim.signal(syscall.SIGCONT)
+			r.victim.release()
+		}
+	},
+	"cut from the database": func(r *ambiguous) {
+		r.proxy.Isolate()
+		r.afterwards = func() {
+			r.proxy.Revive()
+			r.victim.release()
+		}
+	},
+}
+
+// ambiguous is one run: an intent that goes out once, and a worker that meets
+// its disaster with the intent in mid-call.
+type ambiguous struct {
+	*bundle
+	proxy      *wiretest.Proxy // between the victim and its database
+	random     *rand.Rand
+	id         uuid.UUID
+	key        string
+	victim     *process
+	acted      bool // the vendor had acted when the disaster came
+	config     workerConfig
+	afterwards func()
+}
+
+// A write that goes out once is looked up or waits for a person, whatever
+// becomes of its worker in mid-call, and is never sent a second time, but for the
+// one resend after two look-ups said absent where the policy opted in. The vendor
+// knows no keys: a second call is a second effect. Each run is one seed:
+// go test -run OverAHundredSeededRuns -args -seed 17.
+func TestOverAHundredSeededRunsAWriteThatGoesOutOnceIsNeverSentTwice(t *testing.T) {
+	for i, name := range slices.Sorted(func(yield func(string) bool) {
+		for name := range disasters {
+			if !yield(name) {
+				return
+			}
+		}
+	}) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, &samekeytest.VendorOptions{IgnoreKeys: true})
+			proxy := wiretest.Start(t, b.workerDSN)
+			for run := range *seedRuns / len(disasters) {
+				seed := uint64(run*len(disasters) + i + 1)
+				if *oneSeed != 0 && seed != *oneSeed {
+					continue
+				}
+				r := &ambiguous{bundle: b, proxy: proxy, random: rand.New(rand.NewPCG(seed, 5))}
+				if !r.run(seed, name) {
+					t.Fatalf("seed %d", seed)
+				}
+			}
+		})
+	}
+}
+
+func (r *ambiguous) run(seed uint64, kind string) (ok bool) {
+	r.config = workerConfig{Class: dispatcher.NonIdempotentWrite, Lookup: r.random.IntN(3) > 0, Apply: r.random.IntN(2) > 0, Sweep: 50 * time.Millisecond}
+	if r.random.IntN(4) == 0 {
+		r.config.Class = dispatcher.IrreversibleWrite
+	}
+	// Only where the worker is dead for certain does nothing more come after two look-ups said absent.
+	r.config.ResendAbsent = kind == "killed" && r.config.Lookup && r.config.Class == dispatcher.NonIdempotentWrite
+	before := r.vendor.Counts()
+	r.intoACall(fmt.Sprintf("item %d", seed))
+	disasters[kind](r)
+	early := r.random.IntN(2) == 0
+	if early {
+		r.vendor.Release()
+	}
+	samekeytest.Elapse(r.t, r.DB, time.Minute) // past the lease
+	heir := r.worker(fmt.Sprintf("heir %d", seed), r.config)
+	r.eventually(`status <> 'leased' and leased_by is null or not exists (select from samekey.outbox_queue where id = $1) from (select) x left join samekey.outbox_queue on id = $1`, r.id)
+	if !early {
+		r.vendor.Release()
+	}
+	if r.afterwards != nil {
+		r.afterwards()
+	}
+	entry := r.rest()
+	heir.kill()
+	r.victim.clear()
+
+	calls := r.vendor.Counts().Calls - before.Calls
+	effects := r.vendor.Counts().Effects - before.Effects
+	allowed := 1
+	if r.config.ResendAbsent && !r.acted {
+		allowed = 2
+	}
+	switch {
+	case calls > allowed || effects > 1:
+		r.t.Errorf("%d calls and %d effects", calls, effects)
+	case r.config.ResendAbsent && entry.Status != outbox.StatusDelivered:
+		r.t.Errorf("it is %s, and should have been sent once more", entry.Status)
+	case r.acted && effects != 1:
+		r.t.Errorf("it had acted, and now there are %d effects", effects)
+	case entry.Status == outbox.StatusDelivered && effects != 1:
+		r.t.Errorf("delivered, with %d effects", effects)
+	case r.acted && r.config.Lookup && entry.Status != outbox.StatusDelivered:
+		r.t.Errorf("the look-up must have found it, and it is %s", entry.Status)
+	case !slices.Contains([]outbox.Status{outbox.StatusDelivered, outbox.StatusParked}, entry.Status):
+		r.t.Errorf("it is %s", entry.Status)
+	}
+	if r.t.Failed() {
+		r.t.Logf("acted %t, answers early %t, %+v\n%s", r.acted, early, r.config, timeline(entry))
+	}
+	return !r.t.Failed()
+}
+
+// intoACall starts the victim and brings it to one of the points of a call.
+func (r *ambiguous) intoACall(item string) {
+	config := r.config
+	config.DSN = r.proxy.DSN()
+	point := []string{beforeCall, "at the vendor", "acted", afterAnswer}[r.random.IntN(4)]
+	switch point {
+	case beforeCall, afterAnswer:
+		config.Stand = point
+	case "at the vendor":
+		r.vendor.Hold()
+	case "acted":
+		r.vendor.HoldAnswers()
+	}
+	effects := r.vendor.Counts().Effects
+	r.victim = r.worker("victim of "+item, config)
+	r.id, r.key = r.insert(item)
+	if config.Class == dispatcher.IrreversibleWrite {
+		r.status(r.id, outbox.StatusAwaitingApproval)
+		if err := outbox.Approve(r.t.Context(), r.Pool, r.id, outbox.By{Actor: "ann", Reason: "checked"}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	switch point {
+	case beforeCall, afterAnswer:
+		r.victim.wait("at " + point)
+	case "at the vendor":
+		r.open(1)
+	case "acted":
+		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+		defer cancel()
+		if err := r.vendor.WaitEffects(ctx, effects+1); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.acted = point == "acted" || point == afterAnswer
+}
+
+// rest lets time pass until the intent is finished, or waits for a person.
+func (r *ambiguous) rest() outbox.Entry {
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	for deadline := time.Now().Add(patience); ; <-look.C {
+		entry, err := outbox.Get(r.t.Context(), r.Pool, r.id)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		switch {
+		case entry.Status.Finished(), entry.Status == outbox.StatusParked && r.quiet():
+			return entry
+		case time.Now().After(deadline):
+			r.t.Fatalf("the intent is %q and does not rest\n%s", entry.Status, timeline(entry))
+		case entry.Status == outbox.StatusUnknown:
+			samekeytest.Elapse(r.t, r.DB, time.Minute)
+		}
+	}
+}
+
+// quiet says whether the victim has nothing in hand any more: its late answer
+// may still resolve what is parked.
+func (r *ambiguous) quiet() bool {
+	select {
+	case <-r.victim.ended:
+		return true
+	default:
+	}
+	r.victim.mu.Lock()
+	defer r.victim.mu.Unlock()
+	return slices.ContainsFunc(r.victim.lines, func(line string) bool {
+		return strings.Contains(line, "late answer") || strings.Contains(line, "taken its intent over")
+	})
+}
