@@ -42,8 +42,8 @@ type Answer struct {
 }
 
 // Handler makes one attempt. Its context ends at the attempt's deadline; what it sends after that may meet the attempt
-// that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead] and [Unknown] say what
-// kind of error it was; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
+// that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead], [Denied],
+// [Accepted], [Stuck] and [Unknown] say what kind of error it was; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
 // error of net that says "dial", or that a name was not found, counts as a vendor that cannot be reached: it spends no
 // attempt. It is no proof that nothing was sent; where you have that, say [Unsent].
 type Handler func(ctx context.Context, call *Call) (Answer, error)
@@ -58,6 +58,7 @@ const (
 	verdictDead
 	verdictDenied
 	verdictAccepted
+	verdictStuck
 )
 
 // attemptError carries a handler's verdict through any wrapping.
@@ -86,7 +87,7 @@ func Refused(answer Answer) error {
 
 // RetryAfter says that the vendor declared that it did not act and wants to be asked again later (429, or an answer
 // that means "still running under this key"). It spends no attempt; the wait is the longer of d and the policy's
-// backoff, at most an hour. Any class may be retried after it but an irreversible write, which waits for approval.
+// backoff, at most a day: a vendor that asks for more is asked again after a day. Any class may be retried after it but an irreversible write, which waits for approval.
 func RetryAfter(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
 }
@@ -115,6 +116,13 @@ func Denied(answer Answer, err error) error {
 // an event of the vendor's may be faster, with outbox.Resolve. After the policy's CompletionTime it is parked.
 func Accepted(answer Answer, after time.Duration) error {
 	return &attemptError{verdict: verdictAccepted, after: after, answer: answer, err: errors.New("the vendor finishes it later")}
+}
+
+// Stuck says that the vendor may have acted, and that the same call with the same key can never find out, such as where it
+// replays a stored 500. It is never sent again: whatever its class, the intent is looked up, else parked. (A [Read] is
+// tried again.)
+func Stuck(answer Answer, err error) error {
+	return &attemptError{verdict: verdictStuck, answer: answer, err: orText(err, "the same key can never succeed")}
 }
 
 // Unknown says that the vendor may or may not have acted; any error that is not listed here means the same. The answer,

@@ -119,6 +119,13 @@ func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) 
 		s.delay = p.delay(int(c.Attempt))
 	case verdictAccepted:
 		return a.accepted(s, failure.after)
+	case verdictStuck:
+		s.answer.Code = or(s.answer.Code, "stuck")
+		if p.Class != Read {
+			s.status, s.outcome, s.spent, s.delay = statusUnknown, outcomeUnknown, 0, max(p.SettlingDelay, 0)
+			return s
+		}
+		return a.unknown(s)
 	case verdictUnknown:
 		s.answer.Code = or(s.answer.Code, unknownCode(err))
 		return a.unknown(s)

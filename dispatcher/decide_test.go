@@ -32,6 +32,7 @@ func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
 		"dns":         fmt.Errorf("send: %w", &net.DNSError{Err: "no such host"}),
 		"retry_after": RetryAfter(time.Minute, nil),
 		"dead":        Dead(Answer{Code: "401"}, nil),
+		"stuck":       Stuck(Answer{Code: "500"}, nil),
 		"unknown":     Unknown(Answer{Code: "500"}, nil),
 		"unlisted":    errors.New("connection reset"),
 		"read":        &net.OpError{Op: "read", Err: errors.New("reset")},
@@ -47,6 +48,7 @@ func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
 		"dns":         "pending unsent spent=0 unsent",
 		"retry_after": "pending retry spent=0 retry_after",
 		"dead":        "dead dead spent=1 401",
+		"stuck":       "unknown unknown spent=0 500", // a read has a line of its own
 		"unknown":     "pending retry spent=1 500",
 		"unlisted":    "pending retry spent=1 unknown",
 		"read":        "pending retry spent=1 unknown",
@@ -62,6 +64,7 @@ func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
 		"dns":         "unknown unknown spent=0 unknown",
 		"retry_after": "pending retry spent=0 retry_after unsend",
 		"dead":        "dead dead spent=1 401 unsend",
+		"stuck":       "unknown unknown spent=0 500",
 		"unknown":     "unknown unknown spent=0 500",
 		"unlisted":    "unknown unknown spent=0 unknown",
 		"read":        "unknown unknown spent=0 unknown",
@@ -81,6 +84,9 @@ func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
 			}
 			if special, ok := irreversible[name]; ok && class == IrreversibleWrite {
 				want = special
+			}
+			if class == Read && name == "stuck" {
+				want = repeatable["unknown"]
 			}
 			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, err)
 			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code)
@@ -119,10 +125,10 @@ func TestAnUnsentAttemptForgetsThatTheKeyWasSentOnlyIfItWasTheFirst(t *testing.T
 	}
 }
 
-func TestRetryAfterWaitsForTheLongerOfVendorAndBackoffUpToAnHour(t *testing.T) {
+func TestRetryAfterWaitsForTheLongerOfVendorAndBackoffUpToADay(t *testing.T) {
 	a := actionOf(Read, 5)
 	for asked, want := range map[time.Duration]time.Duration{
-		time.Minute: time.Minute, 59 * time.Minute: 59 * time.Minute, 61 * time.Minute: time.Hour, 1 << 62: time.Hour,
+		time.Minute: time.Minute, 59 * time.Minute: 59 * time.Minute, 23 * time.Hour: 23 * time.Hour, 25 * time.Hour: 24 * time.Hour, 1 << 62: 24 * time.Hour,
 	} {
 		if s := a.afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, RetryAfter(asked, nil)); s.delay != want {
 			t.Errorf("RetryAfter(%v) waits %v, want %v", asked, s.delay, want)
@@ -282,6 +288,22 @@ func TestWhatWasAcceptedIsNeverSentAgain(t *testing.T) {
 		if s, ask := a.beforeLookup(&late); !ask {
 			t.Errorf("%v: in time: %+v", class, s)
 		}
+	}
+}
+
+// The same key replays the same failure: an idempotent write whose look-up says absent is not sent again either.
+func TestWhatIsStuckIsLookedUpThenParkedAndNeverSentAgain(t *testing.T) {
+	a := actionOf(IdempotentWrite, 5)
+	s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 4}, Answer{}, Stuck(Answer{Code: "500"}, nil))
+	if s.status != statusUnknown || s.unsend || !s.sent || s.delay != a.policy.SettlingDelay {
+		t.Errorf("%+v", s)
+	}
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked {
+		t.Errorf("without a look-up: %+v", s)
+	}
+	absent := outcomeAbsent
+	if s := a.afterLookup(&db.OutboxQueueClaimRow{LastCode: &absent}, Absent(Answer{}), nil); s.status != statusParked {
+		t.Errorf("absent twice: %+v", s)
 	}
 }
 

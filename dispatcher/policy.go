@@ -66,8 +66,8 @@ type Policy struct {
 // windowMargin is kept free at the end of a key window, besides the attempt's own timeout.
 const windowMargin = 10 * time.Second
 
-// maxDelay caps what a vendor may ask for with RetryAfter.
-const maxDelay = time.Hour
+// maxDelay caps what a vendor may ask for with RetryAfter. It is generous, so that no vendor that means it is asked early.
+const maxDelay = 24 * time.Hour
 
 const maxAttempts = 25
 
