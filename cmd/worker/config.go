@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"os"
 	"regexp"
 	"slices"
@@ -130,15 +131,35 @@ func readDestination(r *reader, at entry) *destination {
 	dest.lines = r.fields(at, map[string]func(entry){
 		"url": func(e entry) { dest.URL = secret(e) },
 		"key": func(e entry) {
-			r.fields(e, map[string]func(entry){"header": func(e entry) { dest.KeyHeader, _ = r.raw(e) }})
+			r.fields(e, map[string]func(entry){"header": func(e entry) {
+				dest.Vendor.Key.Place = dispatcher.KeyInHeader
+				dest.Vendor.Key.Name, _ = r.raw(e)
+			}})
 		},
-		"headers":     func(e entry) { dest.Headers = readHeaders(r, e, secret) },
-		"key_window":  func(e entry) { dest.KeyWindow = readWindow(r, e) },
-		"concurrency": func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
-		"ca_file":     func(e entry) { dest.CAFile, _, _ = r.text(e) },
-		"proxy":       func(e entry) { dest.Proxy = secret(e) },
+		"headers":       func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"key_window":    func(e entry) { dest.Vendor.Window = readWindow(r, e) },
+		"concurrency":   func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
+		"ca_file":       func(e entry) { dest.CAFile, _, _ = r.text(e) },
+		"proxy":         func(e entry) { dest.Proxy = secret(e) },
+		"allow_private": func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})
 	return dest
+}
+
+func readRanges(r *reader, e entry) (out []netip.Prefix) {
+	for _, at := range r.list(e) {
+		text, ok := r.raw(at)
+		if !ok {
+			continue
+		}
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			r.fail(at.line, "%s: %q is no range of addresses: want such as 10.0.0.0/8 or fd00::/8", at.path, text)
+			continue
+		}
+		out = append(out, prefix)
+	}
+	return out
 }
 
 func readHeaders(r *reader, at entry, value func(entry) string) map[string]string {
@@ -266,7 +287,7 @@ func (c *config) checkAction(r *reader, a *action) {
 	}
 	client, window := anyClient, time.Duration(0)
 	if dest != nil {
-		window = dest.KeyWindow
+		window = dest.Vendor.Window
 		if dest.client != nil {
 			client = dest.client
 		}
@@ -274,7 +295,7 @@ func (c *config) checkAction(r *reader, a *action) {
 	if a.Policy.Class == dispatcher.IdempotentWrite && a.Policy.KeyWindow == 0 {
 		a.Policy.KeyWindow = window
 	}
-	_, err := client.Handler(a.Action)
+	_, _, err := client.Handler(a.Action)
 	r.explain(err, a.at, a.lines)
 	d := dispatcher.New(nil, nil)
 	d.Handle(a.Name, a.Policy, nothing)
@@ -321,7 +342,7 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 
 // fileNames are the names of fields, in Go and in the file.
 var fileNames = map[string]string{
-	"Name": "name", "URL": "url", "KeyHeader": "key", "Headers": "headers", "KeyWindow": "key_window",
+	"Name": "name", "URL": "url", "Vendor": "key", "AllowPrivate": "allow_private", "Headers": "headers", "KeyWindow": "key_window",
 	"Concurrency": "concurrency", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Success": "success",
 	"Refused": "refused", "Wait": "wait", "Class": "class", "Destination": "destination", "Timeout": "timeout", "Lease": "lease",
 	"Attempts": "attempts", "Backoff": "backoff", "MaxBackoff": "max_backoff", "Deadline": "deadline",

@@ -34,7 +34,7 @@ actions:
 	}
 	stripe, charge := c.destinations[0], c.actions[0]
 	if stripe.Headers["Authorization"] != "Bearer sk_live_1" || strings.Join(stripe.Secrets, ",") != "sk_live_1" ||
-		stripe.KeyWindow != 24*time.Hour || stripe.Limits.Concurrency != 32 {
+		stripe.Vendor.Window != 24*time.Hour || stripe.Limits.Concurrency != 32 {
 		t.Errorf("%+v", stripe.Destination)
 	}
 	if charge.Request != "POST /v1/charges" || charge.Policy.Class != dispatcher.IdempotentWrite || charge.Policy.Timeout != 20*time.Second ||
@@ -99,7 +99,7 @@ actions:
 		t.Errorf("%+v", w)
 	}
 	bank, pay, payOn := c.destinations[0], c.actions[0], c.actions[1]
-	if bank.URL != "https://u:p%2Fw@bank.example/api?cost=$5" || bank.KeyHeader != "X-Request-Id" || bank.KeyWindow != dispatcher.Forever ||
+	if bank.URL != "https://u:p%2Fw@bank.example/api?cost=$5" || bank.Vendor.Key.Name != "X-Request-Id" || bank.Vendor.Window != dispatcher.Forever ||
 		bank.Proxy != "http://proxy.example:3128" || bank.Headers["X-Literal"] != "as it is" {
 		t.Errorf("%+v", bank.Destination)
 	}

@@ -60,7 +60,7 @@ func environment(db *samekeytest.DB, more ...string) []string {
 const oneVendor = `
 worker: {stop_timeout: 1s}
 destinations:
-  vendor: {url: "%s", key_window: 24h, concurrency: 2}
+  vendor: {url: "%s", key_window: 24h, concurrency: 2, allow_private: 127.0.0.0/8}
 actions:
   charge_card: {destination: vendor, request: POST /v1/charges, class: idempotent_write, timeout: 20s, refused: [402]}
 `
@@ -160,7 +160,7 @@ func TestASecretIsInNoRowAndNoLog(t *testing.T) {
 	vendor := samekeytest.StartVendor(t, &samekeytest.VendorOptions{Answer: func(r samekeytest.VendorRequest) samekeytest.VendorAnswer {
 		status := 402
 		if strings.HasPrefix(r.Path, "/own") {
-			status = 401
+			status = 403
 		}
 		return samekeytest.VendorAnswer{Status: status, Body: fmt.Appendf(nil, "%s %v", r.Path, r.Header)}
 	}})
@@ -172,9 +172,11 @@ destinations:
   echo:
     url: "http://user:${env:PASSWORD}@%s/?token=${env:QUERY}"
     headers: {X-Token: "${env:TOKEN}", X-File: "${file:%s}"}
+    allow_private: [127.0.0.0/8]
   away:
     url: "http://user:${env:PASSWORD}@%s/?token=${env:QUERY}"
     headers: {X-Token: "${env:TOKEN}", X-File: "${file:%s}"}
+    allow_private: [127.0.0.0/8]
 actions:
   refuse: {destination: echo, request: POST /, class: idempotent_write, key_window: 24h, refused: 402}
   die: {destination: echo, request: POST /die, class: idempotent_write, key_window: 24h}
@@ -235,7 +237,7 @@ func TestARedirectAfterTheVendorActedIsNotRedriven(t *testing.T) {
 	}})
 	insert(t, db, "charge", 1)
 	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(`
-destinations: {vendor: {url: "%s"}}
+destinations: {vendor: {url: "%s", allow_private: 127.0.0.0/8}}
 actions: {charge: {destination: vendor, request: POST /, class: non_idempotent_write, settling_delay: 0}}
 `, vendor.URL)))
 	deadline := time.After(patience)

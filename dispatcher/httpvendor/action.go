@@ -18,12 +18,19 @@ type Action struct {
 	Name string
 
 	// Request is the method and the path, with a query if there is one: "POST /v1/charges?expand=card". The path is
-	// added to that of the destination's URL. GET and HEAD are sent without a body, DELETE, PATCH, POST and PUT with the
-	// payload's bytes, as they are.
+	// added to that of the destination's URL. GET and HEAD are sent without a body, DELETE, PATCH, POST and PUT with Body.
+	// Path and query may be a template: "POST /v1/orders/{{.Payload.order_id}}/capture". A value is escaped by itself, so
+	// that none makes another path; a part of the path that comes out empty, "." or ".." makes the intent dead.
 	Request string
+
+	// Body says what is sent. Default: the payload's bytes, as they are.
+	Body Body
 
 	// Headers are sent with each call, and win over those of the destination and of the intent.
 	Headers map[string]string
+
+	// Rules give answers their meaning, before all else: the first that fits counts.
+	Rules []Rule
 
 	// Success, Refused and Wait list the statuses, 200 to 599, that mean delivered, a business no, and ask again later.
 	// A status is in one list at most. Defaults: 200-299; none; none, beside 429, which always means later unless another
@@ -32,9 +39,20 @@ type Action struct {
 	// since a vendor that does not know keys cannot say that by a 409: it may be about what the first call did.
 	Success, Refused, Wait Statuses
 
-	// Policy is the action's. Its Destination is set by [Client.Register], its KeyWindow defaults to the destination's
-	// for an idempotent write.
+	// Accepted lists the statuses, such as 202, by which the vendor says that it will finish the call later: it is never
+	// sent again, and Lookup asks for it, or an event completes it with outbox.Resolve. Default: none, and a 202 is a
+	// success.
+	Accepted Statuses
+
+	// Lookup asks the vendor whether it acted. Default: none, and what is unknown is parked for a person.
+	Lookup *Lookup
+
+	// Policy is the action's. Its Destination is set by [Client.Register], its KeyWindow defaults to the window of the
+	// destination's Vendor for an idempotent write.
 	Policy dispatcher.Policy
+
+	// Options are more of the action, such as dispatcher.WithApply.
+	Options []dispatcher.Option
 }
 
 // Statuses is a list of ranges of HTTP statuses, both ends included.
@@ -82,28 +100,60 @@ func (s Statuses) overlaps(other Statuses) bool {
 	return false
 }
 
-// Register declares the destination with its limits, and the actions with their handlers. The error holds every mistake
-// in the actions themselves; what is wrong with their policies, [dispatcher.Dispatcher.Check] says.
+// Register declares the destination with its limits and its vendor, and the actions with their handlers, look-ups and
+// options. The error holds every mistake in the actions themselves; what is wrong with their policies, and with the
+// vendor's description, [dispatcher.Dispatcher.Check] says.
 func (c *Client) Register(d *dispatcher.Dispatcher, actions ...Action) error {
 	d.Destination(c.dest.Name, c.dest.Limits)
+	d.Vendor(c.dest.Name, c.dest.Vendor)
 	var errs []error
 	for _, action := range actions {
 		action.Policy.Destination = c.dest.Name
-		if action.Policy.Class == dispatcher.IdempotentWrite && action.Policy.KeyWindow == 0 {
-			action.Policy.KeyWindow = c.dest.KeyWindow
-		}
-		handler, err := c.Handler(action)
+		handler, options, err := c.Handler(action)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		d.Handle(action.Name, action.Policy, handler)
+		d.Handle(action.Name, action.Policy, handler, options...)
 	}
 	return errors.Join(errs...)
 }
 
-// Handler makes the action's handler. The error holds every mistake at once.
-func (c *Client) Handler(action Action) (dispatcher.Handler, error) {
+// Handler makes the action's handler, and the options that it is registered with: what it renders, its look-up, and its
+// own Options. The error holds every mistake at once.
+func (c *Client) Handler(action Action) (dispatcher.Handler, []dispatcher.Option, error) {
+	e, err := c.endpoint(action)
+	if err != nil {
+		return nil, nil, err
+	}
+	var options []dispatcher.Option
+	if e.renders() {
+		options = append(options, dispatcher.WithRender(e.render))
+	}
+	if e.lookup != nil {
+		options = append(options, dispatcher.WithLookup(e.ask))
+	}
+	return e.attempt, append(options, action.Options...), nil
+}
+
+// endpoint is an action, ready to be called.
+type endpoint struct {
+	client     *Client
+	action     Action
+	transport  *http.Transport
+	target     target
+	body       body
+	lookup     *lookup // nil: none
+	header     http.Header
+	limit      int // of an answer's body, in bytes
+	repeatable bool
+	success    Statuses
+	rules      []Rule
+	looksIn    bool    // rules look into bodies
+	secrets    secrets // the destination's, and those in the action's own headers
+}
+
+func (c *Client) endpoint(action Action) (*endpoint, error) {
 	e := &endpoint{client: c, action: action, transport: c.reusing, secrets: c.secrets}
 	var errs []error
 	fail := func(field, format string, args ...any) {
@@ -112,10 +162,16 @@ func (c *Client) Handler(action Action) (dispatcher.Handler, error) {
 	if action.Name == "" {
 		fail("Name", "is missing")
 	}
-	if err := e.setRequest(action.Request); err != nil {
+	class := action.Policy.Class
+	e.repeatable = class == dispatcher.Read || class == dispatcher.IdempotentWrite
+	if !e.repeatable {
+		e.transport = c.single
+	}
+	var err error
+	if e.target, err = parseTarget(action.Request); err != nil {
 		fail("Request", "%v", err)
 	}
-	header, err := operatorHeader(action.Headers, c.dest.KeyHeader)
+	header, err := operatorHeader(action.Headers, c.keyHeader)
 	if err != nil {
 		fail("Headers", "%v", err)
 	}
@@ -124,70 +180,70 @@ func (c *Client) Handler(action Action) (dispatcher.Handler, error) {
 	for name, values := range header {
 		e.header[name] = values
 	}
+	e.setBody(fail)
 	e.setMeaning(fail)
+	e.setLookup(fail)
 	switch limit := action.Policy.ResponseCap; {
 	case limit == 0:
 		e.limit = 64 << 10 // dispatcher.Policy's default
 	case limit > 0:
 		e.limit = limit
 	}
-	e.repeatable = action.Policy.Class == dispatcher.Read || action.Policy.Class == dispatcher.IdempotentWrite
-	if !e.repeatable {
-		e.transport = c.single
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	return e.attempt, nil
+	return e, errors.Join(errs...)
 }
 
-// endpoint is an action, ready to be called.
-type endpoint struct {
-	client     *Client
-	action     Action
-	transport  *http.Transport
-	method     string
-	body       bool // the payload is sent
-	url        *url.URL
-	header     http.Header
-	limit      int // of an answer's body, in bytes
-	repeatable bool
-	success    Statuses
-	secrets    secrets // the destination's, and those in the action's own headers
-}
-
-func (e *endpoint) setRequest(text string) error {
-	method, path, ok := strings.Cut(text, " ")
-	ref, err := url.Parse(path)
-	switch {
-	case text == "":
-		return errors.New("is missing")
-	case !ok || err != nil || !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") || strings.ContainsAny(path, " #"):
-		return errors.New(`must be a method and a path, such as "POST /v1/charges"`)
-	case !slices.Contains([]string{"DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"}, method):
-		return errors.New("must begin with one of DELETE, GET, HEAD, PATCH, POST, PUT")
+// url adds an action's path and query to the destination's.
+func (e *endpoint) url(path string) (*url.URL, error) {
+	ref, err := parsePath(path)
+	if err != nil {
+		return nil, err
 	}
 	base := e.client.base
-	e.method, e.body = method, method != "GET" && method != "HEAD"
-	e.url = &url.URL{
+	return &url.URL{
 		Scheme: base.Scheme, Host: base.Host,
 		Path:     strings.TrimRight(base.Path, "/") + ref.Path,
 		RawPath:  strings.TrimRight(base.EscapedPath(), "/") + ref.EscapedPath(),
 		RawQuery: strings.Trim(base.RawQuery+"&"+ref.RawQuery, "&"),
-	}
-	return nil
+	}, nil
 }
 
-// setMeaning checks the lists of statuses.
+func (e *endpoint) setBody(fail func(field, format string, args ...any)) {
+	keyField, key := "", e.client.dest.Vendor.Key
+	if key.Place == dispatcher.KeyInBody && e.action.Policy.Class != dispatcher.Read {
+		keyField = key.Name
+	}
+	if e.target.method != "" && !hasBody(e.target.method) {
+		if b := e.action.Body; b.Format != AsIs || b.Template != "" || len(b.Fields) > 0 {
+			fail("Body", "has no place in a %s", e.target.method)
+		}
+		if keyField != "" {
+			fail("Request", "is a %s, which has no body for the vendor's key", e.target.method)
+		}
+		return
+	}
+	var err error
+	if e.body, err = newBody(e.action.Body, keyField); err != nil {
+		fail("Body", "%v", err)
+	}
+}
+
+// setMeaning checks the rules and the lists of statuses.
 func (e *endpoint) setMeaning(fail func(field, format string, args ...any)) {
+	for i, rule := range e.action.Rules {
+		if err := rule.check(e.repeatable); err != nil {
+			fail("Rules", "number %d: %v", i+1, err)
+		}
+	}
+	e.rules = slices.Concat(e.action.Rules, e.client.dest.Rules)
+	e.looksIn = slices.ContainsFunc(e.rules, func(r Rule) bool { return r.Field != "" })
 	e.success = e.action.Success
 	if len(e.success) == 0 {
-		e.success = Statuses{{200, 299}}
+		e.success = defaultSuccess(e.action.Accepted)
 	}
 	lists := []struct {
 		field string
 		list  Statuses
-	}{{"Success", e.success}, {"Refused", e.action.Refused}, {"Wait", e.action.Wait}}
+	}{{"Success", e.success}, {"Refused", e.action.Refused}, {"Wait", e.action.Wait}, {"Accepted", e.action.Accepted}}
 	for i, at := range lists {
 		if err := at.list.check(); err != nil {
 			fail(at.field, "%v", err)
@@ -202,4 +258,18 @@ func (e *endpoint) setMeaning(fail func(field, format string, args ...any)) {
 	if len(e.action.Wait) > 0 && (class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite) {
 		fail("Wait", "must be empty for %v: no status but 429 says that the vendor did not act, and what waits is sent again", class)
 	}
+}
+
+// defaultSuccess is 200-299, without what is accepted.
+func defaultSuccess(accepted Statuses) (out Statuses) {
+	for status := 200; status <= 299; status++ {
+		switch last := len(out) - 1; {
+		case accepted.has(status):
+		case last >= 0 && out[last][1] == status-1:
+			out[last][1] = status
+		default:
+			out = append(out, [2]int{status, status})
+		}
+	}
+	return out
 }

@@ -47,7 +47,8 @@ func TestWhatEachStatusMeans(t *testing.T) {
 		{503, "7", dispatcher.IrreversibleWrite, "unknown"},
 		{503, "1.5", dispatcher.IdempotentWrite, "unknown"},
 		{400, "", dispatcher.IdempotentWrite, "dead"},
-		{401, "", dispatcher.IdempotentWrite, "dead"},
+		{401, "", dispatcher.IdempotentWrite, "denied"},
+		{401, "", dispatcher.NonIdempotentWrite, "denied"},
 		{403, "", dispatcher.NonIdempotentWrite, "dead"},
 		{422, "7", dispatcher.IdempotentWrite, "dead"},
 		{304, "", dispatcher.IdempotentWrite, "dead"},
@@ -71,8 +72,8 @@ func TestWhatEachStatusMeans(t *testing.T) {
 			if verdict(err) != tc.want {
 				t.Fatalf("is %s (%v), want %s", verdict(err), err, tc.want)
 			}
-			if tc.want == "wait" && tc.retryAfter != "" && waitOf(err) != 7*time.Second {
-				t.Errorf("waits %v", waitOf(err))
+			if tc.want == "wait" && tc.retryAfter != "" && askedWait(err) != 7*time.Second {
+				t.Errorf("waits %v", askedWait(err))
 			}
 			if answer.Code != fmt.Sprint(tc.status) {
 				t.Errorf("the answer's code is %q", answer.Code)
@@ -119,7 +120,7 @@ func TestWaitIsRefusedWhereNothingMayBeRepeated(t *testing.T) {
 	for class, refused := range map[dispatcher.Class]bool{
 		dispatcher.Read: false, dispatcher.IdempotentWrite: false, dispatcher.NonIdempotentWrite: true, dispatcher.IrreversibleWrite: true,
 	} {
-		_, err := client.Handler(Action{
+		_, _, err := client.Handler(Action{
 			Name: "wire_money", Request: "POST /wires", Wait: Statuses{{409, 409}}, Policy: dispatcher.Policy{Class: class},
 		})
 		if refused != (err != nil && strings.Contains(err.Error(), "wire_money: Wait must be empty for "+class.String())) || !refused && err != nil {
@@ -148,8 +149,8 @@ func TestARetryAfterIsCutToADay(t *testing.T) {
 		}))
 		t.Cleanup(server.Close)
 		_, err := attempt(t, testHandler(t, Destination{URL: server.URL}, Action{}), testCall("{}"), patience)
-		if verdict(err) != "wait" || waitOf(err) != want {
-			t.Errorf("%q: is %s of %v (%v), want %v", value, verdict(err), waitOf(err), err, want)
+		if verdict(err) != "wait" || askedWait(err) != want {
+			t.Errorf("%q: is %s of %v (%v), want %v", value, verdict(err), askedWait(err), err, want)
 		}
 	}
 }

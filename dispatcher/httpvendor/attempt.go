@@ -3,41 +3,60 @@ package httpvendor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/keyheader"
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // attempt is the action's dispatcher.Handler.
 func (e *endpoint) attempt(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
-	req, err := e.request(call)
+	s, err := e.sending(call)
+	if err != nil {
+		return dispatcher.Answer{}, err
+	}
+	req, err := e.request(call, s)
 	if err != nil {
 		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, e.failed("%v", err))
 	}
-	w := newWire(ctx)
-	resp, err := e.transport.RoundTrip(req.WithContext(w.trace(ctx)))
+	resp, w, err := e.call(ctx, e.transport, req)
 	if err != nil {
-		connected, sent := w.end()
-		code, text := describe(err)
-		switch {
-		case sent:
-			return dispatcher.Answer{}, dispatcher.Unknown(dispatcher.Answer{Code: code}, e.failed("no answer: %s", text))
-		case connected:
-			return dispatcher.Answer{}, dispatcher.Unsent(e.failed("nothing was sent: %s", text))
-		}
-		return dispatcher.Answer{}, dispatcher.Unsent(e.failed("no connection: %s", text))
+		return dispatcher.Answer{}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, err := e.read(resp)
+	answer, body, err := e.read(resp, e.looksIn)
 	w.end()
-	return e.judge(resp, answer, err)
+	return e.judge(newReply(resp, body, err != nil), answer, err)
+}
+
+// call puts one request on the wire. Its errors are verdicts.
+func (e *endpoint) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire, error) {
+	w := newWire(ctx)
+	resp, err := transport.RoundTrip(req.WithContext(w.trace(ctx)))
+	if err == nil {
+		return resp, w, nil
+	}
+	connected, sent := w.end()
+	code, text := describe(err)
+	switch {
+	case sent:
+		err = dispatcher.Unknown(dispatcher.Answer{Code: code}, e.failed("no answer: %s", text))
+	case connected:
+		err = dispatcher.Unsent(e.failed("nothing was sent: %s", text))
+	default:
+		err = dispatcher.Unsent(e.failed("no connection: %s", text))
+	}
+	return nil, w, err
 }
 
 // failed makes an error of our own words: see the package's promise on secrets.
@@ -46,8 +65,8 @@ func (e *endpoint) failed(format string, args ...any) error {
 }
 
 // request builds the one request of an attempt. Of a header that several set, the last in this order counts: the
-// intent, the destination, the action, samekey.
-func (e *endpoint) request(call *dispatcher.Call) (*http.Request, error) {
+// intent, the destination, the action, what was rendered, samekey.
+func (e *endpoint) request(call *dispatcher.Call, s sending) (*http.Request, error) {
 	header := http.Header{"User-Agent": {userAgent}}
 	for name, value := range call.Headers {
 		if err := checkHeader(name, value); err != nil {
@@ -56,29 +75,49 @@ func (e *endpoint) request(call *dispatcher.Call) (*http.Request, error) {
 		header.Set(name, value)
 	}
 	maps.Copy(header, e.header)
-	req := &http.Request{
-		Method: e.method, URL: e.url, Host: e.url.Host, Header: header,
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	at, err := e.url(s.path)
+	if err != nil {
+		return nil, err
 	}
-	if e.body {
-		if call.ContentType != "" && e.header["Content-Type"] == nil {
-			if err := checkHeader("Content-Type", call.ContentType); err != nil {
+	req := newRequest(s.method, at, header)
+	if hasBody(s.method) {
+		if s.contentType != "" {
+			if err := checkHeader("Content-Type", s.contentType); err != nil {
 				return nil, fmt.Errorf("the intent's content type: %w", err)
 			}
-			header.Set("Content-Type", call.ContentType)
+			header.Set("Content-Type", s.contentType)
 		}
-		req.ContentLength = int64(len(call.Payload))
-		if len(call.Payload) > 0 {
-			// No GetBody: net/http shall have nothing to send again. (The wire would not let it out either.)
-			req.Body = io.NopCloser(bytes.NewReader(call.Payload))
-		}
+		setBody(req, s.body)
 	}
 	if call.TraceContext != "" && checkHeader("Traceparent", call.TraceContext) == nil {
 		header.Set("Traceparent", call.TraceContext)
 	}
 	header.Set(attemptHeader, strconv.Itoa(call.Attempt))
-	header.Set(e.client.dest.KeyHeader, call.DeliveryKey.String())
+	if name := e.client.keyHeader; name != "" {
+		key := call.CarriedKey
+		if e.client.dest.Vendor.Key.Quoted {
+			if key, err = keyheader.Quoted(key); err != nil {
+				return nil, errors.New("the key cannot be quoted")
+			}
+		}
+		header.Set(name, key)
+	}
 	return req, nil
+}
+
+func setBody(req *http.Request, body []byte) {
+	req.ContentLength = int64(len(body))
+	if len(body) > 0 {
+		// No GetBody: net/http shall have nothing to send again. (The wire would not let it out either.)
+		req.Body = io.NopCloser(bytes.NewReader(body))
+	}
+}
+
+func newRequest(method string, at *url.URL, header http.Header) *http.Request {
+	return &http.Request{
+		Method: method, URL: at, Host: at.Host, Header: header,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}
 }
 
 // attemptHeader carries the attempt's number, so that a vendor's log can be held against the intent's history.
@@ -110,58 +149,98 @@ const (
 	drainTime  = 250 * time.Millisecond
 )
 
-// read takes an answer up to its cap, counted after decompression. The error says that it broke off before.
-func (e *endpoint) read(resp *http.Response) (dispatcher.Answer, error) {
+// rulesLimit is how much of a body is read where rules look into it.
+const rulesLimit = 1 << 20
+
+var errLong = errors.New("httpvendor: the body is longer than what rules look into")
+
+// read takes an answer up to its cap, counted after decompression, and where rules look into it also what they look into.
+// The error says that it broke off before.
+func (e *endpoint) read(resp *http.Response, looksIn bool) (answer dispatcher.Answer, body []byte, err error) {
 	contentType := []byte(resp.Header.Get("Content-Type"))
-	answer := dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: string(e.secrets.strike(contentType, len(contentType)))}
+	answer = dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: string(e.secrets.strike(contentType, len(contentType)))}
 	if len(answer.ContentType) > 255 {
 		answer.ContentType = ""
 	}
 	// As much more as a secret is long, so that one that the cap cuts in two is known for what it is.
 	window := e.limit + e.secrets.longest
-	body, err := io.ReadAll(io.LimitReader(resp.Body, int64(window)))
+	if looksIn {
+		window = max(window, rulesLimit)
+	}
+	body, err = io.ReadAll(io.LimitReader(resp.Body, int64(window)))
 	answer.Body = e.secrets.strike(body, e.limit)
-	if len(body) >= window {
+	long := len(body) >= window
+	if long {
 		stop := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 		_, _ = io.CopyN(io.Discard, resp.Body, drainLimit)
 		stop.Stop()
 	}
 	answer.Body = answer.Body[:min(len(answer.Body), e.limit)]
-	if err != nil && len(body) >= e.limit {
+	switch {
+	case looksIn && long:
+		err = errLong
+	case !looksIn && err != nil && len(body) >= e.limit:
 		err = nil // all that is kept is there
 	}
-	return answer, err
+	return answer, body, err
 }
 
-// judge says what an answer means: the table of the package comment.
-func (e *endpoint) judge(resp *http.Response, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
-	status := resp.StatusCode
-	wait, waits := retryafter.Read(resp.Header, time.Now())
-	wait = min(wait, maxWait)
-	switch {
+// judge says what an answer means: the table of the package comment, line by line.
+func (e *endpoint) judge(r reply, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
+	for _, rule := range e.rules {
+		fits, undecided := rule.fits(r, rule.Values)
+		switch {
+		case undecided:
+			return e.verdict(Unknown, "its body broke off or is too long, and a rule looks into it", r, answer)
+		case fits && rule.Means == Retry && !e.repeatable && r.status != http.StatusTooManyRequests:
+			return e.verdict(Unknown, rule.Reason, r, answer)
+		case fits && broken != nil && (rule.Means == Delivered || rule.Means == Refused):
+			return e.verdict(Unknown, brokeOff(broken), r, answer)
+		case fits:
+			return e.verdict(rule.Means, rule.Reason, r, answer)
+		}
+	}
+	_, waits := retryafter.Read(r.header, time.Now())
+	switch status := r.status; {
 	case broken != nil && (e.success.has(status) || e.action.Refused.has(status)):
-		_, text := describe(broken)
-		return answer, dispatcher.Unknown(answer, e.failed("the answer, %d, broke off: %s", status, text))
+		return e.verdict(Unknown, brokeOff(broken), r, answer)
 	case e.success.has(status):
-		return answer, nil
+		return e.verdict(Delivered, "", r, answer)
 	case e.action.Refused.has(status):
-		return answer, dispatcher.Refused(answer)
+		return e.verdict(Refused, "", r, answer)
+	case e.action.Accepted.has(status):
+		return e.verdict(Accepted, "", r, answer)
 	case e.action.Wait.has(status) || status == http.StatusTooManyRequests:
-		return answer, dispatcher.RetryAfter(wait, e.failed("answered %d: ask again later", status))
+		return e.verdict(Retry, "", r, answer)
+	case mayHaveActed(status) && strings.EqualFold(r.header.Get("Idempotent-Replayed"), "true"):
+		return e.verdict(Stuck, "this answer is stored under the key, which can never succeed", r, answer)
 	case mayHaveActed(status) && waits && e.repeatable:
-		return answer, dispatcher.RetryAfter(wait, e.failed("answered %d with Retry-After", status))
+		return e.verdict(Retry, "", r, answer)
 	case mayHaveActed(status):
-		return answer, dispatcher.Unknown(answer, e.failed("answered %d", status))
+		return e.verdict(Unknown, "", r, answer)
 	case !e.repeatable && (status < 400 || status == http.StatusConflict):
 		// Created, then "see other"; or accepted, in words that the action does not list; or there already: a redrive must
 		// not send again.
-		return answer, dispatcher.Unknown(answer, e.failed("answered %d, which is not in Success: the vendor may have acted", status))
+		return e.verdict(Unknown, "which is not in Success: the vendor may have acted", r, answer)
 	case status >= 300 && status < 400:
-		return answer, dispatcher.Dead(answer, e.failed("answered %d: redirects are not followed, correct the destination's URL or the action's request", status))
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return answer, dispatcher.Dead(answer, e.failed("answered %d: correct the destination's credentials, then redrive", status))
+		return e.verdict(Dead, "redirects are not followed, correct the destination's URL or the action's request", r, answer)
+	case status == http.StatusUnauthorized:
+		return e.verdict(Denied, "", r, answer)
+	case status == http.StatusForbidden:
+		return e.verdict(Dead, "correct the destination's credentials, then redrive", r, answer)
 	}
-	return answer, dispatcher.Dead(answer, e.failed("answered %d", status))
+	return e.verdict(Dead, "", r, answer)
+}
+
+func brokeOff(err error) string {
+	_, text := describe(err)
+	return "and the answer broke off: " + text
+}
+
+// waitOf is what an answer asks to wait, at most a day.
+func waitOf(header http.Header) time.Duration {
+	wait, _ := retryafter.Read(header, time.Now())
+	return min(wait, maxWait)
 }
 
 // mayHaveActed: a server error, a timeout, "too early", or something that is no final status.
@@ -169,5 +248,5 @@ func mayHaveActed(status int) bool {
 	return status == http.StatusRequestTimeout || status == http.StatusTooEarly || status >= 500 || status < 200
 }
 
-// maxWait is what a Retry-After is cut to; the dispatcher waits less.
+// maxWait is what a Retry-After is cut to, as by the dispatcher.
 const maxWait = 24 * time.Hour

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -25,15 +27,21 @@ type Destination struct {
 	// turn that off.
 	URL string
 
-	// KeyHeader carries the delivery key, a UUID in its 36 characters. No other setting and no header of an intent can
-	// override it. Default "Idempotency-Key".
-	KeyHeader string
+	// Vendor is what is known of the vendor account: where the key goes, for how long it is remembered, what the same key
+	// gets again. Presets such as [Stripe] fill it in. Where Key.Place is zero the key goes into the header
+	// "Idempotency-Key", or that of Key.Name, and Replay is dispatcher.ReplayAnswer. No other setting and no header of an
+	// intent can override the key. A key in a body makes every body that carries it a JSON object or a form. The
+	// Message-ID is no place of a request: where a mail API takes no key, that is dispatcher.KeyNowhere.
+	Vendor dispatcher.Vendor
+
+	// Rules give this vendor's answers their meaning; those of an action come first.
+	Rules []Rule
 
 	// Headers are sent with each call. They win over an intent's headers of the same name.
 	Headers map[string]string
 
-	// KeyWindow is how long this vendor remembers a key: the default of its idempotent writes' policies.
-	KeyWindow time.Duration
+	// Auth says who calls.
+	Auth Auth
 
 	// Limits are the destination's on this process.
 	Limits dispatcher.Limits
@@ -45,21 +53,31 @@ type Destination struct {
 	// they would decide, from outside of the configuration, who sees keys and credentials.
 	Proxy string
 
+	// AllowPrivate names the ranges that may be called beside public addresses. Every connection's address is checked after
+	// the look-up of the name, before a byte is sent: a private, loopback, link-local, shared, multicast or reserved one,
+	// and a cloud's metadata service, is refused unless it is in here, in any way of writing it. Behind a Proxy it is the
+	// proxy's address that is checked, and the proxy that looks up the vendor's name; what it may reach is for the proxy to
+	// say. Use such as 10.20.0.0/16; 127.0.0.0/8 for tests.
+	AllowPrivate []netip.Prefix
+
 	// Secrets are texts of this destination that no answer may carry into the database, such as a token in Headers,
 	// or in the headers of an action, in case the vendor echoes it: each is replaced by "[redacted]", in its URL- and
-	// JSON-escaped forms too. The password of URL and the credentials in an Authorization header, the destination's or an
-	// action's, are added by themselves. Those shorter than 6 bytes are ignored.
+	// JSON-escaped forms too. The password of URL, what Auth holds, and the credentials in an Authorization header, the
+	// destination's or an action's, are added by themselves. Those shorter than 6 bytes are ignored.
 	Secrets []string
+
+	resolver *net.Resolver // of tests; nil: the system's
 }
 
 // Client makes calls to one destination. It is safe for concurrent use.
 type Client struct {
-	dest    Destination
-	base    *url.URL
-	header  http.Header
-	secrets secrets
-	reusing *http.Transport // connections are kept and used again
-	single  *http.Transport // each call has a connection of its own
+	dest      Destination
+	base      *url.URL
+	header    http.Header
+	keyHeader string // canonical; empty: the key is in none
+	secrets   secrets
+	reusing   *http.Transport // connections are kept and used again
+	single    *http.Transport // each call has a connection of its own
 }
 
 // New checks a destination, reads its CAFile, and makes a client. The error holds every mistake at once; it never
@@ -78,18 +96,24 @@ func New(dest Destination) (*Client, error) {
 		fail("URL", "%v", err)
 		c.base = &url.URL{}
 	}
-	if c.dest.KeyHeader == "" {
-		c.dest.KeyHeader = "Idempotency-Key"
+	if err := c.setKey(); err != nil {
+		fail("Vendor", "%v", err)
 	}
-	c.dest.KeyHeader = http.CanonicalHeaderKey(c.dest.KeyHeader)
-	if err := checkHeader(c.dest.KeyHeader, ""); err != nil {
-		fail("KeyHeader", "%v", err)
-	}
-	if c.header, err = operatorHeader(dest.Headers, c.dest.KeyHeader); err != nil {
+	if c.header, err = operatorHeader(dest.Headers, c.keyHeader); err != nil {
 		fail("Headers", "%v", err)
 	}
-	if dest.KeyWindow < 0 {
-		fail("KeyWindow", "%v is negative", dest.KeyWindow)
+	credentials, err := dest.Auth.apply(c.header)
+	if err != nil {
+		fail("Auth", "%v", err)
+	}
+	for i, rule := range dest.Rules {
+		if err := rule.check(true); err != nil {
+			fail("Rules", "number %d: %v", i+1, err)
+		}
+	}
+	allowed, err := newAllowList(dest.AllowPrivate)
+	if err != nil {
+		fail("AllowPrivate", "%v", err)
 	}
 	roots, err := authorities(dest.CAFile)
 	if err != nil {
@@ -99,15 +123,52 @@ func New(dest Destination) (*Client, error) {
 	if err != nil {
 		fail("Proxy", "%v", err)
 	}
+	if err := allowed.checkURL(c.base); err != nil {
+		fail("URL", "%v", err)
+	}
+	if proxy != nil {
+		if err := allowed.checkURL(proxy); err != nil {
+			fail("Proxy", "%v", err)
+		}
+	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	c.secrets = newSecrets(c.base, c.header, dest.Secrets)
+	c.secrets = newSecrets(c.base, c.header, dest.Secrets).with(credentials)
 	takeUser(c.base, c.header)
-	c.reusing = newTransport(roots, proxy, max(c.dest.Limits.Concurrency, 32))
-	c.single = newTransport(roots, proxy, 0)
+	dialer := allowed.dialer(dest.resolver)
+	c.reusing = newTransport(dialer, roots, proxy, max(c.dest.Limits.Concurrency, 32))
+	c.single = newTransport(dialer, roots, proxy, 0)
 	return c, nil
 }
+
+// setKey fills in where the key goes. What the dispatcher checks of the description is not checked here.
+func (c *Client) setKey() error {
+	v := &c.dest.Vendor
+	if v.Key.Place == 0 {
+		v.Key.Place = dispatcher.KeyInHeader
+		if v.Key.Name == "" {
+			v.Key.Name = "Idempotency-Key"
+		}
+	}
+	switch v.Key.Place {
+	case dispatcher.KeyInHeader:
+		c.keyHeader = http.CanonicalHeaderKey(v.Key.Name)
+		if err := checkHeader(c.keyHeader, ""); err != nil {
+			return fmt.Errorf("Key.Name: %w", err)
+		}
+	case dispatcher.KeyInMessageID:
+		return errors.New("Key.Place is the Message-ID, and a request over HTTP has none")
+	}
+	if v.Replay == 0 && v.Key.Place != dispatcher.KeyNowhere {
+		v.Replay = dispatcher.ReplayAnswer
+	}
+	return nil
+}
+
+// Vendor is the description that the client goes by: the destination's, with its defaults. [Client.Register] tells the
+// dispatcher; who uses [Client.Handler] does it with dispatcher.Vendor.
+func (c *Client) Vendor() dispatcher.Vendor { return c.dest.Vendor }
 
 // Close closes the connections that are idle. Calls under way go on.
 func (c *Client) Close() {
@@ -119,9 +180,9 @@ func (c *Client) Close() {
 // this side that closes it: a connection that the other side closes just as a request goes out leaves an unknown outcome.
 const idleTimeout = 30 * time.Second
 
-func newTransport(roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
+func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
 	t := &http.Transport{
-		DialContext:            dial,
+		DialContext:            dial(dialer),
 		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    10 * time.Second,
 		DisableKeepAlives:      idle == 0,

@@ -1,25 +1,20 @@
-// Package httpvendor delivers intents to vendors over HTTP, by configuration alone: the payload's bytes are the
-// request's body, and the delivery key goes into a header.
+// Package httpvendor delivers intents to vendors over HTTP, by configuration alone: what is sent is the payload's bytes, or
+// a JSON object or a form made of it, and the delivery key goes where the vendor takes it.
 //
-// A [Destination] is a vendor account: where it is, what it must be sent with each call, which header carries the key.
-// An [Action] is a request of it, with the policy under which it is made and the meaning of its answers. `worker run`
-// reads both from a file; a program that has other handlers too registers them itself:
+// A [Destination] is a vendor account: where it is, what is known of it, who calls. Presets such as [Stripe] fill in what
+// is known. An [Action] is a request of it, with the policy under which it is made, the meaning of its answers, and the
+// look-up that tells whether the vendor acted. `worker run` reads both from a file; a program that has other handlers too
+// registers them itself:
 //
-//	client, err := httpvendor.New(httpvendor.Destination{
-//		Name: "stripe", URL: "https://api.stripe.com", KeyWindow: 24 * time.Hour,
-//		Headers: map[string]string{"Authorization": "Bearer " + token}, Secrets: []string{token},
-//	})
+//	dest := httpvendor.Stripe()
+//	dest.Name, dest.URL, dest.Auth.Bearer = "stripe", "https://api.stripe.com", token
+//	client, err := httpvendor.New(dest)
 //	...
 //	err = client.Register(d, httpvendor.Action{
-//		Name: "charge_card", Request: "POST /v1/charges",
-//		Refused: httpvendor.Statuses{{402, 402}},
+//		Name: "charge_card", Request: "POST /v1/payment_intents", Body: httpvendor.Body{Format: httpvendor.Form},
 //		Policy:  dispatcher.Policy{Class: dispatcher.IdempotentWrite, Timeout: 20 * time.Second},
+//		Options: []dispatcher.Option{dispatcher.WithApply(finishOrder)},
 //	})
-//
-// [Client.Handler] returns the handler alone, for an action that also has a look-up or an Apply:
-//
-//	handler, err := client.Handler(action)
-//	d.Handle(action.Name, action.Policy, handler, dispatcher.WithApply(finishOrder))
 //
 // # One attempt is one request
 //
@@ -30,30 +25,54 @@
 // may not be repeated gets a connection of its own: one that was idle may die under it and leave an unknown outcome for
 // no reason.
 //
+// # What is sent is fixed before it is sent first
+//
+// A request with a template in its path, a body that is not the payload itself, and a body that carries the key are made
+// once, before the first attempt, and kept: method, path, query, content type and body. Every attempt sends those bytes,
+// whatever became of template, environment or release; only the destination's URL, headers and credentials are those of
+// the moment. What cannot be made makes the intent dead, with nothing sent.
+//
+// Templates are those of text/template. They find .Payload (numbers with the digits that they have), .Key (the delivery
+// key as it is carried), .ID, .Action, .Part and .Headers of the intent; a member that is not there is an error, and
+// {{with index .Payload "name"}} is for one that may be missing. Each value is escaped by itself for where it stands: the
+// path, the query, JSON, a field.
+//
 // # What an answer means
 //
 // The first line that fits counts. "Once" is a class that may not be repeated (dispatcher.NonIdempotentWrite,
 // dispatcher.IrreversibleWrite).
 //
-//	status                                    the attempt is
+//	answer                                    the attempt is
+//	Action.Rules, then Destination.Rules      what the first rule that fits says; once: a rule's "retry" of anything but
+//	                                          429 is unknown
+//	  a rule cannot see the whole body        unknown
 //	Action.Success, default 200-299           delivered
 //	Action.Refused, default none              refused: a business no, and the intent is finished
+//	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it
 //	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent
+//	408, 425, 500-599 with                    stuck: the answer is stored, and the same key gets it for ever; looked up,
+//	  Idempotent-Replayed: true               else parked
 //	408, 425, 500-599 with Retry-After        put off likewise; once: unknown
 //	408, 425, 500-599                         unknown: the vendor may have acted
 //	any other 2xx, any 3xx, 409               dead; once: unknown, since the vendor may have acted
+//	401                                       denied: sent again with the policy's backoff; no attempt is spent
 //	any other 4xx                             dead: it rests until a person has mended something
 //
 // Dead says that the vendor did not act: an intent that is redriven is sent again, of any class. Action.Wait is therefore
-// refused where a write goes out once.
+// refused where a write goes out once. Whether a 409 means "still running, ask again" or "used with another request,
+// never ask again" is for a rule to say, by a field of the body or a header: presets do.
 //
-// No answer at all is unknown if the first byte of the request may have gone out, else unsent. An answer that breaks off
-// is unknown too where its body would be kept as the last word (delivered, refused). What an unknown outcome leads to,
-// the action's class decides.
+// What is put off waits for Retry-After or the policy's backoff, whichever is longer: a vendor is never asked earlier than
+// it said, unless it said more than a day, which is cut to a day.
+//
+// No answer at all is unknown if the first byte of the request may have gone out, else unsent; so is a connection that is
+// refused because the name led to an address that is not public ([Destination.AllowPrivate]). An answer that breaks off is
+// unknown too where its body would be kept as the last word (delivered, refused). What an unknown outcome leads to, the
+// action's class decides.
 //
 // # Secrets
 //
 // Errors of this package are made of words of its own, the names of destination and action, and a status: no URL, no
-// header, no text from the other side. What [Destination.Secrets] names is also struck out of the answers that are kept,
+// header, no text from the other side. What [Destination.Secrets] and [Auth] hold is also struck out of the answers that are kept,
 // body and content type.
 package httpvendor

@@ -33,16 +33,19 @@ var deliveryKey = uuid.MustParse("0190d6a0-0000-8000-8000-000000000001")
 
 func testCall(payload string) *dispatcher.Call {
 	return &dispatcher.Call{
-		ID: uuid.New(), DeliveryKey: deliveryKey, Action: "charge_card", Attempt: 3, Payload: []byte(payload),
+		ID: uuid.New(), DeliveryKey: deliveryKey, CarriedKey: deliveryKey.String(), Action: "charge_card", Attempt: 3, Payload: []byte(payload),
 		ContentType: "application/json", Headers: map[string]string{},
 	}
 }
+
+var loopback = prefixes("127.0.0.0/8", "::1/128")
 
 func testClient(t *testing.T, dest Destination) *Client {
 	t.Helper()
 	if dest.Name == "" {
 		dest.Name = "stripe"
 	}
+	dest.AllowPrivate = append(dest.AllowPrivate, loopback...)
 	c, err := New(dest)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +65,7 @@ func testHandler(t *testing.T, dest Destination, action Action) dispatcher.Handl
 	if action.Policy.Class == 0 {
 		action.Policy.Class = dispatcher.IdempotentWrite
 	}
-	handler, err := testClient(t, dest).Handler(action)
+	handler, _, err := testClient(t, dest).Handler(action)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,6 +86,9 @@ var verdicts = map[int64]string{
 	verdictOf(dispatcher.Unsent(nil)):                       "unsent",
 	verdictOf(dispatcher.Dead(dispatcher.Answer{}, nil)):    "dead",
 	verdictOf(dispatcher.Unknown(dispatcher.Answer{}, nil)): "unknown",
+	verdictOf(dispatcher.Stuck(dispatcher.Answer{}, nil)):   "stuck",
+	verdictOf(dispatcher.Denied(dispatcher.Answer{}, nil)):  "denied",
+	verdictOf(dispatcher.Accepted(dispatcher.Answer{}, 0)):  "accepted",
 }
 
 func verdictOf(err error) int64 { return reflect.ValueOf(err).Elem().FieldByName("verdict").Int() }
@@ -95,7 +101,7 @@ func verdict(err error) string {
 	return verdicts[verdictOf(err)]
 }
 
-func waitOf(err error) time.Duration {
+func askedWait(err error) time.Duration {
 	return time.Duration(reflect.ValueOf(err).Elem().FieldByName("after").Int())
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,6 +51,10 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
+func keyIn(header string) dispatcher.Vendor {
+	return dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: header}}
+}
+
 type seen struct {
 	*http.Request
 	body string
@@ -69,7 +74,7 @@ func recorder(t *testing.T) (*httptest.Server, <-chan seen) {
 func TestThePayloadsBytesAreTheBodyAndTheKeyIsInItsHeader(t *testing.T) {
 	server, requests := recorder(t)
 	handler := testHandler(t, Destination{
-		URL: server.URL + "/base/?account=7", KeyHeader: "x-request-key",
+		URL: server.URL + "/base/?account=7", Vendor: keyIn("x-request-key"),
 		Headers: map[string]string{"Authorization": "Bearer tok", "X-From": "destination", "X-Both": "destination"},
 	}, Action{Request: "PUT /v1/charges%2Fa?expand=card", Headers: map[string]string{"x-both": "action"}})
 
@@ -344,7 +349,7 @@ func TestASecretInAContentTypeIsNotKept(t *testing.T) {
 	t.Cleanup(server.Close)
 	dest := Destination{URL: server.URL, Headers: map[string]string{"X-Token": token}, Secrets: []string{token}}
 	answer, err := attempt(t, testHandler(t, dest, Action{}), testCall("{}"), patience)
-	if verdict(err) != "dead" || answer.ContentType != "text/plain; token=[redacted]" {
+	if verdict(err) != "denied" || answer.ContentType != "text/plain; token=[redacted]" {
 		t.Errorf("%q, %v", answer.ContentType, err)
 	}
 }
@@ -357,7 +362,7 @@ func TestAnActionsOwnCredentialsAreNotKept(t *testing.T) {
 	t.Cleanup(server.Close)
 	client := testClient(t, Destination{URL: server.URL, Headers: map[string]string{"Authorization": "Bearer tok-of-destination"}})
 	for name, headers := range map[string]map[string]string{"own": {"authorization": "Bearer tok-of-action"}, "not": nil} {
-		handler, err := client.Handler(Action{
+		handler, _, err := client.Handler(Action{
 			Name: name, Request: "POST /", Headers: headers, Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite},
 		})
 		if err != nil {
@@ -365,7 +370,7 @@ func TestAnActionsOwnCredentialsAreNotKept(t *testing.T) {
 		}
 		answer, err := attempt(t, handler, testCall("{}"), patience)
 		text := fmt.Sprintf("%s %s %v", answer.Body, answerOf(err).Body, err)
-		if verdict(err) != "dead" || !strings.Contains(text, "Authorization:[[redacted]]") || strings.Contains(text, "tok-of") {
+		if verdict(err) != "denied" || !strings.Contains(text, "Authorization:[[redacted]]") || strings.Contains(text, "tok-of") {
 			t.Errorf("%s: %s", name, text)
 		}
 	}
@@ -373,10 +378,10 @@ func TestAnActionsOwnCredentialsAreNotKept(t *testing.T) {
 
 func TestEveryMistakeIsReportedAtOnceAndNoValueIsPrinted(t *testing.T) {
 	_, err := New(Destination{
-		URL: "ftp://user:s3cret@host", KeyHeader: "bad header", KeyWindow: -1, CAFile: "/no/such/file", Proxy: "socks5://u:s3cret@h",
+		URL: "ftp://user:s3cret@host", Vendor: keyIn("bad header"), AllowPrivate: make([]netip.Prefix, 1), Rules: []Rule{{}}, Auth: Auth{Bearer: "s3cret", User: "s3cret"}, CAFile: "/no/such/file", Proxy: "socks5://u:s3cret@h",
 		Headers: map[string]string{"Host": "s3cret", "A\nB": "s3cret", "X": "s3cret\n", "bad header": "s3cret"},
 	})
-	for _, want := range []string{"Name", "URL", "KeyHeader", "KeyWindow", "CAFile", "Proxy", `"Host"`, `"A\nB"`, `"X"`} {
+	for _, want := range []string{"Name", "URL", "Vendor Key.Name", "AllowPrivate", "Rules", "Auth", "CAFile", "Proxy", `"Host"`, `"A\nB"`, `"X"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s is not named in %v", want, err)
 		}
@@ -385,7 +390,7 @@ func TestEveryMistakeIsReportedAtOnceAndNoValueIsPrinted(t *testing.T) {
 		t.Errorf("a value is in %v", err)
 	}
 	client := testClient(t, Destination{URL: "https://api.example.com"})
-	_, err = client.Handler(Action{
+	_, _, err = client.Handler(Action{
 		Request: "FETCH /x", Headers: map[string]string{"Idempotency-Key": "mine"},
 		Success: Statuses{{100, 299}}, Refused: Statuses{{402, 402}, {299, 299}}, Wait: Statuses{{402, 400}},
 	})
@@ -398,7 +403,7 @@ func TestEveryMistakeIsReportedAtOnceAndNoValueIsPrinted(t *testing.T) {
 
 func TestRegisterFillsInTheDestination(t *testing.T) {
 	d := dispatcher.New(nil, nil)
-	client := testClient(t, Destination{URL: "https://api.example.com", KeyWindow: 24 * time.Hour})
+	client := testClient(t, Destination{URL: "https://api.example.com", Vendor: dispatcher.Vendor{Window: 24 * time.Hour}})
 	err := client.Register(d,
 		Action{Name: "charge_card", Request: "POST /v1/charges", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}},
 		Action{Name: "balance", Request: "GET /v1/balance", Policy: dispatcher.Policy{Class: dispatcher.Read}})

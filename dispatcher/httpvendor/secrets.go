@@ -34,6 +34,8 @@ func describe(err error) (code, text string) {
 		return "timeout", "the attempt's time was over"
 	case errors.Is(err, errEnded), errors.Is(err, context.Canceled):
 		return "stopped", "the attempt was stopped"
+	case errors.Is(err, errAddress):
+		return "address", "the host's name leads to an address that is not public: name its range in AllowPrivate if it is meant"
 	case errors.As(err, &name) && name.IsNotFound:
 		return "dns", "the host's name does not exist"
 	case errors.As(err, &name):

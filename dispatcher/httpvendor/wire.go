@@ -138,11 +138,18 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// dial's own limit is for connections that net/http goes on dialling after their request has gone.
-func dial(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := (&net.Dialer{Timeout: time.Minute, KeepAlive: 15 * time.Second}).DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
+// dialTimeout is for connections that net/http goes on dialling after their request has gone.
+const (
+	dialTimeout = time.Minute
+	keepAlive   = 15 * time.Second
+)
+
+func dial(dialer *net.Dialer) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &conn{Conn: c}, nil
 	}
-	return &conn{Conn: c}, nil
 }

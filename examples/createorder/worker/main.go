@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"net/netip"
 	"os"
 	"time"
 
@@ -67,16 +68,21 @@ func (s settings) register(d *dispatcher.Dispatcher) error {
 // the body, the delivery key is in Idempotency-Key, the same at every attempt.
 func (s settings) deliver(d *dispatcher.Dispatcher, destination, url string, action httpvendor.Action, options ...dispatcher.Option) error {
 	limits := dispatcher.Limits{Concurrency: s.concurrency}
-	vendor, err := httpvendor.New(httpvendor.Destination{Name: destination, URL: url, Limits: limits})
+	vendor, err := httpvendor.New(httpvendor.Destination{
+		Name: destination, URL: url, Limits: limits,
+		AllowPrivate: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, // the demo's vendors are on this machine
+	})
 	if err != nil {
 		return err
 	}
-	send, err := vendor.Handler(action)
+	action.Options = options
+	send, options, err := vendor.Handler(action)
 	if err != nil {
 		return err
 	}
 	action.Policy.Destination = destination
 	d.Destination(destination, limits)
+	d.Vendor(destination, vendor.Vendor())
 	d.Handle(action.Name, action.Policy, sabotaged(send), options...)
 	return nil
 }
@@ -110,7 +116,7 @@ func sabotaged(send dispatcher.Handler) dispatcher.Handler {
 	}
 	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
 		fresh := *call
-		fresh.DeliveryKey = uuid.New()
+		fresh.CarriedKey = uuid.NewString()
 		return send(ctx, &fresh)
 	}
 }

@@ -1,0 +1,92 @@
+package httpvendor
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"syscall"
+)
+
+// errAddress says that an address may not be called.
+var errAddress = errors.New("httpvendor: the address is not a public one, and AllowPrivate does not name it")
+
+// notPublic are the ranges of IPv4 that are no vendor on the internet: this host and network, private, shared by a
+// carrier, loopback, link-local (with the metadata services of clouds), documentation, benchmarks, multicast, reserved.
+var notPublic = prefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+	"192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
+	"224.0.0.0/4", "240.0.0.0/4")
+
+// Of IPv6 the public range is public, but for documentation, and for Teredo and 6to4, which hide an address of IPv4.
+var (
+	public6    = netip.MustParsePrefix("2000::/3")
+	notPublic6 = prefixes("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+	nat64      = netip.MustParsePrefix("64:ff9b::/96")
+)
+
+func prefixes(texts ...string) (out []netip.Prefix) {
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
+// allowList names the ranges beside the public ones that may be called.
+type allowList []netip.Prefix
+
+func newAllowList(ranges []netip.Prefix) (allowList, error) {
+	var out allowList
+	for _, prefix := range ranges {
+		switch {
+		case !prefix.IsValid():
+			return nil, errors.New("has a range that is not valid: want such as 10.0.0.0/8 or fd00::/8")
+		case prefix.Addr().Is4In6():
+			return nil, fmt.Errorf("has %v: write it as a range of IPv4, which covers both forms", prefix)
+		}
+		out = append(out, prefix.Masked())
+	}
+	return out, nil
+}
+
+// allows reports whether an address may be called. One of IPv4 that is written as one of IPv6 is the one it stands for.
+func (l allowList) allows(addr netip.Addr) bool {
+	addr = addr.WithZone("").Unmap()
+	in := func(list []netip.Prefix) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(addr) })
+	}
+	switch {
+	case in(l):
+		return true
+	case addr.Is4():
+		return !in(notPublic)
+	case nat64.Contains(addr):
+		b := addr.As16()
+		return l.allows(netip.AddrFrom4([4]byte(b[12:])))
+	}
+	return public6.Contains(addr) && !in(notPublic6)
+}
+
+// control is asked for each connection, with the address that the name has led to, before anything is sent.
+func (l allowList) control(_, address string, _ syscall.RawConn) error {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil || !l.allows(at.Addr()) {
+		return errAddress
+	}
+	return nil
+}
+
+// checkURL refuses an address that stands in the URL itself, at once.
+func (l allowList) checkURL(u *url.URL) error {
+	addr, err := netip.ParseAddr(u.Hostname())
+	if err == nil && !l.allows(addr) {
+		return errors.New("leads to an address that is not public: name its range in AllowPrivate if it is meant")
+	}
+	return nil
+}
+
+// dialer looks names up, checks what they lead to, and connects.
+func (l allowList) dialer(resolver *net.Resolver) *net.Dialer {
+	return &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive, Resolver: resolver, Control: l.control}
+}

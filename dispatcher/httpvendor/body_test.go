@@ -1,0 +1,303 @@
+package httpvendor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// rendered runs what the action renders of a call.
+func rendered(t *testing.T, dest Destination, action Action, call *dispatcher.Call) (*dispatcher.Call, dispatcher.Handler, error) {
+	t.Helper()
+	e := testEndpoint(t, dest, action)
+	if !e.renders() {
+		t.Fatal("the action renders nothing")
+	}
+	made, err := e.render(context.Background(), call)
+	again := *call
+	again.Rendered = &made
+	return &again, e.attempt, err
+}
+
+func testEndpoint(t *testing.T, dest Destination, action Action) *endpoint {
+	t.Helper()
+	if action.Name == "" {
+		action.Name = "charge_card"
+	}
+	if action.Policy.Class == 0 {
+		action.Policy.Class = dispatcher.IdempotentWrite
+	}
+	e, err := testClient(t, dest).endpoint(action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+const order = `{"id":"a b/../c?d","amount":9007199254740993,"rate":0.10,"big":1e400,"paid":false,"note":"He said \"é<\u2028\"","to":["x","y"],"metadata":{"order":1,"deep":{"k":"v"}},"none":null}`
+
+func TestTheKeyGoesWhereTheVendorTakesIt(t *testing.T) {
+	server, requests := recorder(t)
+	for name, tc := range map[string]struct {
+		key  dispatcher.KeyRules
+		body Body
+		want string // of the header and the body
+	}{
+		"header": {dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: "x-key"}, Body{}, `KEY {"a":1}`},
+		"quoted": {dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: "x-key", Quoted: true}, Body{}, `"KEY" {"a":1}`},
+		"body":   {dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "idempotency_key"}, Body{}, ` {"a":1,"idempotency_key":"KEY"}`},
+		"json":   {dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "k"}, Body{Format: JSON, Template: `{}`}, ` {"k":"KEY"}`},
+		"form":   {dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "k"}, Body{Format: Form}, ` a=1&k=KEY`},
+		"none":   {dispatcher.KeyRules{Place: dispatcher.KeyNowhere}, Body{}, ` {"a":1}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			call := testCall(`{"a":1}`)
+			call.CarriedKey = "projected0key"
+			dest := Destination{URL: server.URL, Vendor: dispatcher.Vendor{Key: tc.key}}
+			handler := testHandler(t, dest, Action{Body: tc.body})
+			if tc.key.Place == dispatcher.KeyInBody {
+				var err error
+				if call, handler, err = rendered(t, dest, Action{Request: "POST /", Body: tc.body}, call); err != nil {
+					t.Fatal(err)
+				}
+			}
+			call.Headers["X-Key"] = ""
+			if _, err := attempt(t, handler, call, patience); err != nil {
+				t.Fatal(err)
+			}
+			r := <-requests
+			if got := r.Header.Get("X-Key") + " " + r.body; got != strings.ReplaceAll(tc.want, "KEY", "projected0key") {
+				t.Errorf("sent %s", got)
+			}
+			if all := fmt.Sprint(r.Header, r.body); strings.Contains(all, "projected0key") == (tc.key.Place == dispatcher.KeyNowhere) || strings.Contains(all, deliveryKey.String()) {
+				t.Errorf("sent %s", all)
+			}
+		})
+	}
+}
+
+func TestABodyIsMadeOfThePayloadWithItsDigitsAndItsOrder(t *testing.T) {
+	for name, tc := range map[string]struct{ body, want string }{
+		"template": {`{"amount": {{.Payload.amount}}, "rate": {{.Payload.rate}}, "big": {{.Payload.big}}, "who": {{printf "order %s" .Payload.id}}, "meta": {{.Payload.metadata}}, "none": {{.Payload.none}}, "ref": {{.Key}}}`,
+			`{"amount": 9007199254740993, "rate": 0.10, "big": 1e400, "who": "order a b/../c?d", "meta": {"deep":{"k":"v"},"order":1}, "none": null, "ref": "KEY"}`},
+		"text":  {`{"note": {{.Payload.note}}}`, `{"note": "He said \"é<\u2028\""}`},
+		"loop":  {`{"to": [{{range $i, $to := .Payload.to}}{{if $i}}, {{end}}{"mail": {{$to}}}{{end}}]}`, `{"to": [{"mail": "x"}, {"mail": "y"}]}`},
+		"maybe": {`{"a": 1{{with index .Payload "gone"}}, "gone": {{.}}{{end}}{{if .Payload.paid}}, "paid": true{{end}}}`, `{"a": 1}`},
+		"once":  {`{"note": {{json .Payload.paid}}}`, `{"note": false}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server, requests := recorder(t)
+			call, handler, err := rendered(t, Destination{URL: server.URL}, Action{Request: "POST /", Body: Body{Format: JSON, Template: tc.body}}, testCall(order))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := attempt(t, handler, call, patience); err != nil {
+				t.Fatal(err)
+			}
+			r := <-requests
+			if want := strings.ReplaceAll(tc.want, "KEY", deliveryKey.String()); r.body != want || r.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("sent %s as %s", r.body, r.Header.Get("Content-Type"))
+			}
+		})
+	}
+}
+
+func TestAFormHasTheObjectsOrderAndTheFieldsBehindIt(t *testing.T) {
+	server, requests := recorder(t)
+	payload := `{"z":9007199254740993,"a":{"b":{"c":0.10},"l":[{"p":"ä &="},true],"e":{},"n":[]},"m b":""}`
+	action := Action{Request: "POST /", Body: Body{Format: Form, Fields: []Field{{"source", "shop"}, {"ref", "o-{{.Payload.z}}"}, {"a[x]", "1"}}}}
+	call, handler, err := rendered(t, Destination{URL: server.URL}, action, testCall(payload))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attempt(t, handler, call, patience); err != nil {
+		t.Fatal(err)
+	}
+	r := <-requests
+	want := "z=9007199254740993&a%5Bb%5D%5Bc%5D=0.10&a%5Bl%5D%5B0%5D%5Bp%5D=%C3%A4+%26%3D&a%5Bl%5D%5B1%5D=true&m+b=&source=shop&ref=o-9007199254740993&a%5Bx%5D=1"
+	if r.body != want || r.Header.Get("Content-Type") != "application/x-www-form-urlencoded" {
+		t.Errorf("sent %s\nwant %s", r.body, want)
+	}
+}
+
+// A value never makes another path, another parameter, or another host.
+func TestAValueInAPathIsEscapedByItself(t *testing.T) {
+	server, requests := recorder(t)
+	for _, tc := range []struct{ request, payload, want string }{
+		{"PUT /v1/orders/{{.Payload.id}}/capture?ref={{.Payload.id}}&x=1", `{"id":"a b/../c?d#e&f=g"}`,
+			"PUT /base/v1/orders/a%20b%2F..%2Fc%3Fd%23e&f=g/capture?token=t&ref=a+b%2F..%2Fc%3Fd%23e%26f%3Dg&x=1"},
+		{"GET /n/{{.Payload.id}}", `{"id":9007199254740993}`, "GET /base/n/9007199254740993?token=t"},
+		{"POST /{{if .Payload.id}}x?{{end}}a={{.Payload.id}}", `{"id":"?&"}`, "POST /base/x?token=t&a=%3F%26"},
+	} {
+		call, handler, err := rendered(t, Destination{URL: server.URL + "/base?token=t"}, Action{Request: tc.request}, testCall(tc.payload))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(call.Rendered.Request), "token=t") {
+			t.Errorf("the destination's query is stored: %s", call.Rendered.Request)
+		}
+		if _, err := attempt(t, handler, call, patience); err != nil {
+			t.Fatal(err)
+		}
+		if r := <-requests; r.Method+" "+r.RequestURI != tc.want {
+			t.Errorf("asked for %s %s\nwant %s", r.Method, r.RequestURI, tc.want)
+		}
+	}
+}
+
+func TestWhatCannotBeRenderedIsAnErrorThatQuotesNoValue(t *testing.T) {
+	json := func(template string) Action {
+		return Action{Request: "POST /", Body: Body{Format: JSON, Template: template}}
+	}
+	for says, tc := range map[string]struct {
+		action  Action
+		payload string
+	}{
+		`no entry for key "gone"`:   {json(`{"a": {{.Payload.gone}}}`), `{"a":"s3cret"}`},
+		`key "deep"`:                {json(`{"a": {{.Payload.deep.er}}}`), `{"a":"s3cret"}`},
+		`{}.a (the payload is no`:   {json(`{"a": {{.Payload.a}}}`), `s3cret`},
+		`{}.b (the payload is no`:   {json(`{"a": {{.Payload.b}}}`), "{\"b\":1,\"b\":\"s3cret\"}"},
+		"no JSON object":            {json(`["a"]`), `{}`},
+		"or has a member twice":     {json(`{"a": "{{.Payload.a}}"}`), `{"a":"s3cret"}`},
+		"failed at":                 {json(`{"a": {{index .Payload.a 7}}}`), `{"a":"s3cret"}`},
+		"has no text":               {Action{Request: "POST /{{.Payload.a}}"}, `{"a":{"b":"s3cret"}}`},
+		"is null, an object":        {Action{Request: "POST /{{.Payload.a}}"}, `{"a":null}`},
+		`".." `:                     {Action{Request: "POST /x/{{.Payload.a}}/y"}, `{"a":".."}`},
+		"part of the path is empty": {Action{Request: "POST /x/{{.Payload.a}}/y"}, `{"a":""}`},
+		"no null":                   {Action{Request: "POST /", Body: Body{Format: Form}}, `{"a":null,"b":"s3cret"}`},
+		"added is there already":    {Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"a", "b"}}}}, `{"\u0061":"s3cret"}`},
+		"longer than 2 MiB":         {json(`{"a": {{printf "%03000000d" 1}}}`), `{}`},
+	} {
+		_, _, err := rendered(t, Destination{URL: "https://a.example"}, tc.action, testCall(tc.payload))
+		if says == `".." ` {
+			says = `"." or ".."`
+		}
+		if err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "charge_card at stripe") {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}
+
+// Case 5: the template, the destination's headers and the release change between attempts.
+func TestWhatWasRenderedIsSentAgainWhateverTheActionSaysNow(t *testing.T) {
+	server, requests := recorder(t)
+	dest := Destination{URL: server.URL, Auth: Auth{Bearer: "sk_live_51Hx"}}
+	call, handler, err := rendered(t, dest, Action{Request: "POST /v1/{{.Payload.id}}", Body: Body{Format: Form}}, testCall(`{"id":"1","b":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(call.Rendered.Request), "sk_live") {
+		t.Errorf("credentials are stored: %s", call.Rendered.Request)
+	}
+	var first string
+	for i, handler := range []dispatcher.Handler{handler,
+		testHandler(t, dest, Action{Request: "PUT /v2/{{.Payload.gone}}", Body: Body{Format: JSON, Template: `{}`}}),
+		testHandler(t, dest, Action{Request: "GET /plain"}),
+		testHandler(t, dest, Action{Headers: map[string]string{"Content-Type": "text/plain"}}),
+	} {
+		if _, err := attempt(t, handler, call, patience); err != nil {
+			t.Fatal(err)
+		}
+		r := <-requests
+		got := fmt.Sprint(r.Method, r.RequestURI, r.Header, r.body)
+		if first == "" {
+			first = got
+		}
+		if got != first || !strings.Contains(got, "Bearer sk_live_51Hx") || !strings.Contains(got, "POST/v1/1") {
+			t.Errorf("number %d sent %s\nfirst %s", i, got, first)
+		}
+	}
+}
+
+func TestWhatMayHaveBeenSentOtherwiseIsNotSentInAnotherForm(t *testing.T) {
+	action := Action{Request: "POST /{{.Payload.id}}"}
+	call := testCall(`{"id":1}`) // not rendered, as one that an older release may have sent
+	for class, want := range map[dispatcher.Class]string{dispatcher.IdempotentWrite: "stuck", dispatcher.NonIdempotentWrite: "stuck", dispatcher.Read: "delivered"} {
+		server, _ := recorder(t)
+		action.Policy.Class = class
+		if _, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), call, patience); verdict(err) != want {
+			t.Errorf("%v: is %s (%v), want %s", class, verdict(err), err, want)
+		}
+	}
+	for _, made := range []dispatcher.Rendered{{Type: "other", Request: []byte("x")}, {Type: renderedType, Request: []byte("FETCH /\r\n\r\n")}, {Type: renderedType}} {
+		call.Rendered = &made
+		_, err := attempt(t, testHandler(t, Destination{URL: "https://a.example"}, action), call, time.Second)
+		if verdict(err) != "stuck" {
+			t.Errorf("%q: is %s (%v), want stuck", made.Type, verdict(err), err)
+		}
+	}
+}
+
+func TestAuthGoesOutAndIsStruckFromAnswers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		auth         Auth
+		header, want string
+	}{
+		"bearer":  {Auth{Bearer: "sk_live_51Hx"}, "Authorization", "Bearer sk_live_51Hx"},
+		"basic":   {Auth{User: "user", Password: "pass:word"}, "Authorization", "Basic dXNlcjpwYXNzOndvcmQ="},
+		"user":    {Auth{User: "sk_live_51Hx"}, "Authorization", "Basic c2tfbGl2ZV81MUh4Og=="},
+		"header":  {Auth{Header: "x-api-key", Value: "sk_live_51Hx"}, "X-Api-Key", "sk_live_51Hx"},
+		"nothing": {Auth{}, "Authorization", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			echo := replying(t, 200, nil, "sk_live_51Hx pass:word dXNlcjpwYXNzOndvcmQ= c2tfbGl2ZV81MUh4Og==")
+			answer, err := attempt(t, testHandler(t, Destination{URL: echo.URL, Auth: tc.auth}, Action{}), testCall("{}"), patience)
+			if err != nil || name != "nothing" && !strings.Contains(string(answer.Body), "[redacted]") {
+				t.Errorf("kept %s, %v", answer.Body, err)
+			}
+			for _, secret := range []string{tc.auth.Bearer, tc.auth.Password, tc.auth.Value} {
+				if secret != "" && strings.Contains(string(answer.Body), secret) {
+					t.Errorf("kept %s", answer.Body)
+				}
+			}
+			server, requests := recorder(t)
+			if _, err := attempt(t, testHandler(t, Destination{URL: server.URL, Auth: tc.auth}, Action{}), testCall("{}"), patience); err != nil {
+				t.Fatal(err)
+			}
+			if got := (<-requests).Header.Get(tc.header); got != tc.want {
+				t.Errorf("%s: %s", tc.header, got)
+			}
+		})
+	}
+	for _, bad := range []Destination{
+		{Auth: Auth{Bearer: "a", Header: "X", Value: "y"}}, {Auth: Auth{Header: "X"}}, {Auth: Auth{Value: "s3cret"}},
+		{Auth: Auth{Bearer: "s3cret\n"}}, {Auth: Auth{Bearer: "s3cret"}, Headers: map[string]string{"authorization": "x"}},
+	} {
+		bad.Name, bad.URL = "a", "https://a.example"
+		if _, err := New(bad); err == nil || !strings.Contains(err.Error(), "a: Auth ") || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func TestBodiesAndRequestsThatCannotBeMadeAreRefused(t *testing.T) {
+	inBody := dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "k"}}
+	for says, tc := range map[string]struct {
+		vendor dispatcher.Vendor
+		action Action
+	}{
+		"a: Request is no template": {dispatcher.Vendor{}, Action{Request: "POST /{{.Payload"}},
+		"must not define":           {dispatcher.Vendor{}, Action{Request: `POST /{{define "x"}}{{end}}`}},
+		"must not call":             {dispatcher.Vendor{}, Action{Request: `POST /{{template "x"}}`}},
+		"a: Body has a Template":    {dispatcher.Vendor{}, Action{Request: "POST /", Body: Body{Template: "{}"}}},
+		"function \"exec\"":         {dispatcher.Vendor{}, Action{Request: "POST /", Body: Body{Format: JSON, Template: "{{exec}}"}}},
+		`Format "xml"`:              {dispatcher.Vendor{}, Action{Request: "POST /", Body: Body{Format: "xml"}}},
+		"a: Body has no place":      {dispatcher.Vendor{}, Action{Request: "GET /", Body: Body{Format: JSON}}},
+		"no body for the vendor's":  {inBody, Action{Request: "GET /"}},
+		`field "k" twice`:           {inBody, Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"k", "v"}}}}},
+		`field "x" twice`:           {inBody, Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"x", "v"}, {"x", "v"}}}}},
+	} {
+		tc.action.Name, tc.action.Policy.Class = "a", dispatcher.IdempotentWrite
+		_, _, err := testClient(t, Destination{URL: "https://a.example", Vendor: tc.vendor}).Handler(tc.action)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	if _, err := New(Destination{Name: "a", URL: "https://a.example", Vendor: dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInMessageID}}}); err == nil || !strings.Contains(err.Error(), "a: Vendor Key.Place is the Message-ID") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,298 @@
+package httpvendor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// Format is how a body is written.
+type Format string
+
+// The formats.
+const (
+	AsIs Format = ""     // the payload's bytes
+	JSON Format = "json" // a JSON object
+	Form Format = "form" // application/x-www-form-urlencoded, nested as in metadata[order] and items[0][price]
+)
+
+// Body says what a request carries. The zero Body is the payload's bytes as they are.
+//
+// A body that is [JSON] or [Form] is made once of an object: what Template makes, or else the payload, and Fields behind
+// it. The order of the members is the object's, and numbers keep their digits. In a form null is an error, and an empty
+// array or object leaves nothing.
+type Body struct {
+	Format Format
+
+	// Template makes the object, in JSON: {"amount": {{.Payload.amount}}, "note": {{printf "order %s" .Payload.id}}}. It is
+	// a text/template each of whose values is written as JSON by itself, so it has no quotes around them. See the package
+	// comment for what it may use. Default: the payload.
+	Template string
+
+	// Fields are added, in this order: constants, or templates of text. A name that the object has too is an error.
+	Fields []Field
+}
+
+// Field is a member of a body.
+type Field struct{ Name, Value string }
+
+type field struct {
+	name  string
+	value *template.Template
+}
+
+// body is a Body, ready to be filled.
+type body struct {
+	format   Format
+	template *template.Template
+	fields   []field
+	keyField string // carries the delivery key; empty: none
+}
+
+func newBody(b Body, keyField string) (body, error) {
+	out := body{format: b.Format, keyField: keyField}
+	switch {
+	case !slices.Contains([]Format{AsIs, JSON, Form}, b.Format):
+		return out, fmt.Errorf("has Format %q: want json, form or nothing", b.Format)
+	case b.Format == AsIs && (b.Template != "" || len(b.Fields) > 0):
+		return out, errors.New("has a Template or Fields: say by Format whether it is json or form")
+	}
+	if keyField != "" && b.Format == AsIs {
+		out.format = JSON
+	}
+	var err error
+	if b.Template != "" {
+		if out.template, err = parseTemplate(b.Template, asJSON); err != nil {
+			return out, fmt.Errorf("has a Template that %w", err)
+		}
+	}
+	seen := map[string]bool{keyField: true}
+	for _, f := range b.Fields {
+		if f.Name == "" || seen[f.Name] {
+			return out, fmt.Errorf("has the field %.40q twice, or it is the key's, or has no name", f.Name)
+		}
+		seen[f.Name] = true
+		t, err := parseTemplate(f.Value, asText)
+		if err != nil {
+			return out, fmt.Errorf("has a field %.40q that %w", f.Name, err)
+		}
+		out.fields = append(out.fields, field{f.Name, t})
+	}
+	return out, nil
+}
+
+// make returns the body's bytes.
+func (b body) make(data values, payload []byte) ([]byte, error) {
+	object := payload
+	if b.template != nil {
+		text, err := execute(b.template, data)
+		if err != nil {
+			return nil, err
+		}
+		object = []byte(text)
+	}
+	object = bytes.TrimSpace(object)
+	if err := strictJSON(object); err != nil || object[0] != '{' {
+		return nil, errors.New("what the body is made of is no JSON object, or has a member twice, or broken UTF-8")
+	}
+	for _, f := range b.fields {
+		value, err := execute(f.value, data)
+		if err != nil {
+			return nil, err
+		}
+		object = add(object, f.name, value)
+	}
+	if b.keyField != "" {
+		object = add(object, b.keyField, data.Key)
+	}
+	if err := strictJSON(object); err != nil {
+		return nil, errors.New("a field that is added is there already: leave it out of the payload or the template")
+	}
+	if b.format != Form {
+		return object, nil
+	}
+	return form(object)
+}
+
+// add puts a member with a text at the end of an object.
+func add(object []byte, name, value string) []byte {
+	object = bytes.TrimRight(bytes.Clone(object), " \t\r\n")
+	object = bytes.TrimRight(object[:len(object)-1], " \t\r\n")
+	if object[len(object)-1] != '{' {
+		object = append(object, ',')
+	}
+	for i, text := range []string{name, value} {
+		object, _ = jsontext.AppendQuote(object, text)
+		object = append(object, ":}"[i])
+	}
+	return object
+}
+
+// form writes an object's members as a form's fields, in their order.
+func form(object []byte) ([]byte, error) {
+	var out []byte
+	decoder := jsontext.NewDecoder(bytes.NewReader(object))
+	var walk func(name string) error
+	walk = func(name string) error {
+		switch decoder.PeekKind() {
+		case '{', '[':
+			open, err := decoder.ReadToken()
+			if err != nil {
+				return err
+			}
+			isObject := open.Kind() == '{'
+			for i := 0; decoder.PeekKind() != '}' && decoder.PeekKind() != ']'; i++ {
+				member := strconv.Itoa(i)
+				if isObject {
+					token, err := decoder.ReadToken()
+					if err != nil {
+						return err
+					}
+					member = token.String()
+				}
+				if name != "" {
+					member = name + "[" + member + "]"
+				}
+				if err := walk(member); err != nil {
+					return err
+				}
+			}
+			_, err = decoder.ReadToken()
+			return err
+		case 'n':
+			return fmt.Errorf("a form has no null: leave the member out, or give it a text")
+		}
+		raw, err := decoder.ReadValue()
+		if err != nil {
+			return err
+		}
+		text := string(raw)
+		if raw.Kind() == '"' {
+			if err := json.Unmarshal(raw, &text); err != nil {
+				return err
+			}
+		}
+		if out != nil {
+			out = append(out, '&')
+		}
+		out = append(append(append(out, url.QueryEscape(name)...), '='), url.QueryEscape(text)...)
+		return nil
+	}
+	err := walk("")
+	return out, err
+}
+
+// renderedType names the form of a rendered request: the request line without the protocol, the content type, a blank
+// line, the body; as in HTTP/1.1. Of the address it holds the action's own part: where the vendor is, and the credentials,
+// are the destination's when it is sent.
+const renderedType = "samekey/http-request; v=1"
+
+// sending is what a request sends beside its headers.
+type sending struct {
+	method      string
+	path        string // with its query
+	contentType string // empty: none
+	body        []byte // nil: none
+}
+
+func (s sending) bytes() []byte {
+	out := []byte(s.method + " " + s.path + "\r\n")
+	if s.contentType != "" {
+		out = append(out, "Content-Type: "+s.contentType+"\r\n"...)
+	}
+	return append(append(out, "\r\n"...), s.body...)
+}
+
+func parseSending(text []byte) (s sending, err error) {
+	head, body, ok := bytes.Cut(text, []byte("\r\n\r\n"))
+	line, header, _ := strings.Cut(string(head), "\r\n")
+	s.method, s.path, _ = strings.Cut(line, " ")
+	s.contentType = strings.TrimPrefix(header, "Content-Type: ")
+	if !ok || !slices.Contains(methods, s.method) {
+		return s, errors.New("was rendered in a form that this release does not know")
+	}
+	if _, err := parsePath(s.path); err != nil {
+		return s, err
+	}
+	if hasBody(s.method) {
+		s.body = body
+	}
+	return s, nil
+}
+
+func hasBody(method string) bool { return method != "GET" && method != "HEAD" }
+
+// render is the action's dispatcher.WithRender.
+func (e *endpoint) render(_ context.Context, call *dispatcher.Call) (dispatcher.Rendered, error) {
+	s, err := e.fill(call)
+	if err != nil {
+		return dispatcher.Rendered{}, e.failed("%v", err)
+	}
+	return dispatcher.Rendered{Request: s.bytes(), Type: renderedType}, nil
+}
+
+// fill makes what is sent of an intent, by the action as it is now.
+func (e *endpoint) fill(call *dispatcher.Call) (s sending, err error) {
+	data := valuesOf(call)
+	s.method = e.target.method
+	if s.path, err = e.target.fill(data); err != nil {
+		return s, fmt.Errorf("Request: %w", err)
+	}
+	if !hasBody(s.method) {
+		return s, nil
+	}
+	s.contentType = call.ContentType
+	if at := e.header["Content-Type"]; at != nil {
+		s.contentType = at[0]
+	}
+	if e.body.format == AsIs {
+		s.body = call.Payload
+	} else {
+		if s.body, err = e.body.make(data, call.Payload); err != nil {
+			return s, fmt.Errorf("Body: %w", err)
+		}
+		if e.action.Body.Format != AsIs && e.header["Content-Type"] == nil || s.contentType == "" {
+			s.contentType = map[Format]string{JSON: "application/json", Form: "application/x-www-form-urlencoded"}[e.body.format]
+		}
+	}
+	if err := checkHeader("Content-Type", s.contentType); err != nil {
+		return s, fmt.Errorf("the intent's content type: %w", err)
+	}
+	return s, nil
+}
+
+// renders reports whether what is sent has to be made, and kept, before it is sent first.
+func (e *endpoint) renders() bool { return e.target.tmpl != nil || e.body.format != AsIs }
+
+// sending is what this attempt sends: what was rendered before the first one, where anything was. Its errors are verdicts.
+func (e *endpoint) sending(call *dispatcher.Call) (s sending, err error) {
+	stuck := func(format string, args ...any) error {
+		return dispatcher.Stuck(dispatcher.Answer{Code: "rendered"}, e.failed(format, args...))
+	}
+	switch {
+	case call.Rendered != nil && call.Rendered.Type != renderedType:
+		return s, stuck("it was rendered by something else, and may have been sent so")
+	case call.Rendered != nil:
+		if s, err = parseSending(call.Rendered.Request); err != nil {
+			return s, stuck("what was rendered cannot be sent: it %v", err)
+		}
+		return s, nil
+	case e.renders() && e.action.Policy.Class != dispatcher.Read:
+		return s, stuck("it may have been sent by a release that did not render it, and nobody knows its bytes")
+	}
+	if s, err = e.fill(call); err != nil {
+		return s, dispatcher.Dead(dispatcher.Answer{Code: "request"}, e.failed("%v", err))
+	}
+	return s, nil
+}

@@ -1,0 +1,201 @@
+package httpvendor
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// reply answers each request with one status, headers and body.
+func replying(t *testing.T, status int, header map[string]string, body string) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range header {
+			w.Header().Set(name, value)
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(server.Close)
+	return server
+}
+
+func TestTheFirstRuleThatFitsGivesAnAnswerItsMeaning(t *testing.T) {
+	conflict := Match{Status: Statuses{{409, 409}}, Field: "/error/code", Values: []string{"in_progress", "busy"}}
+	rules := []Rule{
+		{Match: conflict, Means: Retry},
+		{Match: Match{Status: Statuses{{409, 409}}, Field: "/error/code"}, Means: Dead, Reason: "the key was used for something else"},
+		{Match: Match{Status: Statuses{{200, 299}}, Field: "/errors/*/kind", Values: []string{"declined"}}, Means: Refused},
+		{Match: Match{Status: Statuses{{200, 299}}, Field: "/error"}, Means: Dead},
+		{Match: Match{Status: Statuses{{200, 299}}, Field: "/amount", Values: []string{"9007199254740993"}}, Means: Unknown},
+		{Match: Match{Status: Statuses{{200, 299}}, Field: "/ok", Values: []string{"false"}}, Means: Stuck},
+		{Match: Match{Status: Statuses{{200, 299}}, Field: "/a~1b/m~0n/1"}, Means: Accepted},
+		{Match: Match{Header: "X-Auth", Values: []string{"Expired"}}, Means: Denied},
+	}
+	for _, tc := range []struct {
+		status int
+		header map[string]string
+		body   string
+		want   string
+	}{
+		{409, nil, `{"error":{"code":"busy"}}`, "wait"},
+		{409, nil, `{"error":{"code":"mismatch"}}`, "dead"},
+		{409, nil, `{"error":{"code":null}}`, "dead"}, // not there: the generic table, for an idempotent write
+		{200, nil, `{"errors":[{"kind":"x"},{"kind":"declined"}]}`, "refused"},
+		{200, nil, `{"errors":[]}`, "delivered"},
+		{200, nil, `{"error":"no"}`, "dead"},
+		{200, nil, `{"error":null}`, "delivered"},
+		{200, nil, `{"amount":9007199254740993}`, "unknown"},
+		{200, nil, `{"amount":9007199254740992}`, "delivered"},
+		{200, nil, `{"ok":false}`, "stuck"},
+		{200, nil, `{"a/b":{"m~n":[1,2]}}`, "accepted"},
+		{200, nil, `{"a/b":{"m~n":[1]}}`, "delivered"},
+		{200, nil, `not JSON`, "delivered"},
+		{200, nil, `{"error":"no"} and more`, "delivered"},
+		{400, map[string]string{"x-auth": "expired"}, "", "denied"},
+		{400, map[string]string{"x-auth": "fine"}, "", "dead"},
+		{500, map[string]string{"Idempotent-Replayed": "true"}, "", "stuck"},
+		{500, map[string]string{"Idempotent-Replayed": "true", "Retry-After": "1"}, "", "stuck"},
+		{500, map[string]string{"Idempotent-Replayed": "false"}, "", "unknown"},
+		{201, map[string]string{"Idempotent-Replayed": "true"}, "", "delivered"},
+	} {
+		t.Run(fmt.Sprint(tc.status, tc.header, tc.body), func(t *testing.T) {
+			server := replying(t, tc.status, tc.header, tc.body)
+			// Half of the rules are the action's, half the destination's: the order is the same.
+			handler := testHandler(t, Destination{URL: server.URL, Rules: rules[4:]}, Action{Rules: rules[:4]})
+			answer, err := attempt(t, handler, testCall("{}"), patience)
+			if verdict(err) != tc.want {
+				t.Fatalf("is %s (%v), want %s", verdict(err), err, tc.want)
+			}
+			if answer.Code != fmt.Sprint(tc.status) || string(answer.Body) != tc.body {
+				t.Errorf("kept %q %q", answer.Code, answer.Body)
+			}
+			if strings.Contains(tc.body, "mismatch") && !strings.HasSuffix(err.Error(), "answered 409: the key was used for something else") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestRulesGoBeforeListsAndAnActionsBeforeTheDestinations(t *testing.T) {
+	server := replying(t, 402, nil, `{"code":"x"}`)
+	fits := func(m Meaning) []Rule {
+		return []Rule{{Match: Match{Status: Statuses{{402, 402}}, Field: "/code"}, Means: m}}
+	}
+	refused := Statuses{{402, 402}}
+	for want, handler := range map[string]dispatcher.Handler{
+		"dead":    testHandler(t, Destination{URL: server.URL, Rules: fits(Dead)}, Action{Refused: refused}),
+		"unknown": testHandler(t, Destination{URL: server.URL, Rules: fits(Dead)}, Action{Refused: refused, Rules: fits(Unknown)}),
+		"refused": testHandler(t, Destination{URL: server.URL}, Action{Refused: refused}),
+	} {
+		if _, err := attempt(t, handler, testCall("{}"), patience); verdict(err) != want {
+			t.Errorf("is %s (%v), want %s", verdict(err), err, want)
+		}
+	}
+}
+
+func TestARuleLooksIntoABodyThatIsNotKept(t *testing.T) {
+	body := `{"pad":"` + strings.Repeat("x", 200_000) + `","error":"no"}`
+	server := replying(t, 200, nil, body)
+	rules := []Rule{{Match: Match{Field: "/error"}, Means: Dead}}
+	for _, limit := range []int{-1, 10, 1000} {
+		handler := testHandler(t, Destination{URL: server.URL}, Action{Rules: rules, Policy: dispatcher.Policy{ResponseCap: limit}})
+		answer, err := attempt(t, handler, testCall("{}"), patience)
+		if verdict(err) != "dead" || len(answer.Body) != max(limit, 0) || !strings.HasPrefix(body, string(answer.Body)) {
+			t.Errorf("cap %d: is %s (%v), kept %d bytes", limit, verdict(err), err, len(answer.Body))
+		}
+	}
+}
+
+// What is missing of a body may be what a rule would have found.
+func TestWhereARuleCannotSeeTheWholeBodyTheOutcomeIsUnknown(t *testing.T) {
+	long := replying(t, 200, nil, `{"pad":"`+strings.Repeat("x", rulesLimit)+`","error":"no"}`)
+	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		w.WriteHeader(409)
+		_, _ = io.WriteString(w, `{"error":`)
+	}))
+	t.Cleanup(cut.Close)
+	for name, url := range map[string]string{"long": long.URL, "cut": cut.URL} {
+		rules := []Rule{{Match: Match{Status: Statuses{{200, 409}}, Field: "/error"}, Means: Dead}}
+		if _, err := attempt(t, testHandler(t, Destination{URL: url}, Action{Rules: rules}), testCall("{}"), patience); verdict(err) != "unknown" {
+			t.Errorf("%s: is %s (%v), want unknown", name, verdict(err), err)
+		}
+		rules[0].Status = Statuses{{500, 599}} // which does not concern it
+		want := map[string]string{"long": "unknown", "cut": "dead"}[name]
+		if _, err := attempt(t, testHandler(t, Destination{URL: url}, Action{Rules: rules}), testCall("{}"), patience); verdict(err) != want {
+			t.Errorf("%s, a rule for another status: is %s (%v), want %s", name, verdict(err), err, want)
+		}
+	}
+}
+
+func TestAVendorsWordThatItDidNotActCountsOnlyWhereACallMayBeRepeated(t *testing.T) {
+	rule := Rule{Match: Match{Status: Statuses{{409, 409}}}, Means: Retry}
+	server := replying(t, 409, nil, "")
+	for class, want := range map[dispatcher.Class]string{
+		dispatcher.IdempotentWrite: "wait", dispatcher.NonIdempotentWrite: "unknown", dispatcher.IrreversibleWrite: "unknown",
+	} {
+		handler := testHandler(t, Destination{URL: server.URL, Rules: []Rule{rule}}, Action{Policy: dispatcher.Policy{Class: class}})
+		if _, err := attempt(t, handler, testCall("{}"), patience); verdict(err) != want {
+			t.Errorf("%v: is %s (%v), want %s", class, verdict(err), err, want)
+		}
+	}
+	client := testClient(t, Destination{URL: "https://a.example"})
+	action := Action{Name: "wire", Request: "POST /", Rules: []Rule{rule}, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}}
+	if _, _, err := client.Handler(action); err == nil || !strings.Contains(err.Error(), "wire: Rules number 1: Means retry") {
+		t.Errorf("an action's own: %v", err)
+	}
+	action.Rules[0].Status = Statuses{{429, 429}}
+	if _, _, err := client.Handler(action); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAccepted(t *testing.T) {
+	server := replying(t, 202, map[string]string{"Retry-After": "7"}, `{"state":"queued"}`)
+	action := Action{Accepted: Statuses{{202, 202}}}
+	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
+		action.Policy.Class = class
+		_, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), testCall("{}"), patience)
+		if verdict(err) != "accepted" || askedWait(err) != 7*time.Second || !bytes.Contains(answerOf(err).Body, []byte("queued")) {
+			t.Errorf("%v: is %s of %v (%v), want accepted", class, verdict(err), askedWait(err), err)
+		}
+	}
+	if got := fmt.Sprint(defaultSuccess(Statuses{{202, 202}, {299, 299}})); got != "[[200 201] [203 298]]" {
+		t.Error(got)
+	}
+}
+
+// Case 21: a vendor is never asked earlier than it said, but for one that says more than a day.
+func TestEveryRetryAfterOfARuleIsTheLonger(t *testing.T) {
+	server := replying(t, 409, map[string]string{"Retry-After": "7200"}, "")
+	rule := Rule{Match: Match{Status: Statuses{{409, 409}}}, Means: Retry}
+	_, err := attempt(t, testHandler(t, Destination{URL: server.URL, Rules: []Rule{rule}}, Action{}), testCall("{}"), patience)
+	if verdict(err) != "wait" || askedWait(err) != 2*time.Hour {
+		t.Errorf("is %s of %v (%v)", verdict(err), askedWait(err), err)
+	}
+}
+
+func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
+	for says, rule := range map[string]Rule{
+		"fits every answer":   {Means: Dead},
+		"Header and a Field":  {Match: Match{Header: "A", Field: "/a"}, Means: Dead},
+		"has Values":          {Match: Match{Status: Statuses{{200, 200}}, Values: []string{"a"}}, Means: Dead},
+		"no JSON Pointer":     {Match: Match{Field: "a.b"}, Means: Dead},
+		"not the name":        {Match: Match{Header: "a b"}, Means: Dead},
+		"is no range":         {Match: Match{Status: Statuses{{100, 200}}}, Means: Dead},
+		`Means "" is none of`: {Match: Match{Field: "/a"}},
+		`Means "maybe" is`:    {Match: Match{Field: "/a"}, Means: "maybe"},
+	} {
+		if _, err := New(Destination{Name: "a", URL: "https://a.example", Rules: []Rule{rule}}); err == nil || !strings.Contains(err.Error(), "a: Rules number 1: ") || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}
