@@ -1,0 +1,138 @@
+package httpvendor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// found names a finding, by the word of the history.
+func found(f dispatcher.Finding) string { return reflect.ValueOf(f).FieldByName("outcome").String() }
+
+func ask(t *testing.T, e *endpoint, call *dispatcher.Call) (dispatcher.Finding, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return e.ask(ctx, call, call.Payload)
+}
+
+func TestALookupAsksForTheKeyAndItsRulesSayWhatTheAnswerMeans(t *testing.T) {
+	lookup := &Lookup{Request: "GET /v1/charges?ref={{.Key}}&amount={{.Payload.amount}}", Rules: []LookupRule{
+		{Match{Status: Statuses{{200, 200}}, Field: "/data/*/state", Values: []string{"running"}}, Pending},
+		{Match{Status: Statuses{{200, 200}}, Field: "/data/*/state", Values: []string{"declined"}}, FoundRefused},
+		{Match{Status: Statuses{{200, 200}}, Field: "/data/*/ref", Values: []string{"{{.Key}}"}}, Found},
+		{Match{Status: Statuses{{200, 200}}, Field: "/data"}, Absent},
+		{Match{Status: Statuses{{410, 410}}}, Inconclusive},
+	}}
+	for _, tc := range []struct {
+		status int
+		body   string
+		want   string // and whether it could be asked
+	}{
+		{200, `{"data":[{"ref":"other"},{"ref":"KEY"}]}`, "delivered true"},
+		{200, `{"data":[{"ref":"KEY","state":"declined"}]}`, "refused true"},
+		{200, `{"data":[{"ref":"KEY","state":"running"}]}`, "pending true"},
+		{200, `{"data":[{"ref":"other"}]}`, "absent true"},
+		{200, `{"data":[]}`, "absent true"},
+		{200, `{"data":null}`, "inconclusive true"},
+		{200, `<html>log in</html>`, "inconclusive true"},
+		{200, `{"data":[],"pad":"` + strings.Repeat("x", 1<<20) + `"}`, "inconclusive true"},
+		{404, `{"data":[]}`, "inconclusive true"},
+		{410, ``, "inconclusive true"},
+		{302, ``, "inconclusive true"},
+		{401, ``, "inconclusive false"},
+		{403, ``, "inconclusive false"},
+		{429, ``, "inconclusive false"},
+		{503, ``, "inconclusive false"},
+	} {
+		t.Run(fmt.Sprintf("%d %.40s", tc.status, tc.body), func(t *testing.T) {
+			seen := make(chan string, 1)
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				seen <- fmt.Sprintf("%s %s %s %q%s", r.Method, r.RequestURI, r.Header.Get("Authorization"), body, r.Header.Get("Idempotency-Key"))
+				w.Header().Set("Location", "/elsewhere")
+				w.WriteHeader(tc.status)
+				_, _ = io.WriteString(w, strings.ReplaceAll(tc.body, "KEY", deliveryKey.String()))
+			}))
+			t.Cleanup(server.Close)
+			e := testEndpoint(t, Destination{URL: server.URL + "/base", Auth: Auth{Bearer: "sk_live_51Hx"}}, Action{Request: "POST /v1/charges", Lookup: lookup})
+			finding, err := ask(t, e, testCall(`{"amount":9007199254740993}`))
+			if got := fmt.Sprintf("%s %t", found(finding), err == nil); got != tc.want {
+				t.Errorf("is %s (%v), want %s", got, err, tc.want)
+			}
+			if got, want := <-seen, `GET /base/v1/charges?ref=`+deliveryKey.String()+`&amount=9007199254740993 Bearer sk_live_51Hx ""`; got != want {
+				t.Errorf("asked %s\nwant  %s", got, want)
+			}
+		})
+	}
+}
+
+func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
+	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		_, _ = io.WriteString(w, `{"data":[`)
+	}))
+	t.Cleanup(cut.Close)
+	lookup := SentLog("GET /log?ref={{.Key}}", "/data", "/ref")
+	for name, url := range map[string]string{"cut": cut.URL, "down": "http://127.0.0.1:1"} {
+		finding, err := ask(t, testEndpoint(t, Destination{URL: url}, Action{Request: "POST /", Lookup: lookup}), testCall(`{}`))
+		if err == nil || found(finding) != "" {
+			t.Errorf("%s: is %s, %v", name, found(finding), err)
+		}
+	}
+	e := testEndpoint(t, Destination{URL: cut.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log/{{.Payload.gone}}", "/data", "/ref")})
+	if finding, err := ask(t, e, testCall(`{}`)); err == nil || found(finding) != "inconclusive" {
+		t.Errorf("without what it asks for: is %s, %v", found(finding), err)
+	}
+}
+
+func TestALookupMayUseWhatWasRendered(t *testing.T) {
+	for name, tc := range map[string]struct {
+		body Body
+		want string
+	}{
+		"json": {Body{Format: JSON, Template: `{"to": {{.Payload.mail}}, "ref": {{.Key}}}`}, "a@b.example " + deliveryKey.String()},
+		"form": {Body{Format: Form, Template: `{"to": {{.Payload.mail}}, "ref": {{.Key}}}`}, "a@b.example " + deliveryKey.String()},
+	} {
+		server, requests := recorder(t)
+		action := Action{Request: "POST /", Body: tc.body, Lookup: &Lookup{
+			Request: "POST /search?to={{.Rendered.to}}", Body: `{"both": {{printf "%s %s" .Rendered.to .Rendered.ref}}}`,
+			Rules: []LookupRule{{Match{Status: Statuses{{200, 200}}}, Found}},
+		}}
+		call, _, err := rendered(t, Destination{URL: server.URL}, action, testCall(`{"mail":"a@b.example"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if finding, err := ask(t, testEndpoint(t, Destination{URL: server.URL}, action), call); err != nil || found(finding) != "delivered" {
+			t.Errorf("%s: is %s, %v", name, found(finding), err)
+		}
+		if r := <-requests; r.RequestURI != "/search?to=a%40b.example" || r.body != `{"both": "`+tc.want+`"}` || r.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: asked %s with %s", name, r.RequestURI, r.body)
+		}
+	}
+}
+
+func TestLookupsThatCannotBeMeantAreRefused(t *testing.T) {
+	fine := []LookupRule{{Match{Status: Statuses{{200, 200}}}, Found}}
+	for says, lookup := range map[string]Lookup{
+		"Request that is missing":   {Rules: fine},
+		"neither GET nor POST":      {Request: "PUT /", Rules: fine},
+		"Request is a GET":          {Request: "GET /", Body: "{}", Rules: fine},
+		"no rule that means found":  {Request: "GET /", Rules: []LookupRule{{Match{Field: "/a"}, Absent}}},
+		"rule number 1: fits every": {Request: "GET /", Rules: []LookupRule{{Match{}, Found}}},
+		`Means "delivered" is none`: {Request: "GET /", Rules: []LookupRule{{Match{Field: "/a"}, "delivered"}}},
+		"is no template":            {Request: "GET /", Rules: []LookupRule{{Match{Field: "/a", Values: []string{"{{"}}, Found}}},
+	} {
+		_, _, err := testClient(t, Destination{URL: "https://a.example"}).Handler(Action{Name: "a", Request: "POST /", Lookup: &lookup, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
+		if err == nil || !strings.Contains(err.Error(), "a: Lookup has ") || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}

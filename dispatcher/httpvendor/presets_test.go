@@ -1,0 +1,496 @@
+package httpvendor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// vendor is a server that behaves as a vendor's documents say, by a script: the n-th call of a key is answered by the n-th
+// step, and those after the last by the last.
+type vendor struct {
+	*httptest.Server
+	key    func(r *http.Request, body []byte) string // from the one place where this vendor takes it
+	script []step
+
+	mu      sync.Mutex
+	wire    []wireCall // whatever was sent, in order
+	effects map[string]int
+	asked   []string // look-ups
+	log     func(r *http.Request) (status int, body string)
+}
+
+// step is what one call comes to.
+type step struct {
+	act    bool // it has its effect, if this key has had none
+	lose   bool // the answer never arrives
+	status int
+	header map[string]string
+	body   string
+}
+
+type wireCall struct {
+	attempt           int
+	target, key, body string
+}
+
+func startVendor(t *testing.T, key func(*http.Request, []byte) string, script ...step) *vendor {
+	t.Helper()
+	v := &vendor{key: key, script: script, effects: map[string]int{}}
+	v.Server = httptest.NewServer(http.HandlerFunc(v.serve))
+	t.Cleanup(v.Close)
+	return v
+}
+
+func (v *vendor) serve(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if r.Method == http.MethodGet {
+		v.asked = append(v.asked, r.RequestURI)
+		status, body := v.log(r)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+		return
+	}
+	attempt, _ := strconv.Atoi(r.Header.Get("Samekey-Attempt"))
+	call := wireCall{attempt, r.Method + " " + r.RequestURI + " " + r.Header.Get("Content-Type"), v.key(r, body), string(body)}
+	v.wire = append(v.wire, call)
+	s := v.script[min(len(v.wire), len(v.script))-1]
+	if s.act && (v.effects[call.key] == 0 || call.key == "") {
+		v.effects[call.key]++
+	}
+	if s.lose {
+		c, _, _ := http.NewResponseController(w).Hijack()
+		_ = c.Close()
+		return
+	}
+	for name, value := range s.header {
+		w.Header().Set(name, value)
+	}
+	w.WriteHeader(s.status)
+	_, _ = io.WriteString(w, s.body)
+}
+
+func header(name string) func(*http.Request, []byte) string {
+	return func(r *http.Request, _ []byte) string { return r.Header.Get(name) }
+}
+
+func quoted(name string) func(*http.Request, []byte) string {
+	return func(r *http.Request, _ []byte) string {
+		value := r.Header.Get(name)
+		if len(value) < 2 || value[0] != '"' || value[len(value)-1] != '"' {
+			return "not quoted: " + value
+		}
+		return value[1 : len(value)-1]
+	}
+}
+
+func bodyField(name string) func(*http.Request, []byte) string {
+	return func(r *http.Request, body []byte) string {
+		var fields map[string]any
+		_ = json.Unmarshal(body, &fields)
+		text, _ := fields[name].(string)
+		if len(r.Header.Values("Idempotency-Key")) > 0 {
+			return "in a header"
+		}
+		return text
+	}
+}
+
+// played delivers one intent of an action to a vendor until it rests, and returns what was recorded.
+func played(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action Action) outbox.Entry {
+	t.Helper()
+	id := inserted(t, db)
+	for range 12 {
+		drain(t, db, dest, v, action)
+		entry, err := outbox.Get(t.Context(), db.Pool, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains([]outbox.Status{"delivered", "refused", "dead", "parked"}, entry.Status) {
+			v.compare(t, entry)
+			return entry
+		}
+		samekeytest.Elapse(t, db, time.Minute)
+	}
+	t.Fatal("the intent does not come to rest")
+	return outbox.Entry{}
+}
+
+const charge = `{"id":"c-1","amount":9007199254740993}`
+
+func inserted(t *testing.T, db *samekeytest.DB) (id uuid.UUID) {
+	t.Helper()
+	key, err := samekey.NewKey(t.Name(), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) (err error) {
+		id, err = outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: "charge_card", Payload: json.RawMessage(charge)})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// drain is one worker of one release.
+func drain(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action Action) {
+	t.Helper()
+	dest.Name, dest.URL = "stripe", v.URL
+	client := testClient(t, dest)
+	action.Name = "charge_card"
+	action.Policy.Backoff, action.Policy.MaxBackoff = time.Second, time.Second
+	if action.Request == "" {
+		action.Request = "POST /v1/charges"
+	}
+	if action.Policy.Class == 0 {
+		action.Policy.Class = dispatcher.IdempotentWrite
+	}
+	if action.Policy.Class == dispatcher.IdempotentWrite && dest.Vendor.Window == 0 {
+		action.Policy.KeyWindow = 24 * time.Hour
+	}
+	d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err := client.Register(d, action); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// compare holds the recorded attempts against what the server saw on the wire.
+func (v *vendor) compare(t *testing.T, entry outbox.Entry) {
+	t.Helper()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var recorded, seen []int
+	for _, e := range entry.History {
+		if e.Event == "attempt" && e.Code != "maybe_sent" && e.Code != "key_window" {
+			recorded = append(recorded, e.Attempt)
+		}
+	}
+	for _, call := range v.wire {
+		seen = append(seen, call.attempt)
+		call.attempt = v.wire[0].attempt
+		if call != v.wire[0] {
+			t.Errorf("the vendor saw %+v, first %+v", call, v.wire[0])
+		}
+	}
+	if fmt.Sprint(recorded) != fmt.Sprint(seen) {
+		t.Errorf("recorded are the attempts %v, on the wire were %v", recorded, seen)
+	}
+}
+
+var presets = []struct {
+	name    string
+	dest    func() Destination
+	key     func(*http.Request, []byte) string
+	running step // what a call gets while the first is at work
+	reused  step // and with another request
+	refused step
+}{
+	{"stripe", Stripe, header("Idempotency-Key"),
+		step{status: 409, body: `{"error":{"code":"idempotency_key_in_use","type":"idempotency_error"}}`},
+		step{status: 400, body: `{"error":{"type":"idempotency_error","message":"Keys can only be used with the same parameters"}}`},
+		step{act: true, status: 402, body: `{"error":{"type":"card_error","code":"card_declined"}}`}},
+	{"adyen", Adyen, header("Idempotency-Key"),
+		step{status: 422, body: `{"status":422,"errorCode":"704","errorType":"validation"}`},
+		step{status: 422, body: `{"status":422,"errorCode":"100"}`},
+		step{act: true, status: 200, body: `{"resultCode":"Refused","refusalReasonCode":"2"}`}},
+	{"paypal", PayPal, header("PayPal-Request-Id"),
+		step{status: 409, body: `{"name":"RESOURCE_CONFLICT"}`},
+		step{status: 422, body: `{"name":"UNPROCESSABLE_ENTITY","details":[{"issue":"PAYPAL_REQUEST_ID_PREVIOUSLY_USED"}]}`},
+		step{act: true, status: 422, body: `{"name":"UNPROCESSABLE_ENTITY","details":[{"issue":"INSTRUMENT_DECLINED"}]}`}},
+	{"square", Square, bodyField("idempotency_key"),
+		step{status: 429, body: `{"errors":[{"category":"RATE_LIMIT_ERROR","code":"RATE_LIMITED"}]}`},
+		step{status: 400, body: `{"errors":[{"category":"INVALID_REQUEST_ERROR","code":"IDEMPOTENCY_KEY_REUSED"}]}`},
+		step{act: true, status: 402, body: `{"errors":[{"category":"PAYMENT_METHOD_ERROR","code":"CARD_DECLINED"}]}`}},
+	{"checkout", Checkout, header("Cko-Idempotency-Key"),
+		step{status: 409, body: ``},
+		step{status: 422, body: `{"error_type":"request_invalid"}`},
+		step{act: true, status: 201, body: `{"id":"pay_1","approved":false,"status":"Declined"}`}},
+	{"resend", Resend, header("Idempotency-Key"),
+		step{status: 409, body: `{"statusCode":409,"name":"concurrent_idempotent_requests"}`},
+		step{status: 409, body: `{"statusCode":409,"name":"invalid_idempotent_request"}`},
+		step{}},
+	{"generic", Generic, quoted("Idempotency-Key"),
+		step{status: 409, body: `{"type":"about:blank","title":"A request is outstanding for this Idempotency-Key"}`},
+		step{status: 422, body: `{"title":"Idempotency-Key is already used"}`},
+		step{}},
+}
+
+// The vendor acts and its answer is lost; the next attempt comes while it is still at work; the third gets the answer.
+func TestWithEachPresetALostAnswerIsFetchedUnderTheSameKeyAndThereIsOneEffect(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for _, p := range presets {
+		t.Run(p.name, func(t *testing.T) {
+			v := startVendor(t, p.key, step{act: true, lose: true}, p.running, p.running, step{status: 200, body: `{"id":"ch_1"}`})
+			entry := played(t, db, p.dest(), v, Action{})
+			if entry.Status != "delivered" || len(v.wire) != 4 || len(v.effects) != 1 || v.effects[entry.DeliveryKey.String()] != 1 {
+				t.Errorf("is %s after %d calls with the effects %v", entry.Status, len(v.wire), v.effects)
+			}
+			if last := entry.History[len(entry.History)-1]; string(last.Response) != `{"id":"ch_1"}` {
+				t.Errorf("kept %s", last.Response)
+			}
+			if !strings.Contains(v.wire[0].body, "9007199254740993") {
+				t.Errorf("sent %s", v.wire[0].body)
+			}
+		})
+	}
+}
+
+func TestWithEachPresetAKeyWithAnotherRequestIsDeadAtOnce(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for _, p := range presets {
+		t.Run(p.name, func(t *testing.T) {
+			v := startVendor(t, p.key, p.reused)
+			entry := played(t, db, p.dest(), v, Action{})
+			if entry.Status != "dead" || len(v.wire) != 1 || entry.Code != strconv.Itoa(p.reused.status) {
+				t.Errorf("is %s %s after %d calls", entry.Status, entry.Code, len(v.wire))
+			}
+			says := entry.History[len(entry.History)-1].Error
+			if documented := p.name != "adyen" && p.name != "checkout"; strings.Contains(says, "another request") != documented {
+				t.Errorf("says %q", says)
+			}
+		})
+	}
+}
+
+func TestWithEachPresetADeclineIsRefusedWithTheVendorsWords(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for _, p := range presets {
+		if p.refused.status == 0 {
+			continue
+		}
+		t.Run(p.name, func(t *testing.T) {
+			v := startVendor(t, p.key, step{act: true, lose: true}, p.refused)
+			entry := played(t, db, p.dest(), v, Action{})
+			if last := entry.History[len(entry.History)-1]; entry.Status != "refused" || string(last.Response) != p.refused.body {
+				t.Errorf("is %s with %s", entry.Status, last.Response)
+			}
+		})
+	}
+}
+
+// Case 20.
+func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for _, p := range presets {
+		if p.name == "adyen" || p.name == "paypal" {
+			continue // whose answer to a call that is still running is not known well enough: it spends one
+		}
+		t.Run(p.name, func(t *testing.T) {
+			v := startVendor(t, p.key, append(slices.Repeat([]step{p.running}, 3), step{status: 401}, step{status: 200, act: true})...)
+			entry := played(t, db, p.dest(), v, Action{Policy: dispatcher.Policy{Attempts: 1}})
+			if entry.Status != "delivered" || len(v.wire) != 5 {
+				t.Errorf("is %s after %d calls", entry.Status, len(v.wire))
+			}
+		})
+	}
+}
+
+// Stripe keeps a 500 under the key: the third attempt would get it for ever.
+func TestAStored500IsLookedUpAndNeverSentAgain(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	stored := step{status: 500, header: map[string]string{"Idempotent-Replayed": "true"}, body: `{"error":{"type":"api_error"}}`}
+	lookup := SentLog("GET /v1/charges?transfer_group={{.Key}}", "/data", "/transfer_group")
+	for name, tc := range map[string]struct {
+		dest   Destination
+		lookup *Lookup
+		acted  bool
+		want   string
+	}{
+		"it acted":       {Stripe(), lookup, true, "delivered"},
+		"it did not":     {Stripe(), lookup, false, "parked"},
+		"no look-up":     {Stripe(), nil, true, "parked"},
+		"without preset": {Destination{}, lookup, true, "delivered"},
+		"should not":     {Stripe(), lookup, true, "delivered"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			second := stored
+			if name == "should not" {
+				second.header = map[string]string{"Stripe-Should-Retry": "false"}
+			}
+			v := startVendor(t, header("Idempotency-Key"), step{act: tc.acted, status: 500}, second)
+			v.log = func(r *http.Request) (int, string) {
+				if key := r.URL.Query().Get("transfer_group"); v.effects[key] == 1 {
+					return 200, fmt.Sprintf(`{"data":[{"id":"ch_1","transfer_group":%q}]}`, key)
+				}
+				return 200, `{"data":[]}`
+			}
+			entry := played(t, db, tc.dest, v, Action{Lookup: tc.lookup, Policy: dispatcher.Policy{Attempts: 10}})
+			if string(entry.Status) != tc.want || len(v.wire) != 2 {
+				t.Errorf("is %s after %d calls, %d look-ups", entry.Status, len(v.wire), len(v.asked))
+			}
+			if looked := map[string]int{"it did not": 2, "no look-up": 0}; len(v.asked) != looked[name] && len(v.asked) != 1 {
+				t.Errorf("asked %v", v.asked)
+			}
+		})
+	}
+}
+
+// A mail API that knows no keys: what became of the mail is in its log, or a person looks.
+func TestAMailWhoseFateIsUnknownIsFoundInTheLogOrParkedAndNeverSentTwice(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	inLog := func(_ *http.Request, body []byte) string {
+		var mail struct{ Metadata struct{ Key string } }
+		_ = json.Unmarshal(body, &mail)
+		return mail.Metadata.Key
+	}
+	for name, tc := range map[string]struct {
+		acted, resend bool
+		log           string // instead of the true one
+		want          string
+		mails, calls  int
+	}{
+		"sent":                         {true, false, "", "delivered", 1, 1},
+		"not sent":                     {false, false, "", "parked", 0, 1},
+		"not sent, once more":          {false, true, "", "delivered", 1, 2},
+		"the log answers another list": {true, true, `{"Other":[]}`, "parked", 1, 1},
+		"the log has somebody's mail":  {true, false, `{"Messages":[{"Metadata":{"key":"other"}}]}`, "parked", 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := startVendor(t, inLog, step{act: tc.acted, lose: true}, step{act: true, status: 200, body: `{"ErrorCode":0}`})
+			v.log = func(r *http.Request) (int, string) {
+				if tc.log != "" {
+					return 200, tc.log
+				}
+				if key := r.URL.Query().Get("metadata_key"); v.effects[key] > 0 {
+					return 200, fmt.Sprintf(`{"Messages":[{"Metadata":{"key":%q}}]}`, key)
+				}
+				return 200, `{"Messages":[]}`
+			}
+			entry := played(t, db, Mail(), v, Action{
+				Request: "POST /email", Body: Body{Format: JSON, Template: `{"To": "a@b.example", "Metadata": {"key": {{.Key}}, "order": {{.Payload.id}}}}`},
+				Lookup: SentLog("GET /messages/outbound?count=10&offset=0&metadata_key={{.Key}}", "/Messages", "/Metadata/key"),
+				Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, ResendAbsent: tc.resend},
+			})
+			mails := 0
+			for _, n := range v.effects {
+				mails += n
+			}
+			if string(entry.Status) != tc.want || mails != tc.mails || len(v.wire) != tc.calls {
+				t.Errorf("is %s with %d mails after %d calls and the look-ups %v", entry.Status, mails, len(v.wire), v.asked)
+			}
+		})
+	}
+}
+
+func TestAVendorThatTakesNoKeyCannotHaveAnIdempotentWrite(t *testing.T) {
+	dest := Mail()
+	dest.Name, dest.URL = "mail", "https://api.example.com"
+	d := dispatcher.New(nil, nil)
+	err := testClient(t, dest).Register(d, Action{Name: "send", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour}})
+	if err == nil {
+		err = d.Check()
+	}
+	if err == nil || !strings.Contains(err.Error(), "send: Class idempotent_write contradicts the vendor") {
+		t.Error(err)
+	}
+}
+
+// Case 202: taken, and finished later.
+func TestAnAcceptedCallIsPolledAndNeverSentAgain(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 202, body: `{"state":"queued"}`})
+	polls := 0
+	v.log = func(r *http.Request) (int, string) {
+		if polls++; polls < 3 {
+			return 200, `{"state":"queued"}`
+		}
+		return 200, `{"state":"done"}`
+	}
+	state := func(s string) Match { return Match{Status: status(200, 200), Field: "/state", Values: []string{s}} }
+	entry := played(t, db, Destination{}, v, Action{Accepted: status(202, 202), Lookup: &Lookup{
+		Request: "GET /v1/charges/{{.Key}}", Rules: []LookupRule{{state("queued"), Pending}, {state("done"), Found}},
+	}})
+	if entry.Status != "delivered" || len(v.wire) != 1 || polls != 3 {
+		t.Errorf("is %s after %d calls and %d polls", entry.Status, len(v.wire), polls)
+	}
+}
+
+// Case 5: another release, with another template, projection and credentials, goes on with an intent.
+func TestAnotherReleaseSendsTheSameBytesUnderTheSameKey(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	id := inserted(t, db)
+	v := startVendor(t, func(r *http.Request, body []byte) string {
+		form, _ := url.ParseQuery(string(body))
+		return form.Get("ref")
+	}, step{act: true, lose: true}, step{status: 503}, step{status: 200})
+	short := Destination{Vendor: dispatcher.Vendor{
+		Key:    dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "ref", MaxLength: 25},
+		Window: 24 * time.Hour, Replay: dispatcher.ReplayAnswer,
+	}}
+	drain(t, db, short, v, Action{Request: "POST /v1/charges/{{.Payload.id}}", Body: Body{Format: Form}})
+	samekeytest.Elapse(t, db, time.Minute)
+	long := short
+	long.Vendor.Key.MaxLength, long.Auth.Bearer = 0, "sk_live_51Hx"
+	drain(t, db, long, v, Action{Request: "PUT /v2/{{.Payload.gone}}", Body: Body{Format: JSON, Template: `{"new": true}`}})
+	samekeytest.Elapse(t, db, time.Minute)
+	drain(t, db, Stripe(), v, Action{Request: "POST /plain"})
+	entry, err := outbox.Get(t.Context(), db.Pool, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.compare(t, entry)
+	if entry.Status != "delivered" || len(v.wire) != 3 || v.wire[0].target != "POST /v1/charges/c-1 application/x-www-form-urlencoded" ||
+		len(v.wire[0].key) != 25 || v.wire[0].key != entry.Sent.CarriedKey || len(v.effects) != 1 {
+		t.Errorf("is %s, sent as %q, on the wire %+v", entry.Status, entry.Sent.CarriedKey, v.wire)
+	}
+}
+
+// Case 23, with an intent: nothing is sent, nothing is spent, and it is delivered once the range is allowed.
+func TestAnIntentForAPrivateAddressWaitsUntilItIsAllowed(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	id := inserted(t, db)
+	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 200})
+	port := v.URL[strings.LastIndex(v.URL, ":"):]
+	for _, allow := range [][]netip.Prefix{nil, loopback} {
+		client, err := New(Destination{Name: "stripe", URL: "http://api.stripe.example" + port, AllowPrivate: allow, resolver: resolverTo(t, "127.0.0.1")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(client.Close)
+		d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		err = client.Register(d, Action{Name: "charge_card", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		samekeytest.Elapse(t, db, time.Minute)
+	}
+	entry, err := outbox.Get(t.Context(), db.Pool, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entry.Status != "delivered" || entry.History[0].Outcome != "unsent" || !strings.Contains(entry.History[0].Error, "not public") || len(v.wire) != 1 {
+		t.Errorf("is %s: %+v", entry.Status, entry.History)
+	}
+}
