@@ -121,28 +121,31 @@ func (c *config) readWorker(r *reader, at entry) {
 }
 
 func readDestination(r *reader, at entry) *destination {
-	dest := &destination{at: at}
-	dest.Name = at.name
+	dest := &destination{Destination: readPreset(r, at), at: at}
+	preset := dest.Rules // behind the file's own, whose numbers are in mistakes
+	dest.Name, dest.Rules = at.name, nil
 	secret := func(e entry) string {
 		value, secrets, _ := r.text(e)
 		dest.Secrets = append(dest.Secrets, secrets...)
 		return value
 	}
+	var ruleLines map[string]int
 	dest.lines = r.fields(at, map[string]func(entry){
-		"url": func(e entry) { dest.URL = secret(e) },
-		"key": func(e entry) {
-			r.fields(e, map[string]func(entry){"header": func(e entry) {
-				dest.Vendor.Key.Place = dispatcher.KeyInHeader
-				dest.Vendor.Key.Name, _ = r.raw(e)
-			}})
-		},
-		"headers":       func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"preset":        func(entry) {}, // see readPreset
+		"url":           func(e entry) { dest.URL = secret(e) },
+		"key":           func(e entry) { readKey(r, e, &dest.Vendor) },
 		"key_window":    func(e entry) { dest.Vendor.Window = readWindow(r, e) },
+		"replay":        func(e entry) { dest.Vendor.Replay = readReplay(r, e) },
+		"auth":          func(e entry) { readAuth(r, e, &dest.Auth, secret) },
+		"headers":       func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"rules":         func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
 		"concurrency":   func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
 		"ca_file":       func(e entry) { dest.CAFile, _, _ = r.text(e) },
 		"proxy":         func(e entry) { dest.Proxy = secret(e) },
 		"allow_private": func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})
+	dest.Rules = append(dest.Rules, preset...)
+	maps.Copy(dest.lines, ruleLines)
 	return dest
 }
 
@@ -186,25 +189,34 @@ func readAction(r *reader, at entry) *action {
 		a.secrets = append(a.secrets, secrets...)
 		return text
 	}
+	var ruleLines, lookupLines map[string]int
 	a.lines = r.fields(at, map[string]func(entry){
-		"destination":    func(e entry) { a.destination, _ = r.raw(e) },
-		"request":        func(e entry) { a.Request, _ = r.raw(e) },
-		"headers":        func(e entry) { a.Headers = readHeaders(r, e, value) },
-		"success":        func(e entry) { a.Success = readStatuses(r, e) },
-		"refused":        func(e entry) { a.Refused = readStatuses(r, e) },
-		"wait":           func(e entry) { a.Wait = readStatuses(r, e) },
-		"class":          func(e entry) { p.Class = readClass(r, e) },
-		"timeout":        func(e entry) { p.Timeout = r.duration(e) },
-		"lease":          func(e entry) { p.Lease = r.duration(e) },
-		"attempts":       func(e entry) { p.Attempts = r.number(e, 1, 1000) },
-		"backoff":        func(e entry) { p.Backoff = r.duration(e) },
-		"max_backoff":    func(e entry) { p.MaxBackoff = r.duration(e) },
-		"deadline":       func(e entry) { p.Deadline = r.duration(e) },
-		"key_window":     func(e entry) { p.KeyWindow = readWindow(r, e) },
-		"settling_delay": func(e entry) { p.SettlingDelay = readDelay(r, e) },
-		"response_cap":   func(e entry) { p.ResponseCap = readCap(r, e) },
-		"ordering":       func(e entry) { p.PassFailed = readOrdering(r, e) },
+		"destination":     func(e entry) { a.destination, _ = r.raw(e) },
+		"request":         func(e entry) { a.Request, _ = r.raw(e) },
+		"body":            func(e entry) { a.Body = readBody(r, e) },
+		"rules":           func(e entry) { a.Rules, ruleLines = readRules(r, e) },
+		"lookup":          func(e entry) { a.Lookup, lookupLines = readLookup(r, e) },
+		"headers":         func(e entry) { a.Headers = readHeaders(r, e, value) },
+		"success":         func(e entry) { a.Success = readStatuses(r, e) },
+		"refused":         func(e entry) { a.Refused = readStatuses(r, e) },
+		"wait":            func(e entry) { a.Wait = readStatuses(r, e) },
+		"accepted":        func(e entry) { a.Accepted = readStatuses(r, e) },
+		"class":           func(e entry) { p.Class = readClass(r, e) },
+		"timeout":         func(e entry) { p.Timeout = r.duration(e) },
+		"lease":           func(e entry) { p.Lease = r.duration(e) },
+		"attempts":        func(e entry) { p.Attempts = r.number(e, 1, 1000) },
+		"backoff":         func(e entry) { p.Backoff = r.duration(e) },
+		"max_backoff":     func(e entry) { p.MaxBackoff = r.duration(e) },
+		"deadline":        func(e entry) { p.Deadline = r.duration(e) },
+		"key_window":      func(e entry) { p.KeyWindow = readWindow(r, e) },
+		"settling_delay":  func(e entry) { p.SettlingDelay = readDelay(r, e) },
+		"response_cap":    func(e entry) { p.ResponseCap = readCap(r, e) },
+		"ordering":        func(e entry) { p.PassFailed = readOrdering(r, e) },
+		"resend_absent":   func(e entry) { p.ResendAbsent = readBool(r, e) },
+		"completion_time": func(e entry) { p.CompletionTime = r.duration(e) },
 	})
+	maps.Copy(a.lines, ruleLines)
+	maps.Copy(a.lines, lookupLines)
 	return a
 }
 
@@ -268,6 +280,9 @@ func (c *config) check(r *reader) {
 		r.explain(err, dest.at, dest.lines)
 		d := dispatcher.New(nil, nil)
 		d.Destination(dest.Name, dest.Limits)
+		if dest.client != nil {
+			d.Vendor(dest.Name, dest.client.Vendor())
+		}
 		d.Handle("check", dispatcher.Policy{Class: dispatcher.Read, Destination: dest.Name}, nothing)
 		r.explain(d.Check(), dest.at, dest.lines)
 	}
@@ -295,11 +310,23 @@ func (c *config) checkAction(r *reader, a *action) {
 	if a.Policy.Class == dispatcher.IdempotentWrite && a.Policy.KeyWindow == 0 {
 		a.Policy.KeyWindow = window
 	}
-	_, _, err := client.Handler(a.Action)
+	_, options, err := client.Handler(a.Action)
 	r.explain(err, a.at, a.lines)
-	d := dispatcher.New(nil, nil)
-	d.Handle(a.Name, a.Policy, nothing)
-	r.explain(d.Check(), a.at, a.lines)
+	d, policy := dispatcher.New(nil, nil), a.Policy
+	if dest != nil {
+		policy.Destination = dest.Name
+		d.Destination(dest.Name, dispatcher.Limits{})
+		d.Vendor(dest.Name, client.Vendor())
+	}
+	d.Handle(a.Name, policy, nothing, options...)
+	r.explain(withoutDestinations(d.Check()), a.at, a.lines)
+}
+
+// withoutDestinations leaves out what was said of the destinations already.
+func withoutDestinations(err error) error {
+	return errors.Join(slices.DeleteFunc(split(err), func(one error) bool {
+		return strings.HasPrefix(one.Error(), "dispatcher: destination ")
+	})...)
 }
 
 func (c *config) names() string {
@@ -333,6 +360,12 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 		if m := aboutField.FindStringSubmatch(text); m != nil {
 			name := fileNames[m[1]]
 			line, path, text = cmp.Or(lines[name], at.line), join(path, name), m[2]
+			if n := ruleNumber.FindStringSubmatch(text); n != nil {
+				if name == "lookup" {
+					path += ".rules"
+				}
+				line, path, text = cmp.Or(lines[name+" "+n[1]], line), path+"["+n[1]+"]", n[2]
+			}
 		}
 		if !r.failed(path) {
 			r.fail(line, "%s: %s", path, translate.Replace(text))
@@ -342,19 +375,28 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 
 // fileNames are the names of fields, in Go and in the file.
 var fileNames = map[string]string{
-	"Name": "name", "URL": "url", "Vendor": "key", "AllowPrivate": "allow_private", "Headers": "headers", "KeyWindow": "key_window",
-	"Concurrency": "concurrency", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Success": "success",
-	"Refused": "refused", "Wait": "wait", "Class": "class", "Destination": "destination", "Timeout": "timeout", "Lease": "lease",
-	"Attempts": "attempts", "Backoff": "backoff", "MaxBackoff": "max_backoff", "Deadline": "deadline",
-	"SettlingDelay": "settling_delay", "ResponseCap": "response_cap", "PassFailed": "ordering",
+	"Name": "name", "URL": "url", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
+	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Auth": "auth", "AllowPrivate": "allow_private", "Rules": "rules",
+	"Concurrency": "concurrency", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",
+	"Success": "success", "Refused": "refused", "Wait": "wait", "Accepted": "accepted", "Class": "class",
+	"Destination": "destination", "Timeout": "timeout", "Lease": "lease", "Attempts": "attempts", "Backoff": "backoff",
+	"MaxBackoff": "max_backoff", "Deadline": "deadline", "SettlingDelay": "settling_delay", "ResponseCap": "response_cap",
+	"PassFailed": "ordering", "ResendAbsent": "resend_absent", "CompletionTime": "completion_time",
 	"SweepInterval": "sweep_interval", "StopTimeout": "stop_timeout", "Retention": "retention",
 }
 
+// words are more of what the packages' errors say, and the file's words for it.
+var words = []string{
+	"dispatcher.Forever", "forever", "register one with WithLookup", "give it a lookup", "the vendor's Window", "the vendor's key_window",
+	"Key.Name: ", "", "MaxLength", "max_length", "Alphabet", "alphabet", "Quoted", "quoted", "Status", "status", "Header", "header",
+	"Field", "field", "Values", "values", "Means", "means", "Format", "format", "Template", "template",
+}
+
 var (
-	aboutField = regexp.MustCompile(`^(?:[^ ]+: |destination "[^"]*": |Config\.)(` +
-		strings.Join(slices.Sorted(maps.Keys(fileNames)), "|") + `) (.*)$`)
-	translate = func() *strings.Replacer {
-		pairs := []string{"dispatcher.Forever", "forever"}
+	aboutField = regexp.MustCompile(`^(?:[^ ]+: |destination "[^"]*": |Config\.)(` + alternatives() + `)[ .](.*)$`)
+	ruleNumber = regexp.MustCompile(`^(?:has rule )?number ([0-9]+): (.*)$`)
+	translate  = func() *strings.Replacer {
+		pairs := slices.Clone(words)
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(fileNames))) {
 			if name != "URL" { // a word of its own
 				pairs = append(pairs, name, fileNames[name])
@@ -363,6 +405,16 @@ var (
 		return strings.NewReplacer(pairs...)
 	}()
 )
+
+// alternatives are the names, the longer of two that begin alike first.
+func alternatives() string {
+	names := slices.Sorted(maps.Keys(fileNames))
+	slices.Reverse(names)
+	for i, name := range names {
+		names[i] = regexp.QuoteMeta(name)
+	}
+	return strings.Join(names, "|")
+}
 
 func split(err error) []error {
 	if err == nil {

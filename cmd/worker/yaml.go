@@ -285,6 +285,25 @@ func (r *reader) number(e entry, low, high int) int {
 	return n
 }
 
+// items reads a sequence of mappings.
+func (r *reader) items(e entry) (out []entry) {
+	sequence, ok := e.node.(*ast.SequenceNode)
+	if !ok {
+		r.fail(e.line, "%s must be a list (each of its items begins with - )", e.path)
+		return nil
+	}
+	for i, value := range sequence.Values {
+		line := value.GetToken().Position.Line
+		if mapping, ok := value.(ast.MapNode); ok {
+			if it := mapping.MapRange(); it.Next() {
+				line = it.Key().GetToken().Position.Line
+			}
+		}
+		out = append(out, entry{path: fmt.Sprintf("%s[%d]", e.path, i+1), line: line, node: value})
+	}
+	return out
+}
+
 // list reads a sequence of single values, or one that stands for itself.
 func (r *reader) list(e entry) []entry {
 	sequence, ok := e.node.(*ast.SequenceNode)

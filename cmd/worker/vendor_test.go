@@ -1,0 +1,310 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/httpvendor"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestWhatIsKnownOfVendorsIsRead(t *testing.T) {
+	c, err := loadText(t, `
+destinations:
+  stripe:
+    url: https://api.stripe.com
+    auth: {bearer: "${env:TOKEN}"}
+    rules:
+      - {status: 424, means: unknown, reason: "a network of cards is down, $5"}
+    preset: stripe
+  square: {url: "https://connect.squareup.com", preset: square, key: {max_length: 30}, key_window: 12h}
+  mail: {url: "https://mail.example", key: none, auth: {user: api, password: "${env:TOKEN}"}}
+  own:
+    url: https://own.example
+    key: {header: X-Key, quoted: true, max_length: 40, alphabet: 0123456789abcdef-}
+    key_window: forever
+    replay: state
+    auth: {header: X-Api-Key, value: "${env:TOKEN}"}
+    allow_private: [10.0.0.0/8, "fd00::/8"]
+  posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h}
+actions:
+  charge_card:
+    destination: stripe
+    request: POST /v1/charges/{{.Payload.id}}
+    class: idempotent_write
+    body:
+      format: form
+      template: |
+        {"amount": {{.Payload.amount}}}
+      fields: {source: shop, "metadata[order]": "o-{{.Payload.id}}", zero: 0}
+    rules:
+      - status: [200-299, 404]
+        field: /error/code
+        values: [declined, 7]
+        means: refused
+      - header: X-Later
+        means: retry
+    accepted: 202
+    completion_time: 2d
+    lookup:
+      request: GET /v1/charges?ref={{.Key}}
+      rules:
+        - {status: 200, field: "/data/*/ref", values: "{{.Key}}", means: found}
+        - {status: 404, means: absent}
+  send_mail:
+    destination: mail
+    request: POST /send
+    class: non_idempotent_write
+    resend_absent: true
+    lookup: {request: "GET /sent?key={{.Key}}", list: /Messages, field: /Metadata/key}
+`, map[string]string{"TOKEN": "sk_live_1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := dispatcher.New(nil, nil)
+	if err := c.register(d); err != nil {
+		t.Error(err)
+	}
+	if err := d.Check(); err != nil {
+		t.Error(err)
+	}
+	stripe, square, mail, own := c.destinations[0], c.destinations[1], c.destinations[2], c.destinations[3]
+	preset := httpvendor.Stripe()
+	if !reflect.DeepEqual(stripe.Vendor, preset.Vendor) || len(stripe.Rules) != len(preset.Rules)+1 || stripe.Rules[0].Means != httpvendor.Unknown ||
+		stripe.Rules[0].Reason != "a network of cards is down, $5" || stripe.Auth.Bearer != "sk_live_1" {
+		t.Errorf("%+v", stripe.Destination)
+	}
+	if square.Vendor.Key != (dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "idempotency_key", MaxLength: 30}) || square.Vendor.Window != 12*time.Hour {
+		t.Errorf("%+v", square.Vendor)
+	}
+	if mail.Vendor.Key.Place != dispatcher.KeyNowhere || mail.Auth != (httpvendor.Auth{User: "api", Password: "sk_live_1"}) {
+		t.Errorf("%+v", mail.Destination)
+	}
+	want := dispatcher.Vendor{Window: dispatcher.Forever, Replay: dispatcher.ReplayState, Key: dispatcher.KeyRules{
+		Place: dispatcher.KeyInHeader, Name: "X-Key", MaxLength: 40, Alphabet: "0123456789abcdef-", Quoted: true}}
+	if own.Vendor != want || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
+		t.Errorf("%+v", own.Destination)
+	}
+	charge, send := c.actions[0], c.actions[1]
+	if !reflect.DeepEqual(charge.Body, httpvendor.Body{Format: httpvendor.Form, Template: "{\"amount\": {{.Payload.amount}}}\n",
+		Fields: []httpvendor.Field{{Name: "source", Value: "shop"}, {Name: "metadata[order]", Value: "o-{{.Payload.id}}"}, {Name: "zero", Value: "0"}}}) {
+		t.Errorf("%+v", charge.Body)
+	}
+	if got := fmt.Sprint(charge.Rules); got != "[{{[[200 299] [404 404]]  /error/code [declined 7]} refused } {{[] X-Later  []} retry }]" {
+		t.Error(got)
+	}
+	if got := fmt.Sprint(*charge.Lookup); got != "{GET /v1/charges?ref={{.Key}}  [{{[[200 200]]  /data/*/ref [{{.Key}}]} found} {{[[404 404]]   []} absent}]}" {
+		t.Error(got)
+	}
+	if fmt.Sprint(charge.Accepted) != "[[202 202]]" || charge.Policy.CompletionTime != 48*time.Hour || !send.Policy.ResendAbsent {
+		t.Errorf("%+v %+v", charge.Action, send.Action)
+	}
+	if !reflect.DeepEqual(send.Lookup, httpvendor.SentLog("GET /sent?key={{.Key}}", "/Messages", "/Metadata/key")) {
+		t.Errorf("%+v", send.Lookup)
+	}
+}
+
+func TestMistakesAboutVendorsHaveTheirLines(t *testing.T) {
+	_, err := loadText(t, `
+destinations:
+  a:
+    preset: strype
+    url: https://a.example
+    key: {header: "bad header"}
+    replay: maybe
+    auth: {bearer: s3cret, user: s3cret}
+    allow_private: [10.0.0.0/8, ten]
+    rules:
+      - {status: 409, means: dead}
+      - status: 409
+        means: perhaps
+      - {means: dead}
+  b:
+    url: http://127.0.0.1:9
+    key: {header: X, field: y}
+  c: {url: "https://c.example", key: none, key_window: 1h}
+  d:
+    url: https://d.example
+    key: {header: X, max_length: 5}
+  e:
+    preset: generic
+    url: https://e.example
+    key_window: 1h
+actions:
+  one:
+    destination: c
+    request: POST /{{.Payload
+    class: idempotent_write
+    body: {format: xml}
+    rules: {status: 409}
+    resend_absent: perhaps
+  two:
+    destination: e
+    class: non_idempotent_write
+    request: POST /
+    resend_absent: true
+    key_window: 2h
+    body:
+      template: "{}"
+    rules:
+      - {status: 500, means: retry}
+  three:
+    destination: e
+    class: idempotent_write
+    request: POST /
+    key_window: 2h
+    lookup:
+      request: GET /
+      rules:
+        - {status: 200, means: found}
+        - {status: 200, means: gone}
+    accepted: 200
+    success: 200
+  four:
+    destination: e
+    class: idempotent_write
+    request: POST /
+    lookup: {request: GET /, list: /a}
+`, nil)
+	want := []string{
+		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, paypal, resend, square, stripe",
+		":6: destinations.a.key: \"bad header\" is not the name of a header",
+		":7: destinations.a.replay: \"maybe\" is none of answer, nothing, state, success",
+		":8: destinations.a.auth: has more than one of bearer, basic and header",
+		":9: destinations.a.allow_private: \"ten\" is no range of addresses",
+		":12: destinations.a.rules[2]: means \"perhaps\" is none of",
+		":14: destinations.a.rules[3]: fits every answer",
+		":16: destinations.b.url: leads to an address that is not public",
+		":17: destinations.b.key has header and field",
+		":21: destinations.d.key: max_length",
+		":29: actions.one.request: is no template",
+		":30: actions.one.class: idempotent_write contradicts the vendor",
+		":31: actions.one.body.format: \"xml\" is none of form, json",
+		":32: actions.one.rules must be a list",
+		":33: actions.one.resend_absent: \"perhaps\" is none of false, true",
+		":38: actions.two.resend_absent: needs a look-up: give it a lookup",
+		":39: actions.two.key_window: 2h0m0s has no meaning",
+		":40: actions.two.body: has a template or fields",
+		":43: actions.two.rules[1]: means retry",
+		":48: actions.three.key_window: 2h0m0s is longer than the vendor's key_window",
+		":53: actions.three.lookup.rules[2]: means \"gone\" is none of",
+		":54: actions.three.accepted: has a status that success has too",
+		":60: actions.four.lookup has one of list and field",
+	}
+	for _, text := range want {
+		if err == nil || !strings.Contains(err.Error(), "worker.yaml"+text) {
+			t.Errorf("missing: %s", text)
+		}
+	}
+	if err != nil && strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("a secret is printed: %v", err)
+	}
+	if t.Failed() {
+		t.Log(err)
+	}
+}
+
+// What the page shows is a file that can be used.
+func TestTheFilesOfThePageAreRead(t *testing.T) {
+	page, err := os.ReadFile("../../docs/worker.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the page has %d blocks", len(blocks))
+	}
+	whole := strings.ReplaceAll(string(blocks[0][1]), "/run/secrets/stripe", writeFile(t, "stripe", "sk_live_1"))
+	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1])} {
+		c, err := loadText(t, text, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := dispatcher.New(nil, nil)
+		if err := errors.Join(c.register(d), d.Check()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The whole of it from a file: the key in a form, an answer that is lost, a stored 500, and the look-up that finds it.
+func TestTheWorkerDeliversByAFileAloneWhatItRendersAndLooksUp(t *testing.T) {
+	var mu sync.Mutex
+	var bodies, asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Header.Get("Authorization") != "Bearer sk_live_1" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		if r.Method == http.MethodGet {
+			asked = append(asked, r.RequestURI)
+			_ = json.NewEncoder(w).Encode(map[string]any{"data": []any{map[string]string{"ref": r.URL.Query().Get("ref")}}})
+			return
+		}
+		if bodies = append(bodies, r.RequestURI+" "+string(body)); len(bodies) > 1 {
+			w.Header().Set("Idempotent-Replayed", "true")
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	t.Cleanup(server.Close)
+	db := samekeytest.NewDB(t)
+	insert(t, db, "charge_card", 1)
+	p := start(t, environment(db, "TOKEN=sk_live_1"), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(`
+destinations:
+  vendor:
+    url: %s
+    preset: stripe
+    key: {field: ref, max_length: 25}
+    auth: {bearer: "${env:TOKEN}"}
+    allow_private: 127.0.0.0/8
+actions:
+  charge_card:
+    destination: vendor
+    request: POST /v1/charges/{{.Payload.order}}
+    class: idempotent_write
+    backoff: 1ms
+    settling_delay: 0
+    body: {format: form, fields: {source: shop}}
+    lookup: {request: "GET /v1/charges?ref={{.Key}}", list: /data, field: /ref}
+`, server.URL)))
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`) < 1 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("it is not delivered")
+		}
+	}
+	p.signal(t)
+	_ = p.exit(t)
+	mu.Lock()
+	defer mu.Unlock()
+	if len(bodies) != 2 || bodies[0] != bodies[1] || !strings.HasPrefix(bodies[0], "/v1/charges/0 order=0&source=shop&ref=") || len(asked) != 1 {
+		t.Errorf("sent %q, asked %q", bodies, asked)
+	}
+	if _, key, _ := strings.Cut(bodies[0], "ref="); len(key) != 25 || asked[0] != "/v1/charges?ref="+key {
+		t.Errorf("sent %q, asked %q", bodies, asked)
+	}
+	var stored []byte
+	if err := db.QueryRow(t.Context(), `select request from samekey.outbox_sends`).Scan(&stored); err != nil || bytes.Contains(stored, []byte("sk_live")) {
+		t.Errorf("stored %s, %v", stored, err)
+	}
+}
