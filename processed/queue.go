@@ -27,6 +27,7 @@ type queue struct {
 	err       error    // what must come out of Run
 	errAt     int
 	closed    bool
+	open      int // statements under way
 }
 
 type queued struct {
@@ -167,20 +168,30 @@ func (q *queue) wrote(action string) {
 	q.actions = append(q.actions, action)
 }
 
-func (q *queue) close() {
+// close lets no further statement begin. It reports whether none is under way:
+// else the connection is still in the hands of a goroutine that fn has left behind.
+func (q *queue) close() (idle bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
+	return q.open == 0
 }
 
-// usable returns an error once Run has ended.
-func (q *queue) usable() error {
+// enter lets a statement begin, until Run has ended; exit ends it.
+func (q *queue) enter() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return pgx.ErrTxClosed
 	}
+	q.open++
 	return nil
+}
+
+func (q *queue) exit() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.open--
 }
 
 func (q *queue) failure() error {

@@ -51,6 +51,9 @@ const (
 //     used again. So it is after a panic, and where ctx has ended by the time fn
 //     returns (from then on, a commit under way is given ten seconds). For a
 //     business error that shall replay, see [Fail].
+//   - fn waits for its goroutines. One that is still in a statement when fn returns
+//     makes it [ErrAborted], and the connection is broken; one that comes later
+//     gets pgx.ErrTxClosed.
 //   - A statement of fn that failed leaves the transaction aborted; if fn
 //     returns nil all the same, the error is [ErrAborted].
 //   - A connection lost during COMMIT is looked into: under the key's lock, which
@@ -165,10 +168,16 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	if err != nil {
 		return answer{}, unstored("processed: acquire a connection: %w", err)
 	}
-	defer pooled.Release()
 	conn := pooled.Conn()
-	// Also when fn panics, and before the connection is given back.
-	defer rollback(ctx, conn)
+	q := &queue{key: m.key, immediate: immediate}
+	defer func() { // also when fn panics
+		if !q.close() {
+			abandon(pooled)
+			return
+		}
+		rollback(ctx, conn)
+		pooled.Release()
+	}()
 
 	tx, found, err := m.open(ctx, conn)
 	if err != nil {
@@ -177,17 +186,17 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	if found != nil {
 		return m.replay(found)
 	}
-	q := &queue{key: m.key, immediate: immediate}
-	defer q.close()
 	ans, err := fn(ctx, &runTx{tx: tx, q: q, ctx: ctx})
 	failure := m.failureOf(err)
 	if err == nil || failure != nil {
 		if cancelled := ended(ctx); cancelled != nil {
 			return answer{}, cancelled
 		}
+		if !q.close() { // a goroutine that outlives fn gets an error from here on
+			return answer{}, fmt.Errorf("%w: a goroutine is still in a statement of its transaction: wait for it before you return (key:%s)", ErrAborted, m.key.Hash())
+		}
 	}
 	if failure != nil {
-		q.close()
 		return m.storeFailure(ctx, conn, *failure)
 	}
 	if failed := cmp.Or(again(q.failure()), again(err), err); failed != nil {
@@ -238,7 +247,6 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, found *db
 // trip. Each statement raises on a conflict: after one that did not, COMMIT
 // would keep the rows of an attempt that lost.
 func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, ans answer) (actions []string, err error) {
-	q.close() // a goroutine that outlives fn gets an error from here on
 	if err := m.committable(conn, q); err != nil {
 		return nil, err
 	}
@@ -311,6 +319,13 @@ func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 		context.AfterFunc(within, func() { timer.Stop() })
 	})
 	return within, func() { stop(); cancel() }
+}
+
+// abandon takes the connection out of the pool and breaks it, which ends its
+// transaction. It does not look at the connection's state: another goroutine is
+// changing it.
+func abandon(pooled *pgxpool.Conn) {
+	_ = pooled.Hijack().PgConn().Conn().Close()
 }
 
 // rollback ends what is still open. A connection on which that fails is closed,

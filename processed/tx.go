@@ -42,9 +42,10 @@ func (t *runTx) Wrote(action string) { t.q.wrote(action) }
 
 // Begin starts a nested transaction, a savepoint.
 func (t *runTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := t.q.usable(); err != nil {
+	if err := t.q.enter(); err != nil {
 		return nil, err
 	}
+	defer t.q.exit()
 	start := t.q.mark()
 	nested, err := t.tx.Begin(ctx)
 	if err != nil {
@@ -56,9 +57,10 @@ func (t *runTx) Begin(ctx context.Context) (pgx.Tx, error) {
 // Commit releases a nested transaction. That of Run is not the function's to
 // commit.
 func (t *runTx) Commit(ctx context.Context) error {
-	if err := t.q.usable(); err != nil {
+	if err := t.q.enter(); err != nil {
 		return err
 	}
+	defer t.q.exit()
 	if !t.nested {
 		return errOwned
 	}
@@ -67,9 +69,10 @@ func (t *runTx) Commit(ctx context.Context) error {
 
 // Rollback rolls back a nested transaction, what was queued in it included.
 func (t *runTx) Rollback(ctx context.Context) error {
-	if err := t.q.usable(); err != nil {
+	if err := t.q.enter(); err != nil {
 		return err
 	}
+	defer t.q.exit()
 	if !t.nested {
 		return errOwned
 	}
@@ -81,6 +84,10 @@ func (t *runTx) Rollback(ctx context.Context) error {
 }
 
 func (t *runTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.q.enter(); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	defer t.q.exit()
 	if err := t.admit(ctx, sql); err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -88,6 +95,10 @@ func (t *runTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comma
 }
 
 func (t *runTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.q.enter(); err != nil {
+		return refusedRows{err: err}, err
+	}
+	defer t.q.exit()
 	if err := t.admit(ctx, sql); err != nil {
 		return refusedRows{err: err}, err
 	}
@@ -95,6 +106,10 @@ func (t *runTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 }
 
 func (t *runTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := t.q.enter(); err != nil {
+		return refusedRows{err: err}
+	}
+	defer t.q.exit()
 	if err := t.admit(ctx, sql); err != nil {
 		return refusedRows{err: err}
 	}
@@ -102,6 +117,10 @@ func (t *runTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 }
 
 func (t *runTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := t.q.enter(); err != nil {
+		return nil, err
+	}
+	defer t.q.exit()
 	if err := t.admit(ctx, sql); err != nil {
 		return nil, err
 	}
@@ -109,31 +128,34 @@ func (t *runTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Statemen
 }
 
 func (t *runTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := t.q.enter(); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	defer t.q.exit()
 	for _, query := range b.QueuedQueries {
 		if err := t.admit(ctx, query.SQL); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
 	}
-	if err := t.q.usable(); err != nil {
-		return pgx.FailedBatchResults(b, err)
-	}
 	return t.tx.SendBatch(ctx, b)
 }
 
 func (t *runTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
-	if err := t.q.usable(); err != nil {
+	if err := t.q.enter(); err != nil {
 		return 0, err
 	}
+	defer t.q.exit()
 	return t.tx.CopyFrom(ctx, table, columns, source)
 }
 
 // LargeObjects returns those of a closed transaction once Run has ended.
 func (t *runTx) LargeObjects() pgx.LargeObjects {
-	if err := t.q.usable(); err != nil {
+	if err := t.q.enter(); err != nil {
 		batch := &pgx.Batch{}
 		batch.BeginTx(pgx.TxOptions{})
 		return pgx.FailedBatchResults(batch, err).Tx().LargeObjects()
 	}
+	defer t.q.exit()
 	return t.tx.LargeObjects()
 }
 
@@ -141,7 +163,8 @@ func (t *runTx) LargeObjects() pgx.LargeObjects {
 // is queued is written before.
 func (t *runTx) Conn() *pgx.Conn {
 	conn := t.tx.Conn()
-	if t.q.usable() == nil {
+	if t.q.enter() == nil {
+		defer t.q.exit()
 		_ = t.q.flush(t.ctx, conn) // the queue keeps the error for Run
 	}
 	return conn
@@ -151,9 +174,6 @@ func (t *runTx) Conn() *pgx.Conn {
 // queued before a statement that deals with savepoints: rolling back to one
 // must take along what was inserted after it, and nothing else.
 func (t *runTx) admit(ctx context.Context, sql string) error {
-	if err := t.q.usable(); err != nil {
-		return err
-	}
 	if endsTransaction(sql) {
 		return errOwned
 	}

@@ -120,11 +120,18 @@ func crash(tr *trial) {
 // or with nothing.
 func (tr *trial) settled(where string, r response, send sender, key string) {
 	tr.Helper()
+	if r.kind == done { // counted before it is repeated, which may make up for what was lost
+		tr.acknowledged(where, causeApart)
+	}
 	got := tr.settle(where, send, key, 1)
 	if r.kind == done {
 		tr.same(where, r, got, causeRebuilt)
 	}
 	tr.same(where+", twice", got, tr.settle(where, send, key, 1), causeRebuilt)
+	if r.kind == done {
+		tr.noMore(where, causeApart)
+		return
+	}
 	tr.oneEffect(where, causeApart)
 }
 

@@ -16,6 +16,7 @@ const (
 	causeRace     = "the key is looked up before the work and its record inserted only after it, where ON CONFLICT DO NOTHING hides that another attempt won: take the key first, by an insert or a lock, and roll back where somebody else has it"
 	causeByItself = "the record of the key is committed before the effect, in a transaction of its own"
 	causeApart    = "the record of the key is written after the effect, in another transaction: write both in one"
+	causeEarly    = "the answer goes out before the COMMIT, or whatever COMMIT said: answer after it, and look at its error"
 	causeStuck    = "a started attempt is committed as such, and nobody takes it over when its process died: hold the key by a lock of the open transaction, or by one that expires (then give Within more time)"
 	causeBlind    = "after a lost connection the work is done again without a look at the record"
 )

@@ -177,6 +177,8 @@ func (s *byHand) do(ctx context.Context, key, body string) (answer string, err e
 		return s.insertAfterWork(ctx, key, body)
 	case "started_row":
 		return s.startedRow(ctx, key, body)
+	case "ignores_commit":
+		return s.ignoresCommit(ctx, key, body)
 	case "retries_blindly":
 		for try := 0; ; try++ {
 			answer, err = s.keyFirst(ctx, key, body)
@@ -214,6 +216,27 @@ func (s *byHand) keyFirst(ctx context.Context, key, body string) (answer string,
 		return err
 	})
 	return answer, err
+}
+
+// ignoresCommit says "ok", whatever COMMIT said.
+func (s *byHand) ignoresCommit(ctx context.Context, key, body string) (answer string, err error) {
+	tx, err := s.pool.Begin(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	tag, err := tx.Exec(ctx, "insert into records (key, hash, answer) values ($1, $2, 'ok') on conflict do nothing", key, hash(body))
+	if err == nil && tag.RowsAffected() == 0 {
+		return s.find(ctx, tx, key, body)
+	}
+	if err == nil {
+		_, err = effect(ctx, tx, body)
+	}
+	if err != nil {
+		return "", err
+	}
+	_ = tx.Commit(ctx)
+	return "ok", nil
 }
 
 // find returns pgx.ErrNoRows for a new key.
@@ -386,6 +409,9 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 		}},
 		{"retries_blindly", "identical|lost_connection|crash", []string{"crash", "lost_connection"}, []string{
 			"a key that had its one effect has 1 more", "then the first one woke up", "without a look at the record",
+		}},
+		{"ignores_commit", "identical|lost_connection", []string{"lost_connection"}, []string{
+			"0 effects of a request that was answered", "usual cause: the answer goes out before the COMMIT",
 		}},
 		{"tool_record_after_effect", "identical|crash", []string{"crash"}, []string{"the tool crashed after round trip 3"}},
 		{"waiters_block", "mismatch|overlapping|duplicated|crash", nil, []string{"met before and after each of 5 round trips"}},

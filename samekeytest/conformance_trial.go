@@ -297,6 +297,18 @@ func (tr *trial) oneEffect(where, cause string) {
 	}
 }
 
+// acknowledged is oneEffect for a request of which the caller has heard that it
+// was done.
+func (tr *trial) acknowledged(where, cause string) {
+	tr.Helper()
+	switch n := tr.newEffects(); {
+	case n < 1:
+		tr.broken(where, fmt.Sprintf("%d effects of a request that was answered, want 1", n), causeEarly)
+	case n > 1:
+		tr.broken(where, fmt.Sprintf("%d effects of one key, want 1", n), cause)
+	}
+}
+
 func (tr *trial) noMore(where, cause string) {
 	tr.Helper()
 	if n := tr.newEffects(); n != 0 {

@@ -24,19 +24,25 @@ func (m *Middleware) bodyOf(w http.ResponseWriter, r *http.Request, key samekey.
 		return nil, problemTooLarge(m.o.MaxBody)
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, m.o.MaxBody))
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return nil, problemTooLarge(m.o.MaxBody)
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok { // ours, or one further out
+		return nil, problemTooLarge(tooLarge.Limit)
 	}
 	switch {
 	case err != nil:
 		return nil, &problemCut
-	case len(body) == 0 && r.ContentLength > 0:
+	case len(r.Trailer) > 0: // not announced
+		return nil, &problemTrailer
+	case len(body) == 0 && (r.ContentLength > 0 || r.ContentLength < 0 && isDocument(r)):
 		m.log(r, key, errConsumed)
 		return nil, &problemInternal
-	case r.ContentLength > int64(len(body)):
-		return nil, &problemCut
 	}
 	return body, nil
+}
+
+// isDocument reports whether the media type has no empty body.
+func isDocument(r *http.Request) bool {
+	mediaType, _ := mediaTypeOf(r.Header.Get("Content-Type"))
+	return isJSON(mediaType) || mediaType == "application/x-www-form-urlencoded" || mediaType == "multipart/form-data"
 }
 
 // payloadOf is the request that the key stands for.

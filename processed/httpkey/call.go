@@ -22,7 +22,7 @@ type call struct {
 
 // handle calls the handler in the transaction.
 func (c *call) handle(ctx context.Context, next http.Handler, r *http.Request, body []byte) {
-	r = r.WithContext(context.WithValue(ctx, callKey{}, c))
+	r = r.Clone(context.WithValue(ctx, callKey{}, c)) // what a handler changes in it, the next run must not find
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	r.ContentLength = int64(len(body))
 	defer func() {
@@ -108,4 +108,11 @@ func Discard(ctx context.Context) { callOf(ctx, "Discard").verdict = discard }
 // request may succeed when it is sent again, and a 500 otherwise, and the error
 // is logged. An error of processed.Fail is the answer, stored as JSON. A nil
 // error does nothing. It panics where Tx does.
-func Abort(ctx context.Context, err error) { callOf(ctx, "Abort").err = err }
+//
+// Hand it each error of the database that is not a business error of yours: a
+// serialization failure that a handler takes for a 409 is stored as one.
+func Abort(ctx context.Context, err error) {
+	if c := callOf(ctx, "Abort"); err != nil {
+		c.err = err
+	}
+}

@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/samekey/samekey"
@@ -20,18 +22,20 @@ import (
 // have the same one exactly when method, path, query, media type and body mean
 // the same.
 //
-//   - The path, which holds the route and its values, is compared by segments,
-//     however they are escaped; the query by its parameters, whose order matters
-//     among those of one name only.
+//   - The path is the one that the client sent, whatever was stripped from it on
+//     the way here, so that it holds the route and its values. It is compared by
+//     segments, and the query by its parameters in their order, both however they
+//     are escaped. The host does not count.
 //   - A JSON body (application/json, and what ends in +json) is compared by its
 //     meaning, as samekey.FingerprintJSON does it: member order and white space do
 //     not matter, and numbers are exact.
-//   - A form (application/x-www-form-urlencoded) is compared as a query is, and
-//     multipart/form-data by its parts in their order: the boundary changes with
-//     each attempt.
+//   - multipart/form-data is compared by its parts in their order: the boundary
+//     changes with each attempt.
 //   - Any other body is compared byte by byte, and so is one with a
-//     Content-Encoding. Parameters of the media type do not count.
-//   - No other header counts.
+//     Content-Encoding. A client sends the same bytes again; what they mean depends
+//     on who reads them (curl calls JSON a form).
+//   - The media type counts with its parameters, but for a boundary and JSON's
+//     charset. No other header counts.
 //
 // A body that is not what its media type says, and JSON that
 // samekey.FingerprintJSON refuses, is an error.
@@ -60,6 +64,9 @@ func inBody(err error, body []byte) error {
 func document(r *http.Request, body []byte) ([]byte, error) {
 	mediaType, params := mediaTypeOf(r.Header.Get("Content-Type"))
 	encoding := url.QueryEscape(strings.ToLower(strings.Join(r.Header["Content-Encoding"], ",")))
+	if encoding == "identity" { // which is none
+		encoding = ""
+	}
 	doc := bytes.NewBuffer(make([]byte, 0, len(body)+256))
 	write := func(name string, value any) {
 		text, _ := json.Marshal(value) // of text and maps of text, ASCII all of it
@@ -68,22 +75,20 @@ func document(r *http.Request, body []byte) ([]byte, error) {
 	}
 	doc.WriteString(`{"form":"samekey http 1"`)
 	write("method", r.Method)
-	write("path", pathOf(r.URL))
+	write("path", pathOf(r))
 	write("query", parametersOf(r.URL.RawQuery))
-	write("type", mediaType)
+	write("type", typeOf(mediaType, params))
 	write("encoding", encoding)
-	switch isEncoded := encoding != "" && encoding != "identity"; {
+	switch {
 	case len(body) == 0:
-	case !isEncoded && isJSON(mediaType):
+	case encoding == "" && isJSON(mediaType):
 		if !json.Valid(body) { // it could close the document and go on
 			_, err := samekey.FingerprintJSON(body)
 			return nil, err
 		}
 		doc.WriteString(`,"json":`)
 		doc.Write(body)
-	case !isEncoded && mediaType == "application/x-www-form-urlencoded":
-		write("parameters", parametersOf(string(body)))
-	case !isEncoded && mediaType == "multipart/form-data":
+	case encoding == "" && mediaType == "multipart/form-data":
 		parts, err := partsOf(body, params["boundary"])
 		if err != nil {
 			return nil, err
@@ -96,24 +101,40 @@ func document(r *http.Request, body []byte) ([]byte, error) {
 	return doc.Bytes(), nil
 }
 
-// mediaTypeOf returns the type without its parameters, escaped, and them. What is
-// no media type is compared as it is.
+// mediaTypeOf returns the type and its parameters. What is no media type is
+// compared as it is.
 func mediaTypeOf(contentType string) (string, map[string]string) {
 	mediaType, params, err := mime.ParseMediaType(contentType)
-	if mediaType == "" || err != nil && !errors.Is(err, mime.ErrInvalidMediaParameter) {
-		return url.QueryEscape(contentType), nil
+	if err != nil {
+		return contentType, nil
 	}
 	return mediaType, params
+}
+
+// typeOf is what of a media type counts, escaped.
+func typeOf(mediaType string, params map[string]string) []string {
+	parts := []string{url.QueryEscape(mediaType)}
+	for _, name := range slices.Sorted(maps.Keys(params)) {
+		if name == "boundary" || name == "charset" && isJSON(mediaType) {
+			continue
+		}
+		parts = append(parts, url.QueryEscape(name)+"="+url.QueryEscape(params[name]))
+	}
+	return parts
 }
 
 func isJSON(mediaType string) bool {
 	return mediaType == "application/json" || strings.HasPrefix(mediaType, "application/") && strings.HasSuffix(mediaType, "+json")
 }
 
-// pathOf returns the path with each segment escaped in one way, so that "%7Ea" is
-// "~a", and "a%2Fb" is not "a/b".
-func pathOf(u *url.URL) string {
-	segments := strings.Split(u.EscapedPath(), "/")
+// pathOf returns the path as it was sent, with each segment escaped in one way, so
+// that "%7Ea" is "~a", and "a%2Fb" is not "a/b".
+func pathOf(r *http.Request) string {
+	path := r.URL.EscapedPath()
+	if sent, err := url.ParseRequestURI(r.RequestURI); err == nil {
+		path = sent.EscapedPath()
+	}
+	segments := strings.Split(path, "/")
 	for i, segment := range segments {
 		if plain, err := url.PathUnescape(segment); err == nil {
 			segments[i] = url.PathEscape(plain)
@@ -122,21 +143,23 @@ func pathOf(u *url.URL) string {
 	return strings.Join(segments, "/")
 }
 
-// parametersOf returns the parameters of a query or a form, by name. Of one that
+// parametersOf returns a query's parameters, name and value by turns. Of what
 // cannot be read, of which each reader makes something else, the text counts.
-func parametersOf(query string) any {
-	values, err := url.ParseQuery(query)
-	if err != nil {
-		return url.QueryEscape(query)
-	}
-	escaped := make(map[string][]string, len(values)) // which may hold any bytes
-	for name, list := range values {
-		for _, value := range list {
-			name := url.QueryEscape(name)
-			escaped[name] = append(escaped[name], url.QueryEscape(value))
+func parametersOf(query string) []string {
+	parameters := []string{}
+	for part := range strings.SplitSeq(query, "&") {
+		name, value, _ := strings.Cut(part, "=")
+		plainName, err := url.QueryUnescape(name)
+		plainValue, err2 := url.QueryUnescape(value)
+		switch {
+		case part == "":
+		case err != nil || err2 != nil || strings.Contains(part, ";"):
+			parameters = append(parameters, url.QueryEscape(part))
+		default:
+			parameters = append(parameters, url.QueryEscape(plainName)+"="+url.QueryEscape(plainValue))
 		}
 	}
-	return escaped
+	return parameters
 }
 
 // partsOf returns what each part of a multipart form is and has.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -118,8 +117,7 @@ func FuzzFingerprint(f *testing.F) {
 	})
 }
 
-// respelled escapes every byte of the path's segments and of the query, whose
-// names change places.
+// respelled escapes every byte of the path's segments and of the query.
 func respelled(u *url.URL) *url.URL {
 	every := func(text string) string {
 		var b strings.Builder
@@ -136,13 +134,15 @@ func respelled(u *url.URL) *url.URL {
 	}
 	raw := strings.Join(segments, "/")
 	again := &url.URL{Path: u.Path, RawPath: raw, RawQuery: u.RawQuery}
-	values, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
+	if _, err := url.ParseQuery(u.RawQuery); err != nil {
 		return again
 	}
 	var parameters []string
-	for _, name := range slices.Backward(slices.Sorted(maps.Keys(values))) {
-		for _, value := range values[name] {
+	for parameter := range strings.SplitSeq(u.RawQuery, "&") {
+		name, value, _ := strings.Cut(parameter, "=")
+		name, _ = url.QueryUnescape(name)
+		value, _ = url.QueryUnescape(value)
+		if parameter != "" {
 			parameters = append(parameters, every(name)+"="+every(value))
 		}
 	}

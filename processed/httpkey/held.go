@@ -84,7 +84,7 @@ func (h *held) finish() error {
 			return errTrailers
 		}
 	}
-	for _, name := range []string{"Content-Length", "Transfer-Encoding", "Idempotent-Replayed"} { // of this exchange, and ours
+	for _, name := range []string{"Content-Length", "Transfer-Encoding", "Idempotent-Replayed", storedAs} { // of this exchange, and ours
 		delete(h.answered, name)
 	}
 	_, typed := h.answered["Content-Type"]

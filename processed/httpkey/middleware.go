@@ -110,12 +110,11 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	case !res.Deduplicated && c.err == nil:
 		c.answer.send(w)
 	case !res.Deduplicated: // processed.Fail
-		m.sendStored(w, r, res.Value)
+		m.sendStored(w, r, req.Key, res.Value, false)
 	case m.o.Authorize != nil && !m.o.Authorize(r):
 		m.refuse(w, r, problemForbidden)
 	default:
-		w.Header().Set("Idempotent-Replayed", "true")
-		m.sendStored(w, r, res.Value)
+		m.sendStored(w, r, req.Key, res.Value, true)
 	}
 }
 
@@ -127,14 +126,15 @@ func (m *Middleware) judge(c *call) (reply.Reply, error) {
 	if err := c.answer.finish(); err != nil {
 		return reply.Reply{}, err
 	}
-	switch c.fate() {
-	case committed:
-		return m.stored(c.answer), nil
-	case rolledBack:
-		stored := m.stored(c.answer)
+	fate := c.fate()
+	if fate == forgotten {
+		return reply.Reply{}, errForgotten
+	}
+	stored, err := m.stored(c.answer)
+	if err == nil && fate == rolledBack {
 		return reply.Reply{}, &stored
 	}
-	return reply.Reply{}, errForgotten
+	return stored, err
 }
 
 // outlive returns a context that does not end when the client goes, which net/http

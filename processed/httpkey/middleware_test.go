@@ -37,7 +37,8 @@ func TestTheSameRequestAgainGetsTheSameAnswerByteForByte(t *testing.T) {
 		first := b.send(method, "/things/"+method, "k-"+method, `{"a":1}`)
 		again := b.send(method, "/things/"+method, "k-"+method, ` {"a" : 1.0} `)
 		b.sameAs(first, again)
-		if first.status != 201 || first.body != "\x00\xff\nend" || first.header.Get("Set-Cookie") == "" || first.header.Get("X-Other") == "" {
+		if first.status != 201 || first.body != "\x00\xff\nend" || first.header.Get("Set-Cookie") == "" || first.header.Get("X-Other") == "" ||
+			first.header.Get("Location") != "/things/1" {
 			t.Errorf("first %d %q %v", first.status, first.body, first.header)
 		}
 		if again.header.Get("Etag") != `W/"\xff\x80"` || again.header.Get("X-Account") != "7" || len(again.header["Link"]) != 2 {
@@ -242,6 +243,9 @@ func TestAKeyUsedWithAnotherRequestIsRefused(t *testing.T) {
 		"another number":     {"POST", "/things/1?a=1&b=2", `{"n":9007199254740992,"s":"x"}`, "application/json"},
 		"null for a member":  {"POST", "/things/1?a=1&b=2", `{"n":9007199254740993,"s":"x","t":null}`, "application/json"},
 		"no body":            {"POST", "/things/1?a=1&b=2", "", "application/json"},
+		"another version":    {"POST", "/things/1?a=1&b=2", `{"n":9007199254740993,"s":"x"}`, "application/json; version=2"},
+		"another order":      {"POST", "/things/1?b=2&a=1", `{"n":9007199254740993,"s":"x"}`, "application/json"},
+		"an escaped slash":   {"POST", "/things%2F1?a=1&b=2", `{"n":9007199254740993,"s":"x"}`, "application/json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sub := &bundle{t: t, url: b.url}
@@ -249,10 +253,10 @@ func TestAKeyUsedWithAnotherRequestIsRefused(t *testing.T) {
 		})
 	}
 	for name, r := range map[string]request{
-		"members in another order":    {"POST", "/things/1?a=1&b=2", `{ "s":"\u0078", "n":9007199254740993.0}`, "application/json"},
-		"parameters in another order": {"POST", "/things/1?b=2&a=%31", `{"n":9007199254740993,"s":"x"}`, "application/json"},
-		"an escaped path":             {"POST", "/thing%73/1?a=1&b=2", `{"n":9007199254740993,"s":"x"}`, "application/json"},
-		"a charset":                   {"POST", "/things/1?a=1&b=2", `{"n":9007199254740993,"s":"x"}`, "Application/JSON; charset=utf-8"},
+		"members in another order": {"POST", "/things/1?a=1&b=2", `{ "s":"\u0078", "n":9007199254740993.0}`, "application/json"},
+		"escaped parameters":       {"POST", "/things/1?%61=%31&b=2", `{"n":9007199254740993,"s":"x"}`, "application/json"},
+		"an escaped path":          {"POST", "/thing%73/1?a=1&b=2", `{"n":9007199254740993,"s":"x"}`, "application/json"},
+		"a charset":                {"POST", "/things/1?a=1&b=2", `{"n":9007199254740993,"s":"x"}`, "Application/JSON; charset=utf-8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sub := &bundle{t: t, url: b.url}

@@ -31,8 +31,9 @@ type Options struct {
 	// tenant or principal first, as authenticated, then the operation. The same key
 	// of another principal, or for another operation, is another key. It fails
 	// closed: fewer than two parts, or an empty one, is a 500, and the handler is
-	// not called. Two routes share keys, and mistake one's repetition for the
-	// other's conflict, only if they share a scope. Required.
+	// not called. Routes share keys if they share a scope: then a key that was used
+	// at one is a conflict at the other. The host is in nothing that is compared: who
+	// serves several hosts that mean different things puts it here. Required.
 	Scope func(r *http.Request) []string
 
 	// Authorize is asked before a stored answer is sent again, for what the

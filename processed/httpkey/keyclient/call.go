@@ -66,11 +66,13 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 			resp.Request = c.sent
 			var again bool
 			wait, again = c.again(resp)
-			wait = max(wait, c.backoff())
-			if resp.StatusCode == http.StatusConflict && again && c.Attempts > 1 {
-				again = c.waited+wait <= c.InFlight
+			if left := c.InFlight - c.waited; resp.StatusCode == http.StatusConflict && again && c.Attempts > 1 {
+				again = left >= wait && left > 0
+				wait = max(wait, min(c.backoff(), left))
 				c.waited += wait
 				c.waits++
+			} else {
+				wait = max(wait, c.backoff())
 			}
 			if !again || c.counted() == c.Attempts {
 				return resp, nil
@@ -136,7 +138,7 @@ func (c *call) again(resp *http.Response) (wait time.Duration, again bool) {
 // backoff draws the wait after as many attempts as were made.
 func (c *call) backoff() time.Duration {
 	ceiling := c.Backoff
-	for range c.attempts - 1 {
+	for range c.counted() - 1 { // waiting for what is in flight is no failure
 		if ceiling > c.MaxBackoff/2 {
 			ceiling = c.MaxBackoff
 			break

@@ -31,7 +31,7 @@ func (t *Transport) keyOf(req *http.Request) (string, error) {
 	}
 	if len(values) == 0 {
 		if t.Quoted {
-			return `"` + samekey.Mint() + `"`, nil
+			return keyheader.Quoted(samekey.Mint())
 		}
 		return samekey.Mint(), nil
 	}
