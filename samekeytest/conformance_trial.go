@@ -289,23 +289,24 @@ func (tr *trial) newEffects() int {
 
 func (tr *trial) oneEffect(where, cause string) {
 	tr.Helper()
-	switch n := tr.newEffects(); {
-	case n < 1:
-		tr.broken(where, fmt.Sprintf("%d effects of a request that was answered, want 1", n), causeByItself)
-	case n > 1:
-		tr.broken(where, fmt.Sprintf("%d effects of one key, want 1", n), cause)
-	}
+	tr.oneEffectOr(where, causeByItself, cause)
 }
 
 // acknowledged is oneEffect for a request of which the caller has heard that it
 // was done.
 func (tr *trial) acknowledged(where, cause string) {
 	tr.Helper()
+	tr.oneEffectOr(where, causeEarly, cause)
+}
+
+// oneEffectOr names the usual cause of none, and of several.
+func (tr *trial) oneEffectOr(where, none, several string) {
+	tr.Helper()
 	switch n := tr.newEffects(); {
 	case n < 1:
-		tr.broken(where, fmt.Sprintf("%d effects of a request that was answered, want 1", n), causeEarly)
+		tr.broken(where, fmt.Sprintf("%d effects of a request that was answered, want 1", n), none)
 	case n > 1:
-		tr.broken(where, fmt.Sprintf("%d effects of one key, want 1", n), cause)
+		tr.broken(where, fmt.Sprintf("%d effects of one key, want 1", n), several)
 	}
 }
 
