@@ -265,7 +265,7 @@ func TestAuthGoesOutAndIsStruckFromAnswers(t *testing.T) {
 	}
 	for _, bad := range []Destination{
 		{Auth: Auth{Bearer: "a", Header: "X", Value: "y"}}, {Auth: Auth{Header: "X"}}, {Auth: Auth{Value: "s3cret"}},
-		{Auth: Auth{Bearer: "s3cret\n"}}, {Auth: Auth{Bearer: "s3cret"}, Headers: map[string]string{"authorization": "x"}},
+		{Auth: Auth{Bearer: "s3cret\n"}}, {Auth: Auth{Header: "idempotency-key", Value: "s3cret"}}, {Auth: Auth{Bearer: "s3cret"}, Headers: map[string]string{"authorization": "x"}},
 	} {
 		bad.Name, bad.URL = "a", "https://a.example"
 		if _, err := New(bad); err == nil || !strings.Contains(err.Error(), "a: Auth ") || strings.Contains(err.Error(), "s3cret") {

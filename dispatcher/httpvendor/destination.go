@@ -31,7 +31,9 @@ type Destination struct {
 	// gets again. Presets such as [Stripe] fill it in. Where Key.Place is zero the key goes into the header
 	// "Idempotency-Key", or that of Key.Name, and Replay is dispatcher.ReplayAnswer. No other setting and no header of an
 	// intent can override the key. A key in a body makes every body that carries it a JSON object or a form. The
-	// Message-ID is no place of a request: where a mail API takes no key, that is dispatcher.KeyNowhere.
+	// Message-ID is no place of a request: where a mail API takes no key, that is dispatcher.KeyNowhere. The key is kept with
+	// an intent from its first attempt on; a header's name and Key.Quoted are not, so change those while no intent of the
+	// destination has been sent and is unfinished.
 	Vendor dispatcher.Vendor
 
 	// Rules give this vendor's answers their meaning; those of an action come first.
@@ -105,6 +107,9 @@ func New(dest Destination) (*Client, error) {
 	credentials, err := dest.Auth.apply(c.header)
 	if err != nil {
 		fail("Auth", "%v", err)
+	}
+	if c.keyHeader != "" && http.CanonicalHeaderKey(dest.Auth.Header) == c.keyHeader {
+		fail("Auth", "has the delivery key's header")
 	}
 	for i, rule := range dest.Rules {
 		if err := rule.check(true); err != nil {

@@ -50,15 +50,15 @@ func Stripe() Destination {
 // each. The same key gets the first answer again. A payment that is refused is answered 200, with a resultCode: refused.
 //
 // The window is set to 7 days. Older pages promise at least 31 days and the newest does not show a number where it was
-// looked for; shorter is safe. Unverified: errorCode 704 for a call that is still running or was made, which is looked up
-// rather than repeated, and the header "transient-error: true" of an answer that is not kept, after which it is sent
-// again; and which of the result codes are final.
+// looked for; shorter is safe. Unverified: errorCode 704 for a call that is still running or was made, and the header
+// "transient-error: true" of a 4xx that is not kept, both of which are unknown: tried again, and they spend an attempt; and
+// which of the result codes are final.
 func Adyen() Destination {
 	return Destination{
 		Vendor: inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
 		Rules: []Rule{
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Means: Refused},
-			{Match: Match{Status: status(400, 599), Header: "transient-error", Values: []string{"true"}}, Means: Retry, Reason: "the vendor says that the error passes"},
+			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Means: Unknown, Reason: "the vendor says that the error passes"},
 			{Match: Match{Status: status(409, 422), Field: "/errorCode", Values: []string{"704"}}, Means: Unknown, Reason: "the vendor has this call, or is still at it"},
 		},
 	}

@@ -314,6 +314,29 @@ func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
 	}
 }
 
+// What is not verified of a vendor is held to be the less good: it spends attempts, and so comes to an end.
+func TestWhatIsNotKnownWellEnoughSpendsAttempts(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for name, tc := range map[string]struct {
+		dest Destination
+		key  func(*http.Request, []byte) string
+		step step
+	}{
+		"adyen, still running": {Adyen(), header("Idempotency-Key"), presets[1].running},
+		"adyen, transient":     {Adyen(), header("Idempotency-Key"), step{status: 422, header: map[string]string{"Transient-Error": "true"}}},
+		"paypal, at once":      {PayPal(), header("PayPal-Request-Id"), presets[2].running},
+		"resend, another 409":  {Resend(), header("Idempotency-Key"), step{status: 409, body: `{"name":"new"}`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := startVendor(t, tc.key, tc.step)
+			entry := played(t, db, tc.dest, v, Action{Policy: dispatcher.Policy{Attempts: 3}})
+			if entry.Status != "dead" || len(v.wire) != 3 {
+				t.Errorf("is %s after %d calls", entry.Status, len(v.wire))
+			}
+		})
+	}
+}
+
 // Stripe keeps a 500 under the key: the third attempt would get it for ever.
 func TestAStored500IsLookedUpAndNeverSentAgain(t *testing.T) {
 	db := samekeytest.NewDB(t)

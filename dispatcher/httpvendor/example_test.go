@@ -1,0 +1,60 @@
+package httpvendor_test
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/httpvendor"
+)
+
+// Charges by Stripe: a form made of the payload, the key in its header, and the vendor asked where an outcome is unknown.
+func ExampleStripe() {
+	dest := httpvendor.Stripe()
+	dest.Name, dest.URL = "stripe", "https://api.stripe.com"
+	dest.Auth.Bearer = "sk_test_..." // from a secret
+
+	client, err := httpvendor.New(dest)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+
+	d := dispatcher.New(nil, nil) // with a pool
+	err = client.Register(d, httpvendor.Action{
+		Name: "charge_card", Request: "POST /v1/charges",
+		Body:   httpvendor.Body{Format: httpvendor.Form, Fields: []httpvendor.Field{{Name: "transfer_group", Value: "{{.Key}}"}}},
+		Lookup: httpvendor.SentLog("GET /v1/charges?transfer_group={{.Key}}", "/data", "/transfer_group"),
+		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, Timeout: 20 * time.Second},
+	})
+	fmt.Println(errors.Join(err, d.Check()))
+	// Output: <nil>
+}
+
+// Mails through an API without keys: a mail whose fate is unknown is looked up in the log of what was sent.
+func ExampleMail() {
+	dest := httpvendor.Mail()
+	dest.Name, dest.URL = "mail", "https://api.postmarkapp.com"
+	dest.Auth.Header, dest.Auth.Value = "X-Postmark-Server-Token", "..." // from a secret
+
+	client, err := httpvendor.New(dest)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer client.Close()
+
+	d := dispatcher.New(nil, nil) // with a pool
+	err = client.Register(d, httpvendor.Action{
+		Name: "send_receipt", Request: "POST /email",
+		Body: httpvendor.Body{Format: httpvendor.JSON, Template: `{
+			"From": "shop@example.com", "To": {{.Payload.to}}, "Subject": "Your receipt",
+			"TextBody": {{printf "You paid %s." .Payload.amount}}, "Metadata": {"key": {{.Key}}}}`},
+		Lookup: httpvendor.SentLog("GET /messages/outbound?count=10&offset=0&metadata_key={{.Key}}", "/Messages", "/Metadata/key"),
+		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, SettlingDelay: time.Minute},
+	})
+	fmt.Println(errors.Join(err, d.Check()))
+	// Output: <nil>
+}
