@@ -1,0 +1,165 @@
+package stripevendor
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/retryafter"
+)
+
+// judge says what an attempt came to: the table of the package comment. said is what the registered function returned.
+func (c *Client) judge(ctx context.Context, x *exchange, action string, said error) (dispatcher.Answer, error) {
+	failed := func(format string, args ...any) error {
+		return fmt.Errorf("stripevendor: %s: %s", action, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case x.asked == 0 && ctx.Err() != nil:
+		return dispatcher.Answer{Code: "timeout"}, dispatcher.Unsent(failed("the attempt's time was over before it made a request"))
+	case x.asked == 0 && errors.Is(said, errOutside):
+		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, errOutside)
+	case x.asked == 0:
+		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, failed("the function made no request"))
+	case x.refused != nil && x.refused != errSecond && !x.connected:
+		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, failed("%v", x.refused))
+	case !x.connected:
+		code, text := describe(x.failure)
+		return dispatcher.Answer{Code: code}, dispatcher.Unsent(failed("nothing was sent: %s", text))
+	case x.status == 0:
+		code, text := describe(x.failure)
+		return dispatcher.Answer{}, dispatcher.Unknown(dispatcher.Answer{Code: code}, failed("no answer: %s", text))
+	}
+	answer := c.answer(x)
+	switch {
+	case x.failure != nil:
+		_, text := describe(x.failure)
+		return answer, dispatcher.Unknown(answer, failed("the answer, %d, broke off: %s", x.status, text))
+	case x.refused != nil:
+		return answer, dispatcher.Unknown(answer, failed("%v; the first was answered %d", x.refused, x.status))
+	}
+	apiErr := parseError(x.body)
+	switch {
+	case apiErr.Type == "idempotency_error" && apiErr.Code != inUse:
+		answer.Code = apiErr.Type
+		return answer, dispatcher.Dead(answer, failed("answered %d: this key was used with other parameters. Find out what it was used for, then resolve the intent", x.status))
+	case x.status >= 200 && x.status < 300 && !json.Valid(x.body):
+		return answer, dispatcher.Unknown(answer, failed("the answer, %d, is no JSON", x.status))
+	case x.status >= 200 && x.status < 300 && said != nil && strings.Contains(said.Error(), sdkQuotes):
+		return answer, dispatcher.Unknown(answer, failed("the answer, %d, is not what this SDK expects", x.status))
+	case x.status >= 200 && x.status < 300:
+		return answer, said
+	}
+	answer.Code = firstOf(apiErr.Code, answer.Code)
+	wait, _ := retryafter.Read(x.header, time.Now())
+	switch {
+	case x.status == http.StatusPaymentRequired:
+		answer.Code = firstOf(apiErr.DeclineCode, answer.Code)
+		return answer, dispatcher.Refused(answer)
+	case x.status == http.StatusUnauthorized:
+		return answer, dispatcher.Denied(answer, failed("answered 401: correct the account's key"))
+	case x.status == http.StatusTooManyRequests:
+		return answer, dispatcher.RetryAfter(wait, failed("answered 429: ask again later"))
+	case x.status == http.StatusConflict:
+		return answer, dispatcher.RetryAfter(wait, failed("answered 409: it conflicts with a call that is still running"))
+	case x.status >= 500 && x.header.Get("Idempotent-Replayed") == "true":
+		answer.Code = fmt.Sprintf("replayed_%d", x.status)
+		return answer, dispatcher.Stuck(answer, failed("answered %d, which is stored under this key: it can never succeed", x.status))
+	case x.status >= 500 && x.header.Get("Stripe-Should-Retry") == "false":
+		return answer, dispatcher.Stuck(answer, failed("answered %d, and that to try again changes nothing", x.status))
+	case x.status >= 500, x.status == http.StatusRequestTimeout, x.status == http.StatusTooEarly,
+		x.status >= 400 && x.header.Get("Stripe-Should-Retry") == "true":
+		return answer, dispatcher.Unknown(answer, failed("answered %d", x.status))
+	case x.status < 400:
+		return answer, dispatcher.Dead(answer, failed("answered %d: redirects are not followed, correct Account.URL", x.status))
+	}
+	return answer, dispatcher.Dead(answer, failed("answered %d", x.status))
+}
+
+// sdkQuotes begins the SDK's error that quotes the answer.
+const sdkQuotes = "Couldn't deserialize JSON"
+
+// inUse is the code of a call that came while another with its key was running, of whatever type Stripe says that is.
+const inUse = "idempotency_key_in_use"
+
+func firstOf(code, otherwise string) string {
+	if code == "" {
+		return otherwise
+	}
+	return code
+}
+
+// apiError is what Stripe says of what it did not do.
+type apiError struct {
+	Type        string `json:"type"`
+	Code        string `json:"code"`
+	DeclineCode string `json:"decline_code"`
+}
+
+func parseError(body []byte) apiError {
+	var answer struct {
+		Error apiError `json:"error"`
+	}
+	if json.Unmarshal(body, &answer) != nil {
+		return apiError{}
+	}
+	return answer.Error
+}
+
+var clientSecret = regexp.MustCompile(`("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"`)
+
+// answer is what is kept: client secrets let their bearer act on a payment, and Stripe asks that they are not stored.
+func (c *Client) answer(x *exchange) dispatcher.Answer {
+	body := clientSecret.ReplaceAll(x.body, []byte(`${1}"[redacted]"`))
+	body = bytes.ReplaceAll(body, []byte(c.key), []byte("[redacted]"))
+	kind := x.header.Get("Content-Type")
+	if len(kind) > 255 {
+		kind = ""
+	}
+	return dispatcher.Answer{Code: strconv.Itoa(x.status), ContentType: kind, Body: body}
+}
+
+// describe says in fixed words what went wrong with a call, and a code for it.
+func describe(err error) (code, text string) {
+	var (
+		name   *net.DNSError
+		errno  syscall.Errno
+		record tls.RecordHeaderError
+		alert  tls.AlertError
+		cert   *tls.CertificateVerificationError
+		netErr net.Error
+	)
+	switch {
+	case err == nil, errors.Is(err, errEnded), errors.Is(err, context.Canceled):
+		return "stopped", "the attempt was stopped"
+	case errors.Is(err, errLate), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return "timeout", "the attempt's time was over"
+	case errors.Is(err, errTooLong):
+		return "too_long", errTooLong.Error()
+	case errors.As(err, &name):
+		return "dns", "the host's name could not be looked up"
+	case errors.As(err, &cert):
+		return "tls", "the certificate is not valid for this host, or its authority is not known here"
+	case errors.As(err, &record), errors.As(err, &alert):
+		return "tls", "TLS failed"
+	case errors.As(err, &errno):
+		return "connection", errno.Error()
+	case errors.As(err, &netErr) && netErr.Timeout():
+		return "timeout", "connecting took too long"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "connection", "the other side closed the connection"
+	}
+	return "protocol", "the other side did not speak HTTP/1.1 as it should"
+}

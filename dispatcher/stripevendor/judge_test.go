@@ -1,0 +1,159 @@
+package stripevendor_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stripe/stripe-go/v85"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/stripevendor"
+)
+
+// Each row of the package comment's table, over a socket and through a drain.
+func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
+	breaksOff := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		_, _ = w.Write([]byte(`{"id":"pi_1",`))
+	}
+	b := setup(t, says(200, succeeded))
+	d := b.worker(pay)
+	for name, tc := range map[string]struct {
+		answer http.HandlerFunc
+		want   dispatcher.Summary
+		as     string // the history's outcome and code
+		spends bool
+		wait   time.Duration // at least
+	}{
+		"200":                        {answer: says(200, succeeded), want: delivered, as: "delivered:200"},
+		"201":                        {answer: says(201, succeeded), want: delivered, as: "delivered:201"},
+		"200 that is no JSON":        {answer: says(200, `<html>`), want: retried, as: "retry:200", spends: true},
+		"200 of another shape":       {answer: says(200, `{"id":{"no":"string"}}`), want: retried, as: "retry:200", spends: true},
+		"200 that breaks off":        {answer: breaksOff, want: retried, as: "retry:200", spends: true},
+		"302":                        {answer: says(302, ``, "Location", "/v1/elsewhere"), want: dead, as: "dead:302", spends: true},
+		"400":                        {answer: says(400, apiError("invalid_request_error", "parameter_missing")), want: dead, as: "dead:parameter_missing", spends: true},
+		"400 with other params":      {answer: says(400, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
+		"409 with other params":      {answer: says(409, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
+		"400 that should be retried": {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:400", spends: true},
+		"401":                        {answer: says(401, apiError("invalid_request_error", "")), want: retried, as: "retry:401"},
+		"402 declined":               {answer: says(402, declined), want: refused, as: "refused:insufficient_funds"},
+		"402 without a decline code": {answer: says(402, apiError("card_error", "expired_card")), want: refused, as: "refused:expired_card"},
+		"402 without a code":         {answer: says(402, `{}`), want: refused, as: "refused:402"},
+		"402 replayed":               {answer: says(402, declined, "Idempotent-Replayed", "true"), want: refused, as: "refused:insufficient_funds"},
+		"403":                        {answer: says(403, apiError("invalid_request_error", "")), want: dead, as: "dead:403", spends: true},
+		"404":                        {answer: says(404, apiError("invalid_request_error", "resource_missing")), want: dead, as: "dead:resource_missing", spends: true},
+		"408":                        {answer: says(408, ``), want: retried, as: "retry:408", spends: true},
+		"409 in use":                 {answer: says(409, apiError("idempotency_error", "idempotency_key_in_use")), want: retried, as: "retry:idempotency_key_in_use"},
+		"409 locked":                 {answer: says(409, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
+		"409 of another kind":        {answer: says(409, `{}`), want: retried, as: "retry:409"},
+		"429":                        {answer: says(429, apiError("invalid_request_error", "rate_limit"), "Retry-After", "3000"), want: retried, as: "retry:rate_limit", wait: 3000 * time.Second},
+		"429 locked":                 {answer: says(429, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
+		"500":                        {answer: says(500, apiError("api_error", "")), want: retried, as: "retry:500", spends: true},
+		"500 replayed":               {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:replayed_500"},
+		"500 without hope":           {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "false"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:500"},
+		"500 with hope":              {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:500", spends: true},
+		"503":                        {answer: says(503, ``), want: retried, as: "retry:503", spends: true},
+		"cut":                        {answer: cuts, want: retried, as: "retry:connection", spends: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b.T = t
+			b.server.script(tc.answer)
+			id := b.insert()
+			b.expect(d, tc.want)
+			defer b.putOff()
+			b.wantHistory(id, "attempt:"+tc.as)
+			b.wantOneKey(id, 1)
+			if strings.Contains(value[string](b, "select coalesce(string_agg(error, ''), '') from samekey.outbox_history"), "quoted") {
+				t.Errorf("an error quotes the answer: %s", b.dump())
+			}
+			if tc.want.Retried+tc.want.Dead == 0 {
+				return
+			}
+			if spent := value[int](b, "select spent from samekey.outbox_queue where id = $1", id); spent > 0 != tc.spends {
+				t.Errorf("it spent %d attempts", spent)
+			}
+			if wait := value[float64](b, "select extract(epoch from due_at - clock_timestamp())::float8 from samekey.outbox_queue where id = $1", id); wait < tc.wait.Seconds()-patience.Seconds() {
+				t.Errorf("it waits %v s", wait)
+			}
+		})
+	}
+}
+
+func TestWhatCannotBeReachedIsUnsentAndSpendsNothingOfTheWindow(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = free.Close()
+	plain := startServer(t, says(200, succeeded))
+	for name, tc := range map[string]struct{ url, code string }{
+		"nobody listens": {"http://" + free.Addr().String(), "connection"},
+		"no TLS":         {strings.Replace(plain.URL, "http:", "https:", 1), "tls"},
+		"no such name":   {"http://stripe.invalid", "dns"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t, says(200, succeeded))
+			id := b.insert()
+			c, err := stripevendor.New(stripevendor.Account{Key: secretKey, URL: tc.url})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.expect(b.workerOf(c, pay), retried)
+			b.wantHistory(id, "attempt:unsent:"+tc.code)
+			if !value[bool](b, "select spent = 0 and first_sent_at is null and window_ends is null from samekey.outbox_queue where id = $1", id) {
+				t.Error("it counts as sent")
+			}
+			b.elapse(25 * time.Hour) // longer than the window
+			b.expect(b.worker(pay), delivered)
+		})
+	}
+}
+
+func TestACallThatHangsEndsAtItsDeadlineAndIsUnknown(t *testing.T) {
+	b := setup(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, says(200, succeeded))
+	id := b.insert()
+	hurry := func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+		ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		return pay(ctx, sc, call, c)
+	}
+	b.expect(b.worker(hurry), retried)
+	b.wantHistory(id, "attempt:retry:timeout")
+	b.elapse(time.Hour)
+	b.expect(b.worker(pay), delivered)
+	b.wantOneKey(id, 2)
+}
+
+// What a function leaves behind must not meet the next attempt.
+func TestNothingGoesOutAfterTheFunctionHasReturned(t *testing.T) {
+	b := setup(t, says(200, succeeded))
+	b.insert()
+	returned, late := make(chan struct{}), make(chan error, 2)
+	b.expect(b.worker(func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+		go func() {
+			<-returned
+			_, err := pay(context.WithoutCancel(ctx), sc, call, c)
+			late <- err
+		}()
+		return pay(ctx, sc, call, c)
+	}), delivered)
+	close(returned)
+	for range 2 { // of the rendering and of the attempt
+		select {
+		case err := <-late:
+			if !strings.Contains(fmt.Sprint(err), "nothing more is sent") {
+				t.Errorf("it came to %v", err)
+			}
+		case <-time.After(patience):
+			t.Fatal("it did not end")
+		}
+	}
+	if calls := b.server.seen(); len(calls) != 1 {
+		t.Errorf("the server saw %+v", calls)
+	}
+}

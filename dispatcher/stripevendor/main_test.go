@@ -1,0 +1,257 @@
+package stripevendor_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stripe/stripe-go/v85"
+	"go.uber.org/goleak"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/stripevendor"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	patience  = 30 * time.Second
+	secretKey = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
+)
+
+// seen is a request as it came over the wire.
+type seen struct {
+	method, path, key, body string
+	header                  http.Header
+	closes                  bool // no other request will come by this connection
+}
+
+// server stands for Stripe: it records what comes and answers as it is told.
+type server struct {
+	*httptest.Server
+	mu      sync.Mutex
+	calls   []seen
+	answers []http.HandlerFunc // one for each call; the last again and again
+}
+
+func startServer(t *testing.T, answers ...http.HandlerFunc) *server {
+	t.Helper()
+	s := &server{answers: answers}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.mu.Lock()
+		s.calls = append(s.calls, seen{r.Method, r.URL.RequestURI(), r.Header.Get("Idempotency-Key"), string(body), r.Header.Clone(), r.Close})
+		answer := s.answers[min(len(s.calls), len(s.answers))-1]
+		s.mu.Unlock()
+		answer(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+// script begins anew with other answers.
+func (s *server) script(answers ...http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls, s.answers = nil, answers
+}
+
+func (s *server) seen() []seen {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.calls)
+}
+
+// says answers with a status, a body, and headers in pairs.
+func says(status int, body string, headers ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Request-Id", "req_1")
+		for i := 0; i < len(headers); i += 2 {
+			w.Header().Set(headers[i], headers[i+1])
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+// cuts ends the connection without an answer.
+func cuts(w http.ResponseWriter, _ *http.Request) {
+	c, _, err := http.NewResponseController(w).Hijack()
+	if err == nil {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+	}
+}
+
+const (
+	succeeded = `{"id":"pi_1","object":"payment_intent","status":"succeeded","client_secret":"pi_1_secret_xyz","amount":1999}`
+	declined  = `{"error":{"type":"card_error","code":"card_declined","decline_code":"insufficient_funds","message":"Your card has insufficient funds."}}`
+)
+
+func apiError(kind, code string) string {
+	return fmt.Sprintf(`{"error":{"type":%q,"code":%q,"message":"quoted by the SDK, and by nobody else"}}`, kind, code)
+}
+
+// Charge is what the order service wrote into the intent.
+type Charge struct {
+	Order    string `json:"order"`
+	Amount   int64  `json:"amount"`
+	Customer string `json:"customer"`
+}
+
+type call = func(context.Context, *stripe.Client, *dispatcher.Call, Charge) (*stripe.PaymentIntent, error)
+
+// pay is what a user writes, with a key of his own, which must not count.
+func pay(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+	params := &stripe.PaymentIntentCreateParams{
+		Amount: &c.Amount, Currency: stripe.String("eur"), Customer: &c.Customer, Confirm: stripe.Bool(true),
+	}
+	for _, name := range []string{"order", "zone", "a", "b", "c"} {
+		params.AddMetadata(name, c.Order)
+	}
+	params.AddMetadata(stripevendor.MetadataKey, call.CarriedKey)
+	params.SetIdempotencyKey("the user's own")
+	params.Headers = http.Header{"Idempotency-Key": {"in a header, too"}}
+	return sc.V1PaymentIntents.Create(ctx, params)
+}
+
+// bundle is a test's world.
+type bundle struct {
+	*testing.T
+	db     *samekeytest.DB
+	server *server
+	ctx    context.Context
+	keys   int
+}
+
+func setup(t *testing.T, answers ...http.HandlerFunc) *bundle {
+	t.Helper()
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	t.Cleanup(cancel)
+	return &bundle{T: t, db: samekeytest.NewDB(t), server: startServer(t, answers...), ctx: ctx}
+}
+
+func (b *bundle) account() *stripevendor.Client {
+	b.Helper()
+	c, err := stripevendor.New(stripevendor.Account{Key: secretKey, URL: b.server.URL})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+// worker is a process of some release: a dispatcher and a client of its own.
+func (b *bundle) worker(fn call, options ...dispatcher.Option) *dispatcher.Dispatcher {
+	b.Helper()
+	return b.workerOf(b.account(), fn, options...)
+}
+
+func (b *bundle) workerOf(c *stripevendor.Client, fn call, options ...dispatcher.Option) *dispatcher.Dispatcher {
+	d := dispatcher.New(b.db.Pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
+	d.Destination("stripe", dispatcher.Limits{})
+	stripevendor.Handle(d, c, "charge_card", dispatcher.Policy{
+		Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 5 * time.Second, Backoff: time.Hour, MaxBackoff: time.Hour,
+	}, fn, options...)
+	return d
+}
+
+func (b *bundle) insert() uuid.UUID {
+	b.Helper()
+	b.keys++
+	key, err := samekey.NewKey(fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
+	if err != nil {
+		b.Fatal(err)
+	}
+	var id uuid.UUID
+	err = pgx.BeginFunc(b.ctx, b.db, func(tx pgx.Tx) error {
+		id, err = outbox.Insert(b.ctx, tx, outbox.Intent{Key: key, Action: "charge_card", Payload: Charge{key.Value, 1999, "cus_1"}})
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return id
+}
+
+// expect drains and compares the counts.
+func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
+	b.Helper()
+	got, err := d.Drain(b.ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if got != want {
+		b.Fatalf("the drain came to %+v, want %+v; %s", got, want, b.dump())
+	}
+}
+
+func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.db, d) }
+
+// putOff keeps what is to be tried again, at a random time, out of the next row's drain.
+func (b *bundle) putOff() {
+	b.Helper()
+	if _, err := b.db.Exec(b.ctx, "update samekey.outbox_queue set due_at = due_at + interval '1 day'"); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func value[T any](b *bundle, sql string, args ...any) (v T) {
+	b.Helper()
+	if err := b.db.QueryRow(b.ctx, sql, args...).Scan(&v); err != nil {
+		b.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// history is an intent's timeline as "event:outcome:code".
+func (b *bundle) history(id uuid.UUID) string {
+	b.Helper()
+	return value[string](b, `select coalesce(string_agg(concat_ws(':', event, outcome, code), ' ' order by id), '')
+		from samekey.outbox_history where intent_id = $1`, id)
+}
+
+func (b *bundle) wantHistory(id uuid.UUID, want string) {
+	b.Helper()
+	if got := b.history(id); got != want {
+		b.Fatalf("the intent's history is\n\t%s\nwant\n\t%s\n%s", got, want, b.dump())
+	}
+}
+
+// dump is everything that was stored of attempts.
+func (b *bundle) dump() string {
+	b.Helper()
+	return value[string](b, `select coalesce(string_agg(concat_ws(' | ', event, outcome, code, error, convert_from(response, 'UTF8')), E'\n' order by id), '')
+		from samekey.outbox_history`)
+}
+
+// wantOneKey fails unless there were n requests, of one key, which is the intent's, and of the same bytes.
+func (b *bundle) wantOneKey(id uuid.UUID, n int) {
+	b.Helper()
+	calls, key := b.server.seen(), value[string](b, `select delivery_key::text from samekey.outbox where id = $1`, id)
+	if len(calls) != n {
+		b.Fatalf("there were %d requests, want %d: %+v", len(calls), n, calls)
+	}
+	for _, c := range calls {
+		if c.key != key || len(c.header["Idempotency-Key"]) != 1 {
+			b.Errorf("the key on the wire is %q, want %s", c.header["Idempotency-Key"], key)
+		}
+		if c.body != calls[0].body || c.path != calls[0].path || c.header.Get("Stripe-Version") != calls[0].header.Get("Stripe-Version") {
+			b.Errorf("an attempt sent\n%s %s\nthe first\n%s %s", c.path, c.body, calls[0].path, calls[0].body)
+		}
+	}
+}
