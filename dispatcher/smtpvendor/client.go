@@ -1,0 +1,252 @@
+package smtpvendor
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/wneessen/go-mail/smtp"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// Vendor is what is known of SMTP: the key goes into the Message-ID, and nothing is deduplicated by it. [Handle] registers
+// it.
+func Vendor() dispatcher.Vendor {
+	return dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInMessageID}}
+}
+
+// Server is where mails are handed over, and as whom.
+type Server struct {
+	// Host is the server's name, for which its certificate must be valid. Required.
+	Host string
+
+	// Port is 587 by default, 465 with ImplicitTLS.
+	Port int
+
+	// ImplicitTLS begins with TLS. Default: STARTTLS, without which nothing is sent.
+	ImplicitTLS bool
+
+	// Plaintext sends without TLS, for a relay on this host. It excludes ImplicitTLS and credentials.
+	Plaintext bool
+
+	// RootCAs are the authorities that may have signed the server's certificate. Default: the system's.
+	RootCAs *x509.CertPool
+
+	// Username and Password log in, if they are set.
+	Username, Password string
+
+	// Hello is the name that is given in EHLO. Default: this host's.
+	Hello string
+}
+
+// Client hands mails over to one server. It is safe for concurrent use, and has nothing to close.
+type Client struct{ server Server }
+
+// New makes a client; the error holds every mistake at once, and no credentials. Nothing is connected yet.
+func New(server Server) (*Client, error) {
+	if server.Port == 0 {
+		server.Port = 587
+		if server.ImplicitTLS {
+			server.Port = 465
+		}
+	}
+	if server.Hello == "" {
+		server.Hello, _ = os.Hostname()
+	}
+	if server.Hello == "" {
+		server.Hello = "localhost"
+	}
+	var errs []error
+	fail := func(text string) { errs = append(errs, errors.New("smtpvendor: Server."+text)) }
+	if server.Host == "" || !isWord(server.Host) {
+		fail("Host is missing, or is no host's name")
+	}
+	if server.Port < 1 || server.Port > 65535 {
+		fail("Port is outside 1 to 65535")
+	}
+	if !isWord(server.Hello) {
+		fail("Hello is no host's name")
+	}
+	if server.Plaintext && server.ImplicitTLS {
+		fail("Plaintext contradicts ImplicitTLS")
+	}
+	if server.Plaintext && server.Username != "" {
+		fail("Plaintext contradicts Username: credentials are not sent without TLS")
+	}
+	if (server.Username == "") != (server.Password == "") {
+		fail("Username and Password come together")
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return &Client{server}, nil
+}
+
+// isWord: visible ASCII.
+func isWord(text string) bool {
+	return !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
+}
+
+var (
+	errLate       = errors.New("smtpvendor: the attempt's deadline is past: nothing more is sent")
+	errNoEnd      = errors.New("smtpvendor: the mail's end did not go out")
+	errNoStartTLS = errors.New("smtpvendor: the server offers no STARTTLS")
+	errNoAuth     = errors.New("smtpvendor: the server offers none of SCRAM-SHA-256, PLAIN and LOGIN")
+)
+
+// conn lets nothing out past the attempt's deadline: a process that was stopped for hours must not send a mail's end.
+type conn struct {
+	net.Conn
+	deadline time.Time // zero: none
+	written  int
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
+		return 0, errLate
+	}
+	n, err := c.Conn.Write(p)
+	c.written += n
+	return n, err
+}
+
+// stage is how far an attempt has come.
+type stage string
+
+const (
+	atConnect stage = "connecting"
+	atTLS     stage = "TLS"
+	atHello   stage = "the greeting"
+	atAuth    stage = "AUTH"
+	atMail    stage = "MAIL"
+	atRcpt    stage = "RCPT"
+	atData    stage = "DATA"
+	atText    stage = "the mail's text"
+	atEnd     stage = "the mail's end"
+)
+
+// send makes one attempt. It returns the stage at which it ended, and the server's last word on success.
+func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, err error) {
+	raw, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(c.server.Host, strconv.Itoa(c.server.Port)))
+	if err != nil {
+		return atConnect, "", err
+	}
+	wire := &conn{Conn: raw}
+	if deadline, ok := ctx.Deadline(); ok {
+		wire.deadline = deadline
+		_ = raw.SetDeadline(deadline)
+	}
+	defer context.AfterFunc(ctx, func() { _ = raw.Close() })()
+	defer func() { _ = raw.Close() }()
+
+	session, at, err := c.open(ctx, wire)
+	if err != nil {
+		return at, "", err
+	}
+	session.SkipSMTPUTF8(isWord(q.From + strings.Join(q.To, "")))
+	if err := session.Mail("<" + q.From + ">"); err != nil {
+		return atMail, "", err
+	}
+	for _, to := range q.To {
+		if err := session.Rcpt("<" + to + ">"); err != nil {
+			_ = session.Quit()
+			return atRcpt, "", err
+		}
+	}
+	text, err := session.Data()
+	if err != nil {
+		return atData, "", err
+	}
+	if said, err = finish(text, wire, q.message); err != nil {
+		if errors.Is(err, errNoEnd) {
+			return atText, "", err
+		}
+		return atEnd, "", err
+	}
+	_ = session.Quit() // whatever it comes to, the mail was accepted
+	return atEnd, said, nil
+}
+
+// finish writes the text and its end. The error is errNoEnd where the end provably did not go out: the text's own bytes are
+// never taken for it, and what is left of them goes out before it.
+func finish(text io.WriteCloser, wire *conn, message []byte) (said string, err error) {
+	if _, err := text.Write(message); err != nil {
+		return "", fmt.Errorf("%w: %w", errNoEnd, err)
+	}
+	before := wire.written
+	err = text.Close()
+	switch {
+	case wire.written == before && err == nil:
+		return "", fmt.Errorf("%w, and yet the server answered", errNoEnd)
+	case wire.written == before:
+		return "", fmt.Errorf("%w: %w", errNoEnd, err)
+	case err != nil:
+		return "", err
+	}
+	if data, ok := text.(*smtp.DataCloser); ok {
+		said = data.ServerResponse()
+	}
+	return said, nil
+}
+
+// open brings a connection to where a mail can be handed over.
+func (c *Client) open(ctx context.Context, wire *conn) (session *smtp.Client, at stage, err error) {
+	config := &tls.Config{ServerName: c.server.Host, RootCAs: c.server.RootCAs, MinVersion: tls.VersionTLS12}
+	var to net.Conn = wire
+	if c.server.ImplicitTLS {
+		secure := tls.Client(wire, config)
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return nil, atTLS, err
+		}
+		to = secure
+	}
+	if session, err = smtp.NewClient(to, c.server.Host); err != nil {
+		return nil, atHello, err
+	}
+	if err := session.Hello(c.server.Hello); err != nil {
+		return nil, atHello, err
+	}
+	if !c.server.ImplicitTLS && !c.server.Plaintext {
+		if offered, _ := session.Extension("STARTTLS"); !offered {
+			return nil, atTLS, errNoStartTLS
+		}
+		if err := session.StartTLS(config); err != nil {
+			return nil, atTLS, err
+		}
+	}
+	if c.server.Username == "" {
+		return session, "", nil
+	}
+	auth, err := c.auth(session)
+	if err == nil {
+		err = session.Auth(auth)
+	}
+	return session, atAuth, err
+}
+
+// auth picks the best of the mechanisms on offer.
+func (c *Client) auth(session *smtp.Client) (smtp.Auth, error) {
+	_, offer := session.Extension("AUTH")
+	offered := map[string]bool{}
+	for _, name := range strings.Fields(strings.ToUpper(offer)) {
+		offered[name] = true
+	}
+	switch s := c.server; {
+	case offered["SCRAM-SHA-256"]:
+		return smtp.ScramSHA256Auth(s.Username, s.Password), nil
+	case offered["PLAIN"]:
+		return smtp.PlainAuth("", s.Username, s.Password, s.Host, false), nil
+	case offered["LOGIN"]:
+		return smtp.LoginAuth(s.Username, s.Password, s.Host, false), nil
+	}
+	return nil, errNoAuth
+}

@@ -1,0 +1,143 @@
+package smtpvendor
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	netmail "net/mail"
+	"strings"
+
+	"github.com/wneessen/go-mail"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// letter is a mail as each attempt sends it: who it is from and goes to, and its bytes.
+type letter struct {
+	From    string   `json:"from"`
+	To      []string `json:"to"` // copies too, blind ones as well
+	message []byte
+}
+
+// letterType says what a stored letter is: a line of JSON, then the mail. Another form gets another name.
+const letterType = "smtpvendor/1"
+
+// fix makes of a composed mail what is stored.
+func (c *Client) fix(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, error) {
+	if m == nil {
+		return dispatcher.Rendered{}, errors.New("there is no mail")
+	}
+	from, err := m.GetSender(false)
+	if err != nil {
+		return dispatcher.Rendered{}, errors.New("the mail has no sender")
+	}
+	to, err := m.GetRecipients()
+	if err != nil {
+		return dispatcher.Rendered{}, errors.New("the mail has no recipient")
+	}
+	q := letter{From: bare(from)}
+	for _, address := range to {
+		q.To = append(q.To, bare(address))
+	}
+	if err := q.check(); err != nil {
+		return dispatcher.Rendered{}, err
+	}
+	domain := q.From[strings.LastIndex(q.From, "@")+1:]
+	if !isWord(domain) {
+		domain = c.server.Hello
+	}
+	id := call.CarriedKey + "@" + domain
+	m.SetMessageIDWithValue(id)
+	if len(m.GetGenHeader(mail.HeaderDate)) == 0 {
+		m.SetDateWithValue(call.CreatedAt)
+	}
+	head, err := json.Marshal(q)
+	if err != nil {
+		return dispatcher.Rendered{}, err
+	}
+	stored := bytes.NewBuffer(append(head, '\n'))
+	if _, err := m.WriteTo(stored); err != nil {
+		return dispatcher.Rendered{}, fmt.Errorf("the mail could not be written: %w", err)
+	}
+	if err := checkHeader(stored.Bytes()[len(head)+1:], "<"+id+">"); err != nil {
+		return dispatcher.Rendered{}, err
+	}
+	return dispatcher.Rendered{Request: stored.Bytes(), Type: letterType, MessageID: "<" + id + ">"}, nil
+}
+
+func parseLetter(r *dispatcher.Rendered) (*letter, error) {
+	if r == nil {
+		return nil, errors.New("no mail is stored: it was sent by a release that stored none")
+	}
+	if r.Type != letterType {
+		return nil, fmt.Errorf("what is stored is a %.40q, and this release sends %q", r.Type, letterType)
+	}
+	head, message, found := bytes.Cut(r.Request, []byte("\n"))
+	q := &letter{message: message}
+	if !found || json.Unmarshal(head, q) != nil || q.check() != nil {
+		return nil, errors.New("the stored mail cannot be read")
+	}
+	return q, nil
+}
+
+// bare is an address without its angle brackets.
+func bare(address string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(address, "<"), ">")
+}
+
+// maxAddress is RFC 5321's: 64 of local part, 255 of domain, and the sign between.
+const maxAddress = 320
+
+// check refuses addresses that would end their command, or begin another parameter of it.
+func (q *letter) check() error {
+	for i, address := range append([]string{q.From}, q.To...) {
+		at := strings.LastIndex(address, "@")
+		if at < 1 || len(address) > maxAddress || strings.ContainsFunc(address, isControl) || strings.ContainsAny(address[at:], " <>\"") ||
+			!strings.HasPrefix(address, `"`) && strings.ContainsAny(address, " <>") {
+			return fmt.Errorf("address %d of the envelope is not one that can be sent to or from", i)
+		}
+	}
+	if len(q.To) == 0 {
+		return errors.New("the mail has no recipient")
+	}
+	return nil
+}
+
+func isControl(r rune) bool { return r < ' ' || r == 0x7f }
+
+// once are the fields that a mail has at most once; a second one is what an injection would leave.
+var once = []string{"From", "Sender", "Reply-To", "To", "Cc", "Message-Id", "Date", "Subject", "Mime-Version", "Content-Type"}
+
+// checkHeader looks at the header as a receiver will see it.
+func checkHeader(message []byte, id string) error {
+	m, err := netmail.ReadMessage(bytes.NewReader(message))
+	if err != nil {
+		return errors.New("the mail's header is not valid")
+	}
+	for _, name := range once {
+		if len(m.Header[name]) > 1 {
+			return fmt.Errorf("the mail's header has more than one %s", name)
+		}
+	}
+	if m.Header.Get("Message-Id") != id || len(m.Header["From"]) == 0 {
+		return errors.New("the mail's header lacks From, or its Message-ID is another")
+	}
+	if len(m.Header["Bcc"]) > 0 {
+		return errors.New("the mail's header names its blind copies")
+	}
+	words := new(mime.WordDecoder)
+	for name, values := range m.Header {
+		for _, value := range values {
+			plain, err := words.DecodeHeader(value)
+			if err != nil {
+				plain = value // in a charset that is not known here
+			}
+			if strings.ContainsFunc(plain, func(r rune) bool { return isControl(r) && r != '\t' }) {
+				return fmt.Errorf("the header field %.60q has a line break or another control character in it", name)
+			}
+		}
+	}
+	return nil
+}
