@@ -21,6 +21,7 @@ type claim struct {
 	db.OutboxQueueClaimRow
 	action *action
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
+	visit  visit
 }
 
 func (c *claim) call() Call {
@@ -108,6 +109,7 @@ func (n *node) attempt(c *claim) settlement {
 	answer, err := guard(func() (Answer, error) { return c.action.handle(ctx, &call) })
 	s := c.action.afterCall(row, answer, err)
 	s.took = time.Since(began)
+	n.judge(c, s.answer.Code, healthOf(err))
 	return s
 }
 
@@ -122,6 +124,7 @@ func (n *node) lookUp(c *claim) settlement {
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
 	s := c.action.afterLookup(row, finding, err)
 	s.took = time.Since(began)
+	n.judge(c, s.answer.Code, healthOf(err))
 	return s
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -79,12 +80,6 @@ func (c Config) check() (errs []error) {
 	return errs
 }
 
-// Limits are a destination's, on this process.
-type Limits struct {
-	// Concurrency is how many calls are under way at once, at most. Default 32, at most 10,000.
-	Concurrency int
-}
-
 // Dispatcher delivers intents: it claims them, calls the handlers and settles what came of it. Make one per process
 // with [New], register what it handles, then [Dispatcher.Run] it.
 type Dispatcher struct {
@@ -100,6 +95,8 @@ type Dispatcher struct {
 
 	shift, linger, stopMargin time.Duration // the constants of these names; tests shorten them
 
+	draw func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
+
 	running sync.Mutex           // held by the one Run or Drain
 	node    atomic.Pointer[node] // the one that Run has at work
 }
@@ -114,15 +111,21 @@ type action struct {
 	lookup   func(context.Context, *Call) (Finding, error)
 	render   func(context.Context, *Call) (Rendered, error)
 	apply    applyFunc
+	endpoint func(*Call) string
 }
 
 // destination is a vendor account, shared by the actions that name it.
 type destination struct {
 	name     string
-	limits   Limits
+	limits   Limits   // with their defaults
+	given    []Limits // as they were declared
 	vendor   Vendor
 	declared bool
 	actions  []*action
+}
+
+func (dest *destination) hasEndpoints() bool {
+	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
 // New makes a dispatcher on a pool. The pool needs room for the claims and settles of each destination, the listener
@@ -131,7 +134,7 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
 		actions: map[string]*action{}, destinations: map[string]*destination{},
-		shift: shift, linger: linger, stopMargin: stopMargin,
+		shift: shift, linger: linger, stopMargin: stopMargin, draw: fullJitter,
 	}
 	d.log = d.config.Logger
 	return d
@@ -152,11 +155,8 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 	if dest.declared {
 		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q is declared twice", name))
 	}
-	if limits.Concurrency < 0 || limits.Concurrency > 10_000 {
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: Concurrency %d is outside 1 to 10000", name, limits.Concurrency))
-	}
 	dest.declared = true
-	dest.limits.Concurrency = or(limits.Concurrency, 32)
+	dest.given, dest.limits = append(dest.given, limits), limits.withDefaults()
 }
 
 // Vendor describes the vendor account behind a destination. Its actions carry the delivery key as it says, their policies
@@ -190,7 +190,7 @@ func (d *Dispatcher) resolve() (errs []error) {
 func (d *Dispatcher) destination(name string) *destination {
 	dest := d.destinations[name]
 	if dest == nil {
-		dest = &destination{name: name, limits: Limits{Concurrency: 32}}
+		dest = &destination{name: name, limits: Limits{}.withDefaults()}
 		d.destinations[name] = dest
 		if !destinationName.MatchString(name) {
 			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: use 1 to 56 lowercase letters, digits, _ and -", name))
@@ -206,7 +206,7 @@ func Handle[T any](d *Dispatcher, name string, policy Policy, fn func(ctx contex
 	d.Handle(name, policy, func(ctx context.Context, call *Call) (Answer, error) {
 		payload, err := decode[T](call)
 		if err != nil {
-			return Answer{}, Dead(Answer{Code: "payload"}, err)
+			return Answer{}, Dead(Answer{Code: codePayload}, err)
 		}
 		return fn(ctx, call, payload)
 	}, options...)
@@ -238,6 +238,9 @@ func (d *Dispatcher) Handle(name string, policy Policy, fn Handler, options ...O
 	d.actions[name] = a
 	d.registered = append(d.registered, a)
 }
+
+// codePayload is the code of an intent whose payload did not decode: nobody was called.
+const codePayload = "payload"
 
 // decode reads a payload without losing a digit on the way: numbers go straight from the text into T's fields.
 func decode[T any](call *Call) (payload T, err error) {
@@ -278,6 +281,12 @@ func (d *Dispatcher) Check() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	errs := slices.Concat(d.config.check(), d.mistakes, d.resolve())
+	for _, name := range slices.Sorted(maps.Keys(d.destinations)) {
+		dest := d.destinations[name]
+		for _, limits := range dest.given {
+			errs = append(errs, limits.check(name, dest.hasEndpoints())...)
+		}
+	}
 	for _, dest := range d.sortedDestinations() {
 		if !dest.declared {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: Destination %q is not declared: call Destination(%q, ...) or correct the name",

@@ -27,7 +27,8 @@ func (s Summary) Total() int {
 
 // Drain delivers until nothing is due, and returns what came of it. It needs no running River, and holds a worker's lock
 // of its own while it lasts: for tests and for cron. What becomes due by a finished call's Apply or by a promotion is
-// delivered too; what is due later (a retry after its backoff) is left. Paused destinations are left alone.
+// delivered too; what is due later (a retry after its backoff) is left. A destination's rate and a busy endpoint are waited
+// for. Paused destinations are left alone, and so is what has an open breaker: it counts as nothing due.
 //
 // When ctx ends it stops as [Dispatcher.Run] does and returns ctx's error with what it counted.
 func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
@@ -78,7 +79,7 @@ func (n *node) takeOver(ctx context.Context) error {
 // drainAll claims in every lane until a round over all of them, with nothing under way, finds nothing.
 func (n *node) drainAll(ctx context.Context) error {
 	for {
-		claimed := 0
+		claimed, began := 0, time.Now()
 		for _, lane := range n.lanes {
 			got, err := lane.drainDry(ctx)
 			claimed += got
@@ -92,6 +93,12 @@ func (n *node) drainAll(ctx context.Context) error {
 		if claimed > 0 {
 			continue
 		}
+		if until := n.busyUntil(); until.After(began) { // this round came before them
+			if !sleep(ctx, min(time.Until(until), takeEvery)) {
+				return ctx.Err()
+			}
+			continue
+		}
 		if !n.session.holds() {
 			return errors.New("dispatcher: drain: the session that holds the worker's lock was lost: intents may be left")
 		}
@@ -99,9 +106,26 @@ func (n *node) drainAll(ctx context.Context) error {
 	}
 }
 
-// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing.
+// busyUntil is when the last intent that was put off for a busy endpoint is due.
+func (n *node) busyUntil() (until time.Time) {
+	for _, lane := range n.lanes {
+		lane.mu.Lock()
+		if lane.until.After(until) {
+			until = lane.until
+		}
+		lane.mu.Unlock()
+	}
+	return until
+}
+
+// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing. The destination's rate is
+// waited for, an open breaker is not.
 func (l *lane) drainDry(ctx context.Context) (claimed int, err error) {
 	for {
+		off := l.off
+		if wait := l.rate.wait(time.Now()); wait > 0 && !sleep(ctx, wait) {
+			return claimed, ctx.Err()
+		}
 		l.flagAll()
 		for i := range l.marks {
 			l.marks[i].full = time.Time{}
@@ -113,8 +137,10 @@ func (l *lane) drainDry(ctx context.Context) (claimed int, err error) {
 			return claimed, ctx.Err()
 		}
 		got, err := l.claimAll(ctx)
-		claimed += got
-		if err != nil || got == 0 {
+		called := got - (l.off - off)
+		claimed += called
+		// What was put off may be due again already, so it is no reason to go on, unless there may be more behind it.
+		if err != nil || called == 0 && l.rate.wait(time.Now()) == 0 && (got == 0 || !l.flagged()) {
 			return claimed, err
 		}
 	}

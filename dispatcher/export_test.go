@@ -38,3 +38,8 @@ func (d *Dispatcher) Swept() (at time.Time) {
 	}
 	return at
 }
+
+// NoJitter has breakers wait for as long as they may.
+func (d *Dispatcher) NoJitter() {
+	d.draw = func(ceiling time.Duration) time.Duration { return ceiling }
+}

@@ -21,7 +21,14 @@ type lane struct {
 	actions []*action
 	marks   []mark
 
-	slots  chan struct{} // one for each call under way
+	off int // how many intents a drain has put off
+
+	slots     chan struct{} // one for each call under way
+	rate      *rate
+	breaker   *breaker   // of the actions that have no endpoints
+	endpoints *endpoints // of the others
+	mixed     bool       // some of the actions, or all, have endpoints
+
 	poked  chan struct{} // something was flagged
 	paused atomic.Bool   // what the last sweep saw; the claim sees for itself
 
@@ -30,6 +37,7 @@ type lane struct {
 	draining bool            // a drain runs on this node
 	asked    time.Time       // when a drain was last asked for
 	next     int             // the action whose turn it is
+	until    time.Time       // intents were put off for busy endpoints, to be due by then
 }
 
 // mark is an action's low-water mark of due_at: entries of the index before it are dead (a long snapshot keeps them), so
@@ -56,19 +64,26 @@ func newLane(n *node, dest *destination) *lane {
 	l := &lane{
 		node: n, name: dest.name, queue: queueName(dest.name), actions: dest.actions, marks: make([]mark, len(dest.actions)),
 		slots: make(chan struct{}, dest.limits.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
+		rate: newRate(dest.limits), breaker: newBreaker(dest.limits, n.draw), endpoints: newEndpoints(dest.limits, n.draw),
+		mixed: dest.hasEndpoints(),
 	}
 	l.flagAll()
 	return l
 }
 
 func (l *lane) flag(action string) {
-	l.mu.Lock()
-	l.due[action] = true
-	l.mu.Unlock()
+	l.keep(action)
 	select {
 	case l.poked <- struct{}{}:
 	default:
 	}
+}
+
+// keep flags an action that something holds up: a drain that waits is not poked.
+func (l *lane) keep(action string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.due[action] = true
 }
 
 func (l *lane) flagAll() {
@@ -98,6 +113,24 @@ func (l *lane) mayClaim() bool {
 	return !l.paused.Load() && l.node.session.holds() && !l.node.behind.Load() && l.node.stuck.Load() < maxStuck
 }
 
+// heldUp is how long nothing can be claimed, since the destination is at its rate or its breaker is open.
+func (l *lane) heldUp(now time.Time) time.Duration {
+	wait := l.rate.wait(now)
+	if !l.mixed {
+		wait = max(wait, l.breaker.wait(now))
+	}
+	return wait
+}
+
+// busy notes that something was put off for an endpoint that is only busy.
+func (l *lane) busy(until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if until.After(l.until) {
+		l.until = until
+	}
+}
+
 // drain claims and starts calls until the shift is over, or until nothing was due for linger. It ends at once when ctx
 // does. What is under way then stays the lane's.
 func (l *lane) drain(ctx context.Context, shift, linger time.Duration) error {
@@ -106,6 +139,17 @@ func (l *lane) drain(ctx context.Context, shift, linger time.Duration) error {
 	idle := time.NewTimer(linger)
 	defer idle.Stop()
 	for l.mayClaim() {
+		if wait := l.heldUp(time.Now()); wait > linger {
+			return nil // a sweep asks for another drain when it is over
+		} else if wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-end.C:
+				return nil
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		select { // wait for a free slot
 		case l.slots <- struct{}{}:
 			<-l.slots
@@ -143,23 +187,29 @@ func (l *lane) drain(ctx context.Context, shift, linger time.Duration) error {
 	return nil
 }
 
-// claimAll claims once from each flagged action, as far as slots are free, and starts what it got.
+// claimAll claims once from each flagged action, as far as slots are free, and starts what it got. What was put off counts
+// as claimed.
 func (l *lane) claimAll(ctx context.Context) (claimed int, err error) {
 	indexes := l.take()
 	for i, index := range indexes {
 		free := l.reserve()
-		got := 0
-		if free > 0 {
-			got, err = l.claim(ctx, index, free)
-		}
-		claimed += got
-		if err != nil || free == 0 {
+		if free == 0 {
 			for _, rest := range indexes[i:] { // their turn is still to come
 				l.flag(l.actions[rest].name)
 			}
-			return claimed, err
+			return claimed, nil
 		}
-		if got == free {
+		got, may, err := l.claim(ctx, index, free)
+		claimed += got
+		switch {
+		case err != nil:
+			for _, rest := range indexes[i:] {
+				l.flag(l.actions[rest].name)
+			}
+			return claimed, err
+		case may == notYet:
+			l.keep(l.actions[index].name)
+		case may > 0 && got == may:
 			l.flag(l.actions[index].name) // there may be more
 		}
 	}
@@ -185,40 +235,93 @@ func (l *lane) release(slots int) {
 	}
 }
 
-// claim takes up to max due intents of one action and starts a goroutine for each. The rows are read to their end, which
-// is after the claim's commit, before the first is started: a fast settle must find what it settles.
-func (l *lane) claim(ctx context.Context, index, maxCount int) (int, error) {
+// notYet stands for the size of a claim that could not be made yet, though something may be due.
+const notYet = -1
+
+// claim takes due intents of one action, as many as there are slots reserved and as limits allow, and starts a goroutine
+// for each. It returns how many it got, and of how many. The rows are read to their end, which is after the claim's commit,
+// before the first is started: a fast settle must find what it settles.
+func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err error) {
 	a, m := l.actions[index], &l.marks[index]
-	from := m.dueAt
-	if time.Since(m.full) >= fullScan {
-		from, m.full = time.Time{}, time.Now()
+	from, began := m.dueAt, time.Now()
+	full := began.Sub(m.full) >= fullScan
+	if full {
+		from = time.Time{}
+	}
+	may, epoch, err := l.allowed(ctx, a, from, slots)
+	l.release(slots - max(may, 0))
+	if full && may != notYet {
+		m.full = began
+	}
+	if may <= 0 || err != nil {
+		return 0, may, err
 	}
 	asked := time.Now()
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := l.node.q.OutboxQueueClaim(claiming, l.claimParams(a, from, maxCount))
+	rows, err := l.node.q.OutboxQueueClaim(claiming, l.claimParams(a, from, may))
 	if err != nil {
-		l.release(maxCount)
-		return 0, err
+		l.breaker.record(epoch, healthNone, time.Now())
+		l.release(may)
+		return 0, may, err
 	}
-	l.release(maxCount - len(rows))
+	l.release(may - len(rows))
+	l.rate.unused(may - len(rows))
+	if len(rows) == 0 {
+		l.breaker.record(epoch, healthNone, time.Now())
+	}
 	var latest time.Time
+	var off []*claim
+	var delays []time.Duration
 	for i := range rows {
 		if rows[i].DueAt.After(latest) {
 			latest = rows[i].DueAt
 		}
 		c := &claim{OutboxQueueClaimRow: rows[i], action: a, asked: asked}
+		if delay, ok := l.enter(c, epoch); !ok {
+			off, delays = append(off, c), append(delays, delay)
+			continue
+		}
 		l.node.open.Add(1)
 		go func() {
 			defer l.release(1)
+			defer l.leave(c)
 			l.node.work(c)
 		}()
 	}
-	if mark := latest.Add(-markSlack); len(rows) == maxCount || mark.After(m.dueAt) {
+	if mark := latest.Add(-markSlack); len(rows) == may || mark.After(m.dueAt) {
 		m.dueAt = mark // a full batch may lower it: there may be more above what a full scan met
 	}
-	return len(rows), nil
+	if len(off) > 0 {
+		l.putOff(ctx, off, delays)
+		l.rate.unused(len(off))
+		l.release(len(off))
+		l.off += len(off)
+	}
+	return len(rows), may, nil
+}
+
+// allowed is how many intents the breaker and the rate let a claim take, up to want: none where nothing is due. The epoch is
+// the breaker's.
+func (l *lane) allowed(ctx context.Context, a *action, from time.Time, want int) (may, epoch int, err error) {
+	may, epoch = want, -1
+	if a.endpoint == nil {
+		if may, epoch = l.breaker.admit(time.Now(), want); may == 0 {
+			return notYet, epoch, nil
+		}
+	}
+	if l.rate.perSecond == 0 {
+		return may, epoch, nil
+	}
+	may, due, err := l.rate.take(ctx, l.node.q, l.name, a, from, may)
+	if may == 0 {
+		l.breaker.record(epoch, healthNone, time.Now())
+		if due {
+			may = notYet
+		}
+	}
+	return may, epoch, err
 }
 
 func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
@@ -262,11 +365,11 @@ func (l *lane) end() {
 	l.asked = time.Time{}
 }
 
-// ask says whether a drain should be asked for: it may claim, none runs here, and none was asked for within patience.
+// ask says whether a drain should be asked for: it may claim or soon will, none runs here, and none was asked for within patience.
 func (l *lane) ask(patience time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.draining || !l.mayClaim() || time.Since(l.asked) < patience {
+	if l.draining || !l.mayClaim() || l.heldUp(time.Now()) > l.node.linger || time.Since(l.asked) < patience {
 		return false
 	}
 	l.asked = time.Now()

@@ -25,6 +25,7 @@ type node struct {
 	byName  map[string]*lane // the lane of an action
 
 	shift, linger, stopMargin time.Duration
+	draw                      func(ceiling time.Duration) time.Duration
 
 	calls      context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
 	results    chan result
@@ -50,7 +51,7 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 	n := &node{
 		pool: d.pool, q: db.New(d.pool), log: d.log, config: d.config,
 		byName: map[string]*lane{}, calls: calls,
-		shift: d.shift, linger: d.linger, stopMargin: d.stopMargin,
+		shift: d.shift, linger: d.linger, stopMargin: d.stopMargin, draw: d.draw,
 		results:    make(chan result, settleBatch),
 		applySlots: make(chan struct{}, applyConcurrency),
 		kicked:     make(chan struct{}, 1),

@@ -108,6 +108,22 @@ from settled s
 join u on u.id = s.id and u.attempt = s.attempt
 returning intent_id as id, coalesce(attempt, 0)::int as attempt;
 
+-- name: OutboxQueuePutOff :execrows
+-- Undoes claims of which nothing was sent, since their endpoint is busy or fails: each is due again after its delay, as if
+-- it had not been claimed, but for the attempt, which never goes back. It leaves no line in the history. Fenced as
+-- OutboxQueueSettle is.
+update samekey.outbox_queue q
+set status        = case q.status when 'leased' then 'pending' else q.status end,
+    due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
+    leased_by     = null,
+    lease_until   = null,
+    first_sent_at = case when u.unsend then null else q.first_sent_at end,
+    window_ends   = case when u.unsend then null else q.window_ends end,
+    plain         = q.plain and not u.unsend
+from (select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@delays::bigint[]) as delay_us,
+             unnest(@unsends::boolean[]) as unsend) u
+where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int;
+
 -- name: OutboxQueueSettleLate :one
 -- A zombie's answer: kept in the history once, and where it is definite (delivered or refused) it resolves an intent
 -- that is unknown, parked or dead from that same attempt. Whoever is looking it up meanwhile finds the fence closed.

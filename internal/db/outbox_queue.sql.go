@@ -362,6 +362,45 @@ func (q *Queries) OutboxQueuePromote(ctx context.Context, orderingKeys []string)
 	return items, nil
 }
 
+const OutboxQueuePutOff = `-- name: OutboxQueuePutOff :execrows
+update samekey.outbox_queue q
+set status        = case q.status when 'leased' then 'pending' else q.status end,
+    due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
+    leased_by     = null,
+    lease_until   = null,
+    first_sent_at = case when u.unsend then null else q.first_sent_at end,
+    window_ends   = case when u.unsend then null else q.window_ends end,
+    plain         = q.plain and not u.unsend
+from (select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::bigint[]) as delay_us,
+             unnest($5::boolean[]) as unsend) u
+where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
+`
+
+type OutboxQueuePutOffParams struct {
+	Worker   int32
+	Ids      []uuid.UUID
+	Attempts []int32
+	Delays   []int64
+	Unsends  []bool
+}
+
+// Undoes claims of which nothing was sent, since their endpoint is busy or fails: each is due again after its delay, as if
+// it had not been claimed, but for the attempt, which never goes back. It leaves no line in the history. Fenced as
+// OutboxQueueSettle is.
+func (q *Queries) OutboxQueuePutOff(ctx context.Context, arg OutboxQueuePutOffParams) (int64, error) {
+	result, err := q.db.Exec(ctx, OutboxQueuePutOff,
+		arg.Worker,
+		arg.Ids,
+		arg.Attempts,
+		arg.Delays,
+		arg.Unsends,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const OutboxQueueRelease = `-- name: OutboxQueueRelease :many
 with picked as materialized (
     select array(

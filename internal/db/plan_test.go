@@ -146,6 +146,13 @@ func (p planner) checkAll() {
 		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Queue: "mail", MaxCount: 100, Lease: time.Minute,
 	})
 
+	p.exec(`insert into samekey.rate_limits (destination, given_until) values ('bank', now())`)
+	// The index entries of those that were just claimed, and of those that are counted.
+	p.check("take permits", db.RateLimitsTake, 4*batch, db.RateLimitsTakeParams{
+		Action: "charge_card", Mark: time.Unix(0, 0), MaxCount: 500, Rate: 1000, Burst: 100, Batch: 50, Destination: "bank"})
+	p.check("take permits, nothing is due", db.RateLimitsTake, 10, db.RateLimitsTakeParams{
+		Action: "send_receipt", Mark: time.Unix(0, 0), MaxCount: 500, Rate: 1000, Burst: 100, Batch: 50, Destination: "bank"})
+
 	p.check("sweep", db.OutboxQueueSweep, 100, db.OutboxQueueSweepParams{Actions: []string{"charge_card", "send_receipt"}, Worker: 9})
 	n := len(ids)
 	settle := db.OutboxQueueSettleParams{
@@ -159,6 +166,8 @@ func (p planner) checkAll() {
 	}
 	// Each row is looked at by the delete and by the update.
 	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
+	p.check("put off", db.OutboxQueuePutOff, 3*n, db.OutboxQueuePutOffParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
+		Delays: repeat(int64(1), n), Unsends: repeat(true, n)})
 	p.check("settle late", db.OutboxQueueSettleLate, 30, db.OutboxQueueSettleLateParams{ID: ids[0], Attempt: 9, Outcome: "delivered", Worker: 7})
 
 	p.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 11, lease_until = now() + interval '1 minute', attempt = 1, repeatable = true

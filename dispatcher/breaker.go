@@ -1,0 +1,177 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// A breaker stops the calls to a vendor that fails, and finds out by one call at a time whether it is back. It is this
+// process's own: another finds out for itself.
+//
+//	32 calls are under way when it opens      what they come to belongs to an epoch that is over, and is not counted: the
+//	                                          delay does not double for each of them
+//	one of them is answered late              neither does that close it: the probe decides
+//	the probe claims nothing, or is given     the probe is given back, and the next claim may have it
+//	back without a call
+//	the probe's handler never returns         after probePatience there is another one; the first answer counts
+//	two drains, or two actions, at its end    one gets the probe, the other nothing
+//	it opens while a claim is under way       the calls of that claim are made: they are of the epoch that is over
+//	failures and answers mixed                an answer begins a new row: it never opens on a vendor that mostly answers
+//
+// A library does not fit well: failsafe-go's breaker brings the requirements of grpc and protobuf along, its half-open
+// state has no way to give a permit back without a verdict, and it counts one kind of failure, by one threshold.
+type breaker struct {
+	after           int // failures in a row that open it; negative: it never opens
+	delay, maxDelay time.Duration
+	draw            func(ceiling time.Duration) time.Duration
+
+	mu               sync.Mutex
+	failures, denied int       // in a row
+	trips            int       // how often it opened since it was last closed
+	until            time.Time // open until then, and until a probe is answered; zero while it is closed
+	probed           time.Time // when the probe that is out was given; zero where none is
+	epoch            int
+}
+
+// health is what a claim says of the vendor.
+type health int
+
+const (
+	healthNone   health = iota // nothing: nobody was called
+	healthGood                 // it answered, whatever it said
+	healthBad                  // it could not be reached, or nobody knows what it did
+	healthDenied               // it refused the credentials
+)
+
+const (
+	deniedBreaks  = 3           // refusals of the credentials in a row that open it
+	probePatience = time.Minute // after which a probe that has not come back is given again
+)
+
+// fullJitter draws a wait.
+func fullJitter(ceiling time.Duration) time.Duration { return rand.N(ceiling) + 1 }
+
+func newBreaker(l Limits, draw func(time.Duration) time.Duration) *breaker {
+	return &breaker{after: l.BreakAfter, delay: l.BreakDelay, maxDelay: l.MaxBreakDelay, draw: draw}
+}
+
+// admit says how many of want may be claimed: all, none, or one as a probe. The epoch belongs to what is claimed then,
+// and record must be told of each, or of none with healthNone.
+func (b *breaker) admit(now time.Time, want int) (may, epoch int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.until.IsZero():
+		return want, b.epoch
+	case b.waits(now) > 0:
+		return 0, b.epoch
+	}
+	b.probed = now
+	return 1, b.epoch
+}
+
+// wait is how long nothing is admitted.
+func (b *breaker) wait(now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.waits(now)
+}
+
+func (b *breaker) waits(now time.Time) time.Duration {
+	switch {
+	case b.until.IsZero():
+		return 0
+	case !b.probed.IsZero():
+		return max(b.probed.Add(probePatience).Sub(now), 0)
+	}
+	return max(b.until.Sub(now), 0)
+}
+
+// delayEnds is when the delay of the last opening ends, or ended; zero while it is closed. A probe may still be out.
+func (b *breaker) delayEnds() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.until
+}
+
+// spotless says whether there is nothing to remember.
+func (b *breaker) spotless() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.until.IsZero() && b.failures == 0
+}
+
+// A change is what a record made of the breaker.
+type change struct {
+	opened, closed bool
+	failures       int // that led to it, in a row
+	trips          int
+	delay          time.Duration
+}
+
+// record takes what a claim of that epoch says of the vendor.
+func (b *breaker) record(epoch int, h health, now time.Time) (c change) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if epoch != b.epoch {
+		return change{}
+	}
+	open := !b.until.IsZero()
+	switch h {
+	case healthNone:
+		b.probed = time.Time{}
+		return change{}
+	case healthGood:
+		b.failures, b.denied, b.trips, b.until, b.probed = 0, 0, 0, time.Time{}, time.Time{}
+		return change{closed: open}
+	case healthDenied:
+		b.denied++
+	}
+	b.failures++
+	if b.after < 0 || !open && b.failures < b.after && b.denied < min(deniedBreaks, b.after) {
+		return change{}
+	}
+	b.trips++
+	c = change{opened: true, failures: b.failures, trips: b.trips, delay: b.draw(b.ceiling())}
+	b.until, b.probed = now.Add(c.delay), time.Time{}
+	b.epoch++
+	return c
+}
+
+// ceiling is the longest wait after so many trips.
+func (b *breaker) ceiling() time.Duration {
+	wait := b.delay
+	for n := 1; n < b.trips && wait < b.maxDelay; n++ {
+		wait *= 2
+	}
+	return min(wait, b.maxDelay)
+}
+
+// healthOf is what the end of a call says of the vendor, whatever it means for its intent. A handler that panicked, or
+// whose payload did not decode, has said nothing; neither has one that was cut off by a stop.
+func healthOf(err error) health {
+	if err == nil {
+		return healthGood
+	}
+	var panicked *panicError
+	failure := classify(err, true)
+	switch failure.verdict {
+	case verdictUnsent:
+		return healthBad
+	case verdictDenied:
+		return healthDenied
+	case verdictUnknown:
+		if errors.As(err, &panicked) || errors.Is(err, context.Canceled) {
+			return healthNone
+		}
+		return healthBad
+	case verdictDead:
+		if failure.answer.Code == codePayload {
+			return healthNone
+		}
+	}
+	return healthGood
+}

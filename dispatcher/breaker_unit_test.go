@@ -1,0 +1,176 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+)
+
+// clocked is a breaker that opens after 4 failures, waits 1 s to 8 s, and draws no jitter; the test is its clock.
+type clocked struct {
+	*testing.T
+	*breaker
+	now time.Time
+}
+
+func newClocked(t *testing.T) *clocked {
+	l := Limits{BreakAfter: 4, BreakDelay: time.Second, MaxBreakDelay: 8 * time.Second}
+	return &clocked{T: t, breaker: newBreaker(l, func(d time.Duration) time.Duration { return d }), now: time.Unix(1_800_000_000, 0)}
+}
+
+func (c *clocked) wantAdmitted(want, may int) (epoch int) {
+	c.Helper()
+	got, epoch := c.admit(c.now, want)
+	if got != may {
+		c.Fatalf("of %d it admits %d, want %d", want, got, may)
+	}
+	return epoch
+}
+
+// records claims one for each and records them.
+func (c *clocked) records(ends ...health) (last change) {
+	c.Helper()
+	for _, h := range ends {
+		last = c.record(c.wantAdmitted(1, 1), h, c.now)
+	}
+	return last
+}
+
+func (c *clocked) open() {
+	c.Helper()
+	if made := c.records(healthBad, healthBad, healthBad, healthBad); !made.opened {
+		c.Fatal("it did not open")
+	}
+}
+
+func TestABreakerOpensAfterFailuresInARowAndNotAfterFewer(t *testing.T) {
+	c := newClocked(t)
+	c.records(healthBad, healthBad, healthBad, healthGood, healthBad, healthNone, healthBad, healthBad)
+	c.wantAdmitted(32, 32)
+	if made := c.records(healthBad); !made.opened || made.failures != 4 || made.delay != time.Second {
+		t.Fatalf("the fourth failure came to %+v", made)
+	}
+	c.wantAdmitted(32, 0)
+}
+
+func TestABreakerOpensAfterThreeRefusalsOfTheCredentials(t *testing.T) {
+	c := newClocked(t)
+	c.records(healthDenied, healthDenied, healthGood, healthDenied, healthDenied)
+	c.wantAdmitted(1, 1)
+	if made := c.records(healthDenied); !made.opened {
+		t.Fatal("it did not open")
+	}
+}
+
+func TestAnOpenBreakerAdmitsOneProbeAtATimeOnceItsDelayIsOver(t *testing.T) {
+	c := newClocked(t)
+	c.open()
+	c.now = c.now.Add(time.Second - 1)
+	c.wantAdmitted(32, 0)
+	c.now = c.now.Add(1)
+	epoch := c.wantAdmitted(32, 1)
+	c.wantAdmitted(32, 0)
+	c.record(epoch, healthNone, c.now) // it claimed nothing
+	epoch = c.wantAdmitted(32, 1)
+	c.wantAdmitted(32, 0)
+	if made := c.record(epoch, healthGood, c.now); !made.closed {
+		t.Fatal("an answered probe did not close it")
+	}
+	c.wantAdmitted(32, 32)
+	c.records(healthBad, healthBad, healthBad) // it counts from the beginning
+	c.wantAdmitted(32, 32)
+}
+
+func TestTheDelayDoublesWithEachFailedProbeUpToTheLongest(t *testing.T) {
+	c := newClocked(t)
+	c.open()
+	for _, want := range []time.Duration{2, 4, 8, 8} {
+		c.now = c.now.Add(c.wait(c.now))
+		if made := c.records(healthBad); made.delay != want*time.Second {
+			t.Fatalf("the delay is %v, want %ds", made.delay, want)
+		}
+	}
+	c.now = c.now.Add(8 * time.Second)
+	c.records(healthGood)
+	if made := c.records(healthBad, healthBad, healthBad, healthBad); made.delay != time.Second {
+		t.Fatalf("after it was closed, the delay is %v", made.delay)
+	}
+	for range 1000 {
+		if d := fullJitter(time.Second); d <= 0 || d > time.Second {
+			t.Fatalf("drawn: %v", d)
+		}
+	}
+}
+
+func TestWhatWasUnderWayWhenItOpenedNeitherClosesABreakerNorDoublesItsDelay(t *testing.T) {
+	c := newClocked(t)
+	before := c.wantAdmitted(32, 32)
+	c.open()
+	for range 20 {
+		if made := c.record(before, healthBad, c.now); made.opened {
+			t.Fatal("a failure of before opened it again")
+		}
+	}
+	c.record(before, healthGood, c.now)
+	c.wantAdmitted(32, 0)
+	c.now = c.now.Add(time.Second)
+	probe := c.wantAdmitted(32, 1)
+	c.record(before, healthNone, c.now)
+	c.wantAdmitted(32, 0)
+	c.record(probe, healthGood, c.now)
+	c.wantAdmitted(32, 32)
+}
+
+func TestAProbeThatNeverReturnsIsGivenAgain(t *testing.T) {
+	c := newClocked(t)
+	c.open()
+	c.now = c.now.Add(time.Second)
+	slow := c.wantAdmitted(1, 1)
+	c.now = c.now.Add(probePatience - 1)
+	c.wantAdmitted(1, 0)
+	c.now = c.now.Add(1)
+	c.wantAdmitted(1, 1)
+	if made := c.record(slow, healthGood, c.now); !made.closed {
+		t.Fatal("the answer of the first did not close it")
+	}
+}
+
+func TestABreakerThatIsTurnedOffNeverOpens(t *testing.T) {
+	c := newClocked(t)
+	c.after = -1
+	for range 100 {
+		c.records(healthBad, healthDenied)
+	}
+	c.wantAdmitted(32, 32)
+}
+
+func TestWhatTheEndOfACallSaysOfTheVendor(t *testing.T) {
+	broken := errors.New("connection reset by peer")
+	for _, test := range []struct {
+		name string
+		err  error
+		want health
+	}{
+		{"delivered", nil, healthGood},
+		{"refused", Refused(Answer{Code: "card_declined"}), healthGood},
+		{"dead", Dead(Answer{Code: "404"}, broken), healthGood},
+		{"429", RetryAfter(time.Second, broken), healthGood},
+		{"202", Accepted(Answer{}, time.Second), healthGood},
+		{"503", fmt.Errorf("wrapped: %w", Unknown(Answer{Code: "503"}, broken)), healthBad},
+		{"unlisted", broken, healthBad},
+		{"timeout", context.DeadlineExceeded, healthBad},
+		{"unsent", Unsent(broken), healthBad},
+		{"a dial", &net.OpError{Op: "dial", Err: broken}, healthBad},
+		{"401", Denied(Answer{Code: "401"}, broken), healthDenied},
+		{"a panic of the handler", &panicError{value: "x"}, healthNone},
+		{"a stop", context.Canceled, healthNone},
+		{"a payload that does not decode", Dead(Answer{Code: codePayload}, broken), healthNone},
+	} {
+		if got := healthOf(test.err); got != test.want {
+			t.Errorf("%s: %d, want %d", test.name, got, test.want)
+		}
+	}
+}

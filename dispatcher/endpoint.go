@@ -1,0 +1,287 @@
+package dispatcher
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// WithEndpoint says which of many independent endpoints behind an action a call goes to, such as the receiver of a webhook,
+// so that one that hangs or fails does not hold up the others: at most [Limits.PerEndpoint] calls are under way to each in
+// this process, and each has a breaker of its own, by the destination's rules. fn is called after each claim, before a look-up
+// too; it must not call out. It returns a name, such as a host or the id of a receiver, from the payload or a header; an
+// empty one, or a panic, means that the call is no endpoint's and goes by the destination's concurrency alone.
+//
+// An intent whose endpoint is busy or fails is put off: it is due again later, unsent, with nothing spent, no line in its
+// history and no slot taken. The delays grow with what waits for the endpoint, up to 1 minute, and up to 10 where it has
+// been in trouble for long or more than 30,000 wait. Within them intents of one endpoint overtake each other, unless they have an ordering key.
+func WithEndpoint(fn func(call *Call) string) Option {
+	return func(a *action) error {
+		if fn == nil {
+			return errors.New("WithEndpoint has no function")
+		}
+		a.endpoint = fn
+		return nil
+	}
+}
+
+// endpoints are those of a lane that have calls under way, or that there is something to remember of.
+//
+//	the claim does not know endpoints            it takes what is due, and what may not be called now is put off in one
+//	                                             statement for the batch, before the drain claims again
+//	100,000 intents for one that hangs           each is put off further than the one before, at the pace at which the
+//	                                             endpoint takes calls; past the longest delay they are spread over it
+//	a call ends, and others wait                 the lane looks at once for those that have come due
+//	killed between the claim and putting off     as between any claim and its call: they are taken over
+//	putting off fails                            they go the way of each outcome, which is tried until it is written
+//	its breaker is open                          those that come due meanwhile are put off; the first after that is the probe
+//	a call of a forgotten endpoint ends          none is: what has calls under way is kept
+//	two workers                                  each has its own limit and breaker, as for concurrency
+type endpoints struct {
+	per  int
+	make func() *breaker
+
+	mu    sync.Mutex
+	known map[endpointID]*endpoint
+	swept time.Time
+}
+
+// endpointID is a digest, so that a name of any length takes the same room, and none comes into a log.
+type endpointID [sha256.Size]byte
+
+type endpoint struct {
+	id      endpointID
+	breaker *breaker
+
+	starts  []time.Time   // of the calls under way
+	took    time.Duration // a call, of late
+	next    time.Time     // what was put off is due until then
+	trouble time.Time     // since when intents were put off without a good answer between; zero: not
+	off     int           // how many were, since then
+	touched time.Time
+}
+
+const (
+	// What is put off for an endpoint comes back one at a time, this far apart.
+	minPace, brokenPace, maxPace = time.Millisecond, 100 * time.Millisecond, time.Second
+
+	// An intent is put off for no longer than the endpoint has been in trouble, or than eachPutOff for each that was put off
+	// since then, whichever is more; and that is this at least and at most.
+	shortPutOff, longPutOff = time.Minute, 10 * time.Minute
+	eachPutOff              = 2 * time.Millisecond
+
+	// maxEndpoints are known at once. One that nothing came for in forgetAfter is forgotten.
+	maxEndpoints = 20_000 // more than a lane can have calls under way
+	forgetAfter  = longPutOff + 5*time.Minute
+	forgetEvery  = time.Minute
+)
+
+func newEndpoints(l Limits, draw func(time.Duration) time.Duration) *endpoints {
+	return &endpoints{per: l.PerEndpoint, known: map[endpointID]*endpoint{}, make: func() *breaker { return newBreaker(l, draw) }}
+}
+
+// enter begins a call to an endpoint, or says for how long it is put off, and whether that is since its breaker is open.
+func (es *endpoints) enter(id endpointID, now time.Time) (e *endpoint, epoch int, delay time.Duration, broken bool) {
+	es.mu.Lock()
+	defer es.mu.Unlock()
+	e = es.find(id, now)
+	e.touched = now
+	if len(e.starts) < es.per {
+		may := 0
+		if may, epoch = e.breaker.admit(now, 1); may == 1 {
+			e.starts = append(e.starts, now)
+			return e, epoch, 0, false
+		}
+	}
+	if e.trouble.IsZero() {
+		e.trouble = now
+	}
+	broken = !e.breaker.delayEnds().IsZero()
+	return nil, 0, e.putOff(now, es.per, broken), broken
+}
+
+// putOff is how long the next intent is put off.
+func (e *endpoint) putOff(now time.Time, per int, broken bool) time.Duration {
+	took, pace := e.took, minPace
+	for _, start := range e.starts {
+		took = max(took, now.Sub(start))
+	}
+	if broken {
+		pace = brokenPace
+	}
+	// A little faster than calls end, so that there is always one due when one does.
+	pace = min(max(took/time.Duration(per)*4/5, pace), maxPace)
+	if e.next.Before(now) {
+		e.next = now
+	}
+	if until := e.breaker.delayEnds(); e.next.Before(until) {
+		e.next = until
+	}
+	e.off++
+	longest := min(max(now.Sub(e.trouble), time.Duration(e.off)*eachPutOff, shortPutOff), longPutOff)
+	if delay := e.next.Sub(now) + pace; delay < longest {
+		e.next = e.next.Add(pace)
+		return delay
+	}
+	return longest/2 + rand.N(longest/2)
+}
+
+// leave ends a call. It says whether others wait that may be called now.
+func (es *endpoints) leave(e *endpoint, start, now time.Time, h health) (others bool) {
+	es.mu.Lock()
+	defer es.mu.Unlock()
+	for i, s := range e.starts {
+		if s.Equal(start) {
+			e.starts = append(e.starts[:i], e.starts[i+1:]...)
+			break
+		}
+	}
+	if h != healthNone {
+		e.took = (3*e.took + now.Sub(start)) / 4
+	}
+	if h == healthGood {
+		e.trouble, e.off = time.Time{}, 0
+	}
+	e.touched = now
+	if len(e.starts) == 0 && !e.next.After(now) && e.breaker.spotless() {
+		delete(es.known, e.id)
+	}
+	return e.next.After(now) && e.breaker.wait(now) == 0
+}
+
+// find returns an endpoint, and forgets others that nothing came for.
+func (es *endpoints) find(id endpointID, now time.Time) *endpoint {
+	if now.Sub(es.swept) > forgetEvery {
+		es.swept = now
+		for id, e := range es.known {
+			if len(e.starts) == 0 && now.Sub(e.touched) > forgetAfter {
+				delete(es.known, id)
+			}
+		}
+	}
+	if e := es.known[id]; e != nil {
+		return e
+	}
+	for id, e := range es.known { // any that is not in use
+		if len(es.known) < maxEndpoints {
+			break
+		}
+		if len(e.starts) == 0 {
+			delete(es.known, id)
+		}
+	}
+	e := &endpoint{id: id, breaker: es.make()}
+	es.known[id] = e
+	return e
+}
+
+// visit is a claim's way past a breaker, and to an endpoint where its action has those.
+type visit struct {
+	breaker  *breaker
+	epoch    int
+	endpoint *endpoint
+	start    time.Time
+	health   health
+	told     bool
+}
+
+// enter lets a claim go on to its call, or says for how long it is put off. What leads to no call is let by.
+func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
+	c.visit = visit{breaker: l.breaker, epoch: epoch}
+	if c.action.endpoint == nil {
+		return 0, true
+	}
+	c.visit.breaker = nil
+	row, calls := &c.OutboxQueueClaimRow, false
+	switch c.Status {
+	case statusAnswered:
+	case statusUnknown:
+		_, calls = c.action.beforeLookup(row)
+	default:
+		_, calls = c.action.beforeSend(row)
+	}
+	if !calls {
+		return 0, true
+	}
+	call := c.call()
+	name, err := guard(func() (string, error) { return c.action.endpoint(&call), nil })
+	if err != nil || name == "" {
+		return 0, true
+	}
+	now := time.Now()
+	e, epoch, delay, broken := l.endpoints.enter(sha256.Sum256([]byte(name)), now)
+	if e != nil {
+		c.visit = visit{breaker: e.breaker, epoch: epoch, endpoint: e, start: now}
+		return 0, true
+	}
+	if !broken {
+		l.busy(now.Add(delay))
+	}
+	return delay, false
+}
+
+// judge tells a claim's breaker what its call says of the vendor, as soon as it has ended.
+func (n *node) judge(c *claim, code string, h health) {
+	v := &c.visit
+	if v.told || v.breaker == nil {
+		return
+	}
+	v.told, v.health = true, h
+	made := v.breaker.record(v.epoch, h, time.Now())
+	where := []any{slog.String("destination", n.byName[c.action.name].name)}
+	level := slog.LevelWarn
+	if v.endpoint != nil {
+		where = append(where, slog.String("endpoint", hex.EncodeToString(v.endpoint.id[:8])))
+		if made.trips > 1 { // there may be many
+			level = slog.LevelDebug
+		}
+	}
+	switch {
+	case made.opened:
+		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try", append(where,
+			slog.String("code", clean(code, codeLimit)), slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
+	case made.closed:
+		n.log.Info("dispatcher: calls are answered again", where...)
+	}
+	if made.closed {
+		n.wake(c.action.name)
+	}
+}
+
+// leave ends a claim's visit.
+func (l *lane) leave(c *claim) {
+	l.node.judge(c, "", healthNone)
+	v := &c.visit
+	if v.endpoint != nil && l.endpoints.leave(v.endpoint, v.start, time.Now(), v.health) {
+		l.node.wake(c.action.name)
+	}
+}
+
+// putOff undoes claims whose endpoints cannot be called now, in one statement.
+func (l *lane) putOff(ctx context.Context, claims []*claim, delays []time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	p := db.OutboxQueuePutOffParams{Worker: l.node.session.id}
+	for i, c := range claims {
+		p.Ids = append(p.Ids, c.ID)
+		p.Attempts = append(p.Attempts, c.Attempt)
+		p.Delays = append(p.Delays, delays[i].Microseconds())
+		p.Unsends = append(p.Unsends, c.FirstSend)
+	}
+	if _, err := l.node.q.OutboxQueuePutOff(ctx, p); err == nil {
+		return
+	}
+	for i, c := range claims {
+		s := c.action.givenBack(&c.OutboxQueueClaimRow)
+		s.delay = delays[i]
+		l.node.open.Add(1)
+		l.node.settle(c, s)
+	}
+}

@@ -1,0 +1,126 @@
+package dispatcher
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"testing"
+	"time"
+)
+
+func newTestEndpoints() *endpoints {
+	return newEndpoints(Limits{PerEndpoint: 2, BreakAfter: 3, BreakDelay: time.Minute}.withDefaults(), func(d time.Duration) time.Duration { return d })
+}
+
+func id(n int) endpointID { return sha256.Sum256([]byte(fmt.Sprint(n))) }
+
+func TestAnEndpointWithoutTroubleIsForgottenWhenItsLastCallEnds(t *testing.T) {
+	es, now := newTestEndpoints(), time.Now()
+	a, epoch, _, _ := es.enter(id(1), now)
+	b, _, _, _ := es.enter(id(1), now.Add(1))
+	if a == nil || a != b {
+		t.Fatal("two calls were not let in")
+	}
+	a.breaker.record(epoch, healthGood, now)
+	es.leave(a, now, now, healthGood)
+	if len(es.known) != 1 {
+		t.Fatal("it was forgotten with a call under way")
+	}
+	es.leave(a, now.Add(1), now, healthNone)
+	if len(es.known) != 0 {
+		t.Fatal("it is remembered")
+	}
+}
+
+func TestAnEndpointInTroubleIsRememberedForAsLongAsIntentsMayBePutOffAndNotForEver(t *testing.T) {
+	es, now := newTestEndpoints(), time.Now()
+	e, epoch, _, _ := es.enter(id(1), now)
+	e.breaker.record(epoch, healthBad, now)
+	es.leave(e, now, now, healthBad)
+	now = now.Add(longPutOff + time.Minute)
+	es.enter(id(2), now)
+	if es.known[id(1)] == nil {
+		t.Fatal("it was forgotten too soon")
+	}
+	now = now.Add(forgetAfter - longPutOff)
+	es.enter(id(2), now)
+	if es.known[id(1)] != nil {
+		t.Fatal("it is remembered for ever")
+	}
+	if es.known[id(2)] == nil {
+		t.Fatal("one with calls under way was forgotten")
+	}
+}
+
+func TestTheNumberOfEndpointsInMemoryIsBounded(t *testing.T) {
+	es, now := newTestEndpoints(), time.Now()
+	kept, _, _, _ := es.enter(id(-1), now) // its call goes on
+	for n := range maxEndpoints + 1000 {
+		e, epoch, _, _ := es.enter(id(n), now)
+		e.breaker.record(epoch, healthBad, now)
+		es.leave(e, now, now, healthBad)
+	}
+	if len(es.known) != maxEndpoints {
+		t.Errorf("%d are known", len(es.known))
+	}
+	if es.known[id(-1)] != kept {
+		t.Error("one with a call under way was forgotten")
+	}
+}
+
+// 100,000 intents for one endpoint that is dead: how often they are claimed and put off is bounded, and grows less.
+func TestPuttingOffIsSpreadAndTheDelaysGrowWithTheTrouble(t *testing.T) {
+	es, start := newTestEndpoints(), time.Now()
+	e, epoch, _, _ := es.enter(id(1), start)
+	for range 3 {
+		e.breaker.record(epoch, healthBad, start)
+	}
+	es.leave(e, start, start, healthBad)
+	for _, test := range []struct {
+		after       time.Duration // of trouble
+		most, early int           // a second: at all, and within the first 25
+	}{{0, 1900, 10}, {5 * time.Minute, 900, 10}, {time.Hour, 450, 10}} {
+		now := start.Add(test.after)
+		e.touched, e.breaker.until = now, now.Add(time.Second)
+		perSecond := map[int]int{}
+		for range 100_000 {
+			called, _, delay, broken := es.enter(id(1), now)
+			if called != nil || !broken {
+				t.Fatal("a call was let in")
+			}
+			if delay <= time.Second || delay > longPutOff {
+				t.Fatalf("after %v of trouble one is put off for %v", test.after, delay)
+			}
+			perSecond[int(delay.Seconds())]++
+		}
+		most, early := 0, 0
+		for second, n := range perSecond {
+			most = max(most, n)
+			if second < 25 {
+				early = max(early, n)
+			}
+		}
+		t.Logf("after %v of trouble: at most %d a second, %d early", test.after, most, early)
+		if most > test.most || early > test.early+1 {
+			t.Errorf("after %v of trouble %d come in one second, and %d in an early one, want no more than %d and %d", test.after, most, early, test.most, test.early)
+		}
+	}
+}
+
+func TestWhatIsPutOffForABusyEndpointComesBackAtItsPace(t *testing.T) {
+	es, now := newTestEndpoints(), time.Now()
+	for i := range 2 {
+		es.enter(id(1), now.Add(time.Duration(i)))
+	}
+	now = now.Add(100 * time.Millisecond) // for so long the calls have been under way: each makes room after 50 ms
+	var last time.Duration
+	for range 10 {
+		called, _, delay, broken := es.enter(id(1), now)
+		if called != nil || broken || delay-last < 35*time.Millisecond || delay-last > 45*time.Millisecond {
+			t.Fatalf("put off for %v after %v, broken %v", delay, last, broken)
+		}
+		last = delay
+	}
+	if !es.leave(es.known[id(1)], now.Add(-100*time.Millisecond), now, healthGood) {
+		t.Error("a call that ends does not say that others wait")
+	}
+}

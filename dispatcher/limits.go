@@ -1,0 +1,102 @@
+package dispatcher
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Limits are a destination's. The zero value of each field is its default. [Dispatcher.Check] returns every contradiction,
+// naming destination and field.
+type Limits struct {
+	// Concurrency is how many calls are under way at once, at most, in this process. Default 32, at most 10,000.
+	Concurrency int
+
+	// Rate is how many calls a second all workers together make, at most, look-ups included: it is shared by means of the
+	// database, whose clock decides. Over any time of W seconds no more than Burst + Rate*W are given out; a worker uses
+	// what it was given at once, or within a fraction of a second, or not at all. Waiting for the rate spends nothing.
+	// Default: no limit. At least one a day, at most 100,000. All workers must be given the same Rate and Burst.
+	Rate float64
+
+	// Burst is how many calls may be made at once after a time without any. Default: what Rate gives in 100 ms, at least 1.
+	// At most 1,000,000. It has no meaning without Rate.
+	Burst int
+
+	// BreakAfter is how many failures in a row open the breaker: calls that could not be sent, that timed out or whose
+	// outcome is unknown. So do three refusals of the credentials ([Denied]) in a row. A refusal, an answer for a person
+	// ([Dead]) and [RetryAfter] are no failures. While it is open this process claims nothing of the destination, so that
+	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered. The actions
+	// of [WithEndpoint] have a breaker for each endpoint instead. An Apply that has to be tried again waits with its
+	// destination. Default 10; negative: there is no breaker.
+	BreakAfter int
+
+	// BreakDelay is the longest wait before the first such try. It doubles with each try that fails, up to MaxBreakDelay,
+	// and the wait is drawn between zero and that (full jitter). Defaults 1 s and 1 min; at most 1 h.
+	BreakDelay, MaxBreakDelay time.Duration
+
+	// PerEndpoint is how many calls are under way at once to one endpoint, at most, in this process; see [WithEndpoint].
+	// Default 4, or Concurrency where that is less. It has no meaning without an action that has endpoints.
+	PerEndpoint int
+}
+
+const (
+	defaultConcurrency = 32
+	defaultBreakAfter  = 10
+	defaultPerEndpoint = 4
+
+	minRate  = 1.0 / (24 * 60 * 60)
+	maxRate  = 100_000
+	maxBurst = 1_000_000
+	maxBreak = time.Hour
+
+	// burstTime is how much of the rate a default burst holds.
+	burstTime = 100 * time.Millisecond
+)
+
+func (l Limits) withDefaults() Limits {
+	l.Concurrency = or(l.Concurrency, defaultConcurrency)
+	l.BreakAfter = or(l.BreakAfter, defaultBreakAfter)
+	l.MaxBreakDelay = or(l.MaxBreakDelay, max(time.Minute, l.BreakDelay))
+	l.BreakDelay = or(l.BreakDelay, min(time.Second, l.MaxBreakDelay))
+	l.PerEndpoint = or(l.PerEndpoint, min(defaultPerEndpoint, l.Concurrency))
+	if l.Rate > 0 && l.Burst == 0 {
+		l.Burst = max(int(math.Ceil(min(l.Rate, maxRate)*burstTime.Seconds())), 1)
+	}
+	return l
+}
+
+// check returns what is wrong with limits as they were given, for a destination some of whose actions have endpoints or
+// none of whose have.
+func (l Limits) check(destination string, endpoints bool) (errs []error) {
+	fail := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("dispatcher: destination %q: %s", destination, fmt.Sprintf(format, args...)))
+	}
+	with := l.withDefaults()
+	if l.Concurrency < 0 || l.Concurrency > 10_000 {
+		fail("Concurrency %d is outside 1 to 10000", l.Concurrency)
+	}
+	if l.Rate != 0 && !(l.Rate >= minRate && l.Rate <= maxRate) { // NaN too
+		fail("Rate %v is outside one call a day to %d a second", l.Rate, maxRate)
+	}
+	switch {
+	case l.Burst < 0 || l.Burst > maxBurst:
+		fail("Burst %d is outside 1 to %d", l.Burst, maxBurst)
+	case l.Burst > 0 && l.Rate == 0:
+		fail("Burst %d has no meaning without Rate", l.Burst)
+	}
+	switch {
+	case l.BreakAfter < 0 && (l.BreakDelay != 0 || l.MaxBreakDelay != 0):
+		fail("BreakDelay and MaxBreakDelay have no meaning where BreakAfter %d says that there is no breaker", l.BreakAfter)
+	case with.BreakDelay < time.Millisecond || with.BreakDelay > with.MaxBreakDelay:
+		fail("BreakDelay %v is outside 1ms to MaxBreakDelay %v", with.BreakDelay, with.MaxBreakDelay)
+	case with.MaxBreakDelay > maxBreak:
+		fail("MaxBreakDelay %v is longer than %v", with.MaxBreakDelay, maxBreak)
+	}
+	switch {
+	case l.PerEndpoint < 0 || l.Concurrency >= 0 && l.PerEndpoint > with.Concurrency:
+		fail("PerEndpoint %d is outside 1 to Concurrency %d", l.PerEndpoint, with.Concurrency)
+	case l.PerEndpoint > 0 && !endpoints:
+		fail("PerEndpoint %d has no meaning: none of its actions has WithEndpoint", l.PerEndpoint)
+	}
+	return errs
+}

@@ -1,0 +1,287 @@
+package dispatcher_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/outbox"
+)
+
+// statements counts those whose text holds like.
+type statements struct {
+	like string
+	n    atomic.Int64
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, s.like) {
+		s.n.Add(1)
+	}
+	return ctx
+}
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// tracedBy is a pool whose statements are counted.
+func (b *bundle) tracedBy(s *statements) *pgxpool.Pool {
+	b.Helper()
+	config, err := pgxpool.ParseConfig(b.db.DSN)
+	if err != nil {
+		b.Fatal(err)
+	}
+	config.ConnConfig.Tracer = s
+	pool, err := pgxpool.NewWithConfig(b.ctx, config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(pool.Close)
+	return pool
+}
+
+// metered is a vendor that notes when each call came.
+type metered struct {
+	*httptest.Server
+	mu   sync.Mutex
+	came []time.Time
+}
+
+func meter(b *bundle) *metered {
+	m := &metered{}
+	m.Server = httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.came = append(m.came, time.Now())
+	}))
+	b.Cleanup(m.Close)
+	return m
+}
+
+// wantWithin holds each call against what had been given out when it came: Burst, and Rate since before the first. The
+// database runs on this machine, by the same clock.
+func (m *metered) wantWithin(b *bundle, since time.Time, limits dispatcher.Limits, calls int) {
+	b.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.came) != calls {
+		b.Errorf("the vendor saw %d calls, want %d", len(m.came), calls)
+	}
+	for i, at := range m.came {
+		if given := float64(limits.Burst) + limits.Rate*at.Sub(since).Seconds(); float64(i+1) > given+0.01 {
+			b.Fatalf("call %d came after %v, when %.1f were given out", i+1, at.Sub(since), given)
+		}
+	}
+	b.Logf("%d calls in %v", calls, m.came[len(m.came)-1].Sub(since))
+}
+
+func TestTwoWorkersTogetherStayWithinTheRate(t *testing.T) {
+	b := setup(t)
+	m, limits := meter(b), dispatcher.Limits{Concurrency: 16, Rate: 100, Burst: 10}
+	b.insertMany("charge_card", 80)
+	since := value[time.Time](b, `select clock_timestamp()`)
+	for range 2 {
+		b.start(b.breaking(dispatcher.IdempotentWrite, limits, postTo(b.client, m.URL)))
+	}
+	b.untilFinished()
+	m.wantWithin(b, since, limits, 80)
+	if n := b.count(`select count(*) from samekey.outbox_history where outcome <> 'delivered'`); n != 0 {
+		t.Errorf("%d attempts were spent on waiting", n)
+	}
+}
+
+func TestLookUpsCountTowardsTheRate(t *testing.T) {
+	b := setup(t)
+	m, limits := meter(b), dispatcher.Limits{Rate: 10, Burst: 2}
+	ask := postTo(b.client, m.URL)
+	d := b.breaking(dispatcher.NonIdempotentWrite, limits, b.post,
+		dispatcher.WithLookup(func(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
+			answer, err := ask(ctx, call)
+			return dispatcher.Found(answer), err
+		}))
+	b.insertMany("charge_card", 12)
+	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = now()`)
+	since := value[time.Time](b, `select clock_timestamp()`)
+	b.expect(d, dispatcher.Summary{Delivered: 12}) // a drain waits for the rate
+	m.wantWithin(b, since, limits, 12)
+}
+
+func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
+	b := setup(t)
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Rate: 1}, b.post)
+	b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
+	b.start(d)
+	outbox.Flush(b.db.Pool, "charge_card")
+	b.sweeps(d, 300*time.Millisecond)
+	if n := b.count(`select count(*) from samekey.rate_limits`); n != 0 {
+		t.Error("permits were taken")
+	}
+	id := b.insert("charge_card")
+	outbox.Flush(b.db.Pool, "charge_card")
+	b.untilStatus(id, "delivered")
+	if left := value[float64](b, `select extract(epoch from given_until - clock_timestamp()) from samekey.rate_limits`); left > 1 {
+		t.Errorf("for one intent the budget was taken for %v s", left)
+	}
+}
+
+func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
+	b := setup(t)
+	takes := &statements{like: "RateLimitsTake :"}
+	d := b.dispatcherOn(b.tracedBy(takes), dispatcher.Config{})
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Destination("slow", dispatcher.Limits{Rate: 1.0 / 3600})
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.Destination = "slow"
+	d.Handle("send_receipt", p, b.post)
+	b.insertMany("send_receipt", 10)
+	b.start(d)
+	b.until("one is sent", func() bool { return b.unspent("send_receipt") == 9 })
+	b.sweeps(d, 120*time.Millisecond)
+	before := takes.n.Load()
+	b.insertMany("charge_card", 100)
+	b.until("the others are delivered", func() bool {
+		return b.count(`select count(*) from samekey.outbox_queue where action = 'charge_card'`) == 0
+	})
+	b.sweeps(d, 300*time.Millisecond)
+	if n := takes.n.Load() - before; n != 0 {
+		t.Errorf("it was asked %d times whether the hour is over", n)
+	}
+	if n := b.unspent("send_receipt"); n != 9 {
+		t.Errorf("%d intents are as they were written", n)
+	}
+}
+
+// taking is the statement alone.
+type taking struct {
+	*bundle
+	q *db.Queries
+	p db.RateLimitsTakeParams
+}
+
+func newTaking(b *bundle, rate float64, burst int) *taking {
+	b.Helper()
+	b.exec(`delete from samekey.rate_limits`)
+	b.exec(`delete from samekey.outbox_queue`)
+	b.insertManyMore("charge_card", 100)
+	tk := &taking{bundle: b, q: db.New(b.db.Pool), p: db.RateLimitsTakeParams{
+		Destination: "vendor", Action: "charge_card", MaxCount: 1000, Rate: rate, Burst: int32(burst), Batch: 1}}
+	if err := tk.q.RateLimitsAdd(b.ctx, "vendor"); err != nil {
+		b.Fatal(err)
+	}
+	return tk
+}
+
+func (tk *taking) take() db.RateLimitsTakeRow {
+	tk.Helper()
+	row, err := tk.q.RateLimitsTake(tk.ctx, tk.p)
+	if err != nil || !row.Found {
+		tk.Fatal(row, err)
+	}
+	return row
+}
+
+func (tk *taking) wantGiven(want int32) (wait time.Duration) {
+	tk.Helper()
+	row := tk.take()
+	if row.Given != want {
+		tk.Fatalf("%d permits were given, want %d: %+v", row.Given, want, row)
+	}
+	return time.Duration(row.WaitUs) * time.Microsecond
+}
+
+func TestTheRateGivesOnePermitAfterTheOtherHoweverOddItIs(t *testing.T) {
+	b := setup(t)
+	for _, rate := range []float64{1.0 / 86400, 1.0 / 7, 0.3} {
+		for _, burst := range []int{1, 3} {
+			tk := newTaking(b, rate, burst)
+			tk.wantGiven(int32(burst))
+			each := time.Duration(float64(time.Second) / rate)
+			for range 5 {
+				if wait := tk.wantGiven(0); wait > each || wait < each-2*time.Second {
+					t.Fatalf("rate %v: the wait is %v, want about %v", rate, wait, each)
+				}
+				tk.elapse(each)
+				tk.wantGiven(1)
+			}
+			tk.elapse(time.Duration(10*burst) * each)
+			tk.wantGiven(int32(burst)) // an idle time holds no more than the burst
+		}
+	}
+}
+
+func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
+	b := setup(t)
+	for _, rate := range []float64{3, 7, 333, 70_000, 100_000} {
+		for _, burst := range []int{1, 7} {
+			newTaking(b, rate, burst).wantGiven(int32(burst))
+		}
+	}
+}
+
+func TestAClockThatWasSetBackHoldsADestinationUpForAMinuteAtMost(t *testing.T) {
+	tk := newTaking(setup(t), 10, 10)
+	tk.wantGiven(10)
+	tk.exec(`update samekey.rate_limits set given_until = given_until + interval '1 day'`)
+	if wait := tk.wantGiven(0); wait > time.Minute+time.Second {
+		t.Fatalf("the wait is %v", wait)
+	}
+	tk.exec(`update samekey.rate_limits set given_until = clock_timestamp() + interval '30 seconds'`)
+	tk.elapse(30 * time.Second)
+	tk.wantGiven(10)
+}
+
+// The takes meet at the row, which is held until all of them wait for it.
+func TestTakesAtOnceAreGivenTheBudgetOnce(t *testing.T) {
+	const burst, takers = 20, 3
+	tk := newTaking(setup(t), 0.01, burst)
+	holder, err := tk.db.Begin(tk.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.WithoutCancel(tk.ctx))
+	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set given_until = given_until`); err != nil {
+		t.Fatal(err)
+	}
+	tk.p.MaxCount = 15
+	given := make(chan int32, takers)
+	for range takers {
+		go func() {
+			row, err := tk.q.RateLimitsTake(tk.ctx, tk.p)
+			if err != nil {
+				t.Error(err)
+			}
+			given <- row.Given
+		}()
+	}
+	watch, err := pgx.Connect(tk.ctx, tk.db.DSN) // the pool may be small
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close(context.WithoutCancel(tk.ctx))
+	tk.until("all wait for the row", func() (all bool) {
+		if err := watch.QueryRow(tk.ctx, `select count(*) = $1 from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock'`, takers).Scan(&all); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	})
+	if err := holder.Commit(tk.ctx); err != nil {
+		t.Fatal(err)
+	}
+	sum := int32(0)
+	for range takers {
+		sum += wait(tk.bundle, "a take", given)
+	}
+	if sum != burst {
+		t.Errorf("%d permits were given, want %d", sum, burst)
+	}
+}
