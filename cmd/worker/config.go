@@ -131,12 +131,17 @@ func readDestination(r *reader, at entry) *destination {
 	}
 	var ruleLines map[string]int
 	dest.lines = r.fields(at, map[string]func(entry){
-		"preset":        func(entry) {}, // see readPreset
-		"url":           func(e entry) { dest.URL = secret(e) },
-		"key":           func(e entry) { readKey(r, e, &dest.Vendor) },
-		"key_window":    func(e entry) { dest.Vendor.Window = readWindow(r, e) },
-		"replay":        func(e entry) { dest.Vendor.Replay = readReplay(r, e) },
-		"auth":          func(e entry) { readAuth(r, e, &dest.Auth, secret) },
+		"preset":     func(entry) {}, // see readPreset
+		"url":        func(e entry) { dest.URL = secret(e) },
+		"key":        func(e entry) { readKey(r, e, &dest.Vendor) },
+		"key_window": func(e entry) { dest.Vendor.Window = readWindow(r, e) },
+		"replay":     func(e entry) { dest.Vendor.Replay = readReplay(r, e) },
+		"auth":       func(e entry) { readAuth(r, e, &dest.Auth, secret) },
+		"webhook_secrets": func(e entry) {
+			for _, at := range r.list(e) {
+				dest.WebhookSecrets = append(dest.WebhookSecrets, secret(at))
+			}
+		},
 		"headers":       func(e entry) { dest.Headers = readHeaders(r, e, secret) },
 		"rules":         func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
 		"concurrency":   func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
@@ -376,7 +381,7 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 // fileNames are the names of fields, in Go and in the file.
 var fileNames = map[string]string{
 	"Name": "name", "URL": "url", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
-	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Auth": "auth", "AllowPrivate": "allow_private", "Rules": "rules",
+	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Auth": "auth", "WebhookSecrets": "webhook_secrets", "AllowPrivate": "allow_private", "Rules": "rules",
 	"Concurrency": "concurrency", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",
 	"Success": "success", "Refused": "refused", "Wait": "wait", "Accepted": "accepted", "Class": "class",
 	"Destination": "destination", "Timeout": "timeout", "Lease": "lease", "Attempts": "attempts", "Backoff": "backoff",

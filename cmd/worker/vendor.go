@@ -17,6 +17,7 @@ import (
 var presets = map[string]func() httpvendor.Destination{
 	"stripe": httpvendor.Stripe, "adyen": httpvendor.Adyen, "paypal": httpvendor.PayPal, "square": httpvendor.Square,
 	"checkout": httpvendor.Checkout, "resend": httpvendor.Resend, "generic": httpvendor.Generic, "mail": httpvendor.Mail,
+	"webhooks": func() httpvendor.Destination { return httpvendor.StandardWebhooks() },
 }
 
 // readPreset looks for a destination's preset, wherever it stands among its fields.

@@ -39,6 +39,7 @@ destinations:
     replay: state
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
+  hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
   posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h}
 actions:
   charge_card:
@@ -70,7 +71,7 @@ actions:
     class: non_idempotent_write
     resend_absent: true
     lookup: {request: "GET /sent?key={{.Key}}", list: /Messages, field: /Metadata/key}
-`, map[string]string{"TOKEN": "sk_live_1"})
+`, map[string]string{"TOKEN": "sk_live_1", "HOOK": "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +98,10 @@ actions:
 		Place: dispatcher.KeyInHeader, Name: "X-Key", MaxLength: 40, Alphabet: "0123456789abcdef-", Quoted: true}}
 	if own.Vendor != want || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
+	}
+	hook := c.destinations[4]
+	if hook.Vendor.Key.Name != "webhook-id" || strings.Join(hook.WebhookSecrets, " ") != "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" {
+		t.Errorf("%+v", hook.Destination)
 	}
 	charge, send := c.actions[0], c.actions[1]
 	if !reflect.DeepEqual(charge.Body, httpvendor.Body{Format: httpvendor.Form, Template: "{\"amount\": {{.Payload.amount}}}\n",
@@ -139,6 +144,7 @@ destinations:
   d:
     url: https://d.example
     key: {header: X, max_length: 5}
+  f: {url: "https://f.example", webhook_secrets: s3cret}
   e:
     preset: generic
     url: https://e.example
@@ -180,7 +186,7 @@ actions:
     lookup: {request: GET /, list: /a}
 `, nil)
 	want := []string{
-		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, paypal, resend, square, stripe",
+		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, paypal, resend, square, stripe, webhooks",
 		":6: destinations.a.key: \"bad header\" is not the name of a header",
 		":7: destinations.a.replay: \"maybe\" is none of answer, nothing, state, success",
 		":8: destinations.a.auth: has more than one of bearer, basic and header",
@@ -190,19 +196,20 @@ actions:
 		":16: destinations.b.url: leads to an address that is not public",
 		":17: destinations.b.key has header and field",
 		":21: destinations.d.key: max_length",
-		":29: actions.one.request: is no template",
-		":30: actions.one.class: idempotent_write contradicts the vendor",
-		":31: actions.one.body.format: \"xml\" is none of form, json",
-		":32: actions.one.rules must be a list",
-		":33: actions.one.resend_absent: \"perhaps\" is none of false, true",
-		":38: actions.two.resend_absent: needs a look-up: give it a lookup",
-		":39: actions.two.key_window: 2h0m0s has no meaning",
-		":40: actions.two.body: has a template or fields",
-		":43: actions.two.rules[1]: means retry",
-		":48: actions.three.key_window: 2h0m0s is longer than the vendor's key_window",
-		":53: actions.three.lookup.rules[2]: means \"gone\" is none of",
-		":54: actions.three.accepted: has a status that success has too",
-		":60: actions.four.lookup has one of list and field",
+		":22: destinations.f.webhook_secrets: has one that is not whsec_",
+		":30: actions.one.request: is no template",
+		":31: actions.one.class: idempotent_write contradicts the vendor",
+		":32: actions.one.body.format: \"xml\" is none of form, json",
+		":33: actions.one.rules must be a list",
+		":34: actions.one.resend_absent: \"perhaps\" is none of false, true",
+		":39: actions.two.resend_absent: needs a look-up: give it a lookup",
+		":40: actions.two.key_window: 2h0m0s has no meaning",
+		":41: actions.two.body: has a template or fields",
+		":44: actions.two.rules[1]: means retry",
+		":49: actions.three.key_window: 2h0m0s is longer than the vendor's key_window",
+		":54: actions.three.lookup.rules[2]: means \"gone\" is none of",
+		":55: actions.three.accepted: has a status that success has too",
+		":61: actions.four.lookup has one of list and field",
 	}
 	for _, text := range want {
 		if err == nil || !strings.Contains(err.Error(), "worker.yaml"+text) {

@@ -102,6 +102,9 @@ func (e *endpoint) request(call *dispatcher.Call, s sending) (*http.Request, err
 		}
 		header.Set(name, key)
 	}
+	if signer := e.client.signer; signer != nil {
+		signer.sign(header, header.Get(e.client.keyHeader), time.Now(), s.body)
+	}
 	return req, nil
 }
 

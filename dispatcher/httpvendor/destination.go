@@ -45,6 +45,11 @@ type Destination struct {
 	// Auth says who calls.
 	Auth Auth
 
+	// WebhookSecrets sign each call as Standard Webhooks has it, see [StandardWebhooks]: "whsec_" and the base64 of 24 to 64
+	// bytes. With several, as while one is replaced by another, each call has a signature by each. They need the key in a
+	// header, and sign it, the time of the attempt by this process's clock, and the body.
+	WebhookSecrets []string
+
 	// Limits are the destination's on this process.
 	Limits dispatcher.Limits
 
@@ -64,8 +69,9 @@ type Destination struct {
 
 	// Secrets are texts of this destination that no answer may carry into the database, such as a token in Headers,
 	// or in the headers of an action, in case the vendor echoes it: each is replaced by "[redacted]", in its URL- and
-	// JSON-escaped forms too. The password of URL, what Auth holds, and the credentials in an Authorization header, the
-	// destination's or an action's, are added by themselves. Those shorter than 6 bytes are ignored.
+	// JSON-escaped forms too. The password of URL, what Auth and WebhookSecrets hold, and the credentials in an
+	// Authorization header, the destination's or an action's, are added by themselves. Those shorter than 6 bytes are
+	// ignored.
 	Secrets []string
 
 	resolver *net.Resolver // of tests; nil: the system's
@@ -78,6 +84,7 @@ type Client struct {
 	header    http.Header
 	keyHeader string // canonical; empty: the key is in none
 	secrets   secrets
+	signer    signer          // nil: calls are not signed
 	reusing   *http.Transport // connections are kept and used again
 	single    *http.Transport // each call has a connection of its own
 }
@@ -111,6 +118,12 @@ func New(dest Destination) (*Client, error) {
 	if c.keyHeader != "" && http.CanonicalHeaderKey(dest.Auth.Header) == c.keyHeader {
 		fail("Auth", "has the delivery key's header")
 	}
+	var hooks []string
+	if c.signer, hooks, err = newSigner(dest.WebhookSecrets); err != nil {
+		fail("WebhookSecrets", "%v", err)
+	} else if c.signer != nil && c.keyHeader == "" {
+		fail("WebhookSecrets", "need the key in a header, by which the receiver knows what comes twice")
+	}
 	for i, rule := range dest.Rules {
 		if err := rule.check(true); err != nil {
 			fail("Rules", "number %d: %v", i+1, err)
@@ -139,7 +152,7 @@ func New(dest Destination) (*Client, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	c.secrets = newSecrets(c.base, c.header, dest.Secrets).with(credentials)
+	c.secrets = newSecrets(c.base, c.header, dest.Secrets).with(credentials).with(hooks)
 	takeUser(c.base, c.header)
 	dialer := allowed.dialer(dest.resolver)
 	c.reusing = newTransport(dialer, roots, proxy, max(c.dest.Limits.Concurrency, 32))

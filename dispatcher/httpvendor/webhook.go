@@ -1,0 +1,70 @@
+package httpvendor
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// StandardWebhooks is an endpoint that takes webhooks as the specification of that name has them: the delivery key is the
+// webhook-id, the same at every attempt, by which the receiver knows a webhook that comes twice; webhook-timestamp is the
+// time of the attempt; and webhook-signature holds one signature for each secret, see [Destination.WebhookSecrets].
+//
+// Anything but a 2xx is a failure and tried again, up to the policy's attempts; 410 says that the receiver wants no more:
+// dead, so let an alarm on it stop what writes the intents. For how long a receiver remembers an id is the receiver's:
+// each action's Policy.KeyWindow must say what you rely on. One destination is one endpoint.
+//
+// Unverified: that a secret has 24 to 64 bytes.
+func StandardWebhooks(secrets ...string) Destination {
+	return Destination{
+		Vendor:         inHeader("webhook-id", 0, 0, dispatcher.ReplaySuccess),
+		WebhookSecrets: secrets,
+		Rules: []Rule{
+			{Match: Match{Status: status(410, 410)}, Means: Dead, Reason: "the receiver wants no more webhooks: stop the endpoint"},
+			{Match: Match{Status: status(429, 429)}, Means: Retry},
+			{Match: Match{Status: status(300, 499)}, Means: Unknown, Reason: "the receiver did not take it"},
+		},
+	}
+}
+
+// signer signs calls as Standard Webhooks has it: HMAC-SHA256 over id, time and body, with each of its keys.
+type signer [][]byte
+
+// The specification's limits of a secret, in bytes.
+const (
+	minWebhookSecret = 24
+	maxWebhookSecret = 64
+)
+
+// newSigner reads secrets, "whsec_" and base64. What it returns beside is secret. The error holds none of it.
+func newSigner(secrets []string) (s signer, secret []string, err error) {
+	for _, text := range secrets {
+		bare := strings.TrimPrefix(text, "whsec_")
+		key, err := base64.StdEncoding.DecodeString(bare)
+		if err != nil || len(key) < minWebhookSecret || len(key) > maxWebhookSecret {
+			return nil, nil, errors.New("has one that is not whsec_ and base64 of 24 to 64 bytes")
+		}
+		s, secret = append(s, key), append(secret, bare)
+	}
+	return s, secret, nil
+}
+
+func (s signer) sign(header http.Header, id string, at time.Time, body []byte) {
+	stamp := strconv.FormatInt(at.Unix(), 10)
+	signatures := make([]string, len(s))
+	for i, key := range s {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(id + "." + stamp + "."))
+		mac.Write(body)
+		signatures[i] = "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	}
+	header.Set("Webhook-Timestamp", stamp)
+	header.Set("Webhook-Signature", strings.Join(signatures, " "))
+}
