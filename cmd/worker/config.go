@@ -9,6 +9,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -142,12 +143,17 @@ func readDestination(r *reader, at entry) *destination {
 				dest.WebhookSecrets = append(dest.WebhookSecrets, secret(at))
 			}
 		},
-		"headers":       func(e entry) { dest.Headers = readHeaders(r, e, secret) },
-		"rules":         func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
-		"concurrency":   func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
-		"ca_file":       func(e entry) { dest.CAFile, _, _ = r.text(e) },
-		"proxy":         func(e entry) { dest.Proxy = secret(e) },
-		"allow_private": func(e entry) { dest.AllowPrivate = readRanges(r, e) },
+		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"rules":           func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
+		"concurrency":     func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
+		"rate":            func(e entry) { dest.Limits.Rate = readRate(r, e) },
+		"burst":           func(e entry) { dest.Limits.Burst = r.number(e, 1, 1_000_000) },
+		"break_after":     func(e entry) { dest.Limits.BreakAfter = readBreakAfter(r, e) },
+		"break_delay":     func(e entry) { dest.Limits.BreakDelay = r.duration(e) },
+		"max_break_delay": func(e entry) { dest.Limits.MaxBreakDelay = r.duration(e) },
+		"ca_file":         func(e entry) { dest.CAFile, _, _ = r.text(e) },
+		"proxy":           func(e entry) { dest.Proxy = secret(e) },
+		"allow_private":   func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})
 	dest.Rules = append(dest.Rules, preset...)
 	maps.Copy(dest.lines, ruleLines)
@@ -262,6 +268,34 @@ func readCap(r *reader, e entry) int {
 		return -1
 	}
 	return r.number(e, 0, 1<<20)
+}
+
+// readBreakAfter: 0 means that there is no breaker.
+func readBreakAfter(r *reader, e entry) int {
+	if text, _ := scalar(e.node); text == "0" {
+		return -1
+	}
+	return r.number(e, 0, 1_000_000)
+}
+
+var rates = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:/(s|m|h))?$`)
+
+// readRate reads such as 25, 25/s or 600/m: calls a second.
+func readRate(r *reader, e entry) float64 {
+	text, ok := r.raw(e)
+	if !ok {
+		return 0
+	}
+	m := rates.FindStringSubmatch(text)
+	if m == nil {
+		r.fail(e.line, "%s: %q is not a rate: want such as 25 (a second), 600/m or 10/h", e.path, text)
+		return 0
+	}
+	n, err := strconv.ParseFloat(m[1], 64)
+	if err != nil || n == 0 {
+		r.fail(e.line, "%s: %q is not more than 0", e.path, text)
+	}
+	return n / map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[m[2]]
 }
 
 func readOrdering(r *reader, e entry) (passFailed bool) {
@@ -382,7 +416,8 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 var fileNames = map[string]string{
 	"Name": "name", "URL": "url", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
 	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Auth": "auth", "WebhookSecrets": "webhook_secrets", "AllowPrivate": "allow_private", "Rules": "rules",
-	"Concurrency": "concurrency", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",
+	"Concurrency": "concurrency", "Rate": "rate", "Burst": "burst",
+	"BreakAfter": "break_after", "BreakDelay": "break_delay", "MaxBreakDelay": "max_break_delay", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",
 	"Success": "success", "Refused": "refused", "Wait": "wait", "Accepted": "accepted", "Class": "class",
 	"Destination": "destination", "Timeout": "timeout", "Lease": "lease", "Attempts": "attempts", "Backoff": "backoff",
 	"MaxBackoff": "max_backoff", "Deadline": "deadline", "SettlingDelay": "settling_delay", "ResponseCap": "response_cap",

@@ -27,6 +27,9 @@ destinations:
   stripe:
     url: https://api.stripe.com
     auth: {bearer: "${env:TOKEN}"}
+    rate: 600/m
+    burst: 20
+    break_after: 0
     rules:
       - {status: 424, means: unknown, reason: "a network of cards is down, $5"}
     preset: stripe
@@ -40,7 +43,7 @@ destinations:
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
-  posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h}
+  posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h, rate: 2.5, break_after: 3, break_delay: 2s, max_break_delay: 5m}
 actions:
   charge_card:
     destination: stripe
@@ -99,6 +102,12 @@ actions:
 	if own.Vendor != want || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
 	}
+	if stripe.Limits != (dispatcher.Limits{Rate: 10, Burst: 20, BreakAfter: -1}) {
+		t.Errorf("%+v", stripe.Limits)
+	}
+	if posted := c.destinations[5].Limits; posted != (dispatcher.Limits{Rate: 2.5, BreakAfter: 3, BreakDelay: 2 * time.Second, MaxBreakDelay: 5 * time.Minute}) {
+		t.Errorf("%+v", posted)
+	}
 	hook := c.destinations[4]
 	if hook.Vendor.Key.Name != "webhook-id" || strings.Join(hook.WebhookSecrets, " ") != "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" {
 		t.Errorf("%+v", hook.Destination)
@@ -144,7 +153,7 @@ destinations:
   d:
     url: https://d.example
     key: {header: X, max_length: 5}
-  f: {url: "https://f.example", webhook_secrets: s3cret}
+  f: {url: "https://f.example", webhook_secrets: s3cret, rate: 5/d, burst: 3, break_delay: 2h}
   e:
     preset: generic
     url: https://e.example
@@ -197,6 +206,9 @@ actions:
 		":17: destinations.b.key has header and field",
 		":21: destinations.d.key: max_length",
 		":22: destinations.f.webhook_secrets: has one that is not whsec_",
+		":22: destinations.f.rate: \"5/d\" is not a rate",
+		":22: destinations.f.burst: 3 has no meaning without rate",
+		":22: destinations.f.max_break_delay: 2h0m0s is longer than 1h0m0s",
 		":30: actions.one.request: is no template",
 		":31: actions.one.class: idempotent_write contradicts the vendor",
 		":32: actions.one.body.format: \"xml\" is none of form, json",
