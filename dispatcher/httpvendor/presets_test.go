@@ -121,7 +121,7 @@ func bodyField(name string) func(*http.Request, []byte) string {
 func played(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action Action) outbox.Entry {
 	t.Helper()
 	id := inserted(t, db)
-	for range 12 {
+	for range 40 {
 		drain(t, db, dest, v, action)
 		entry, err := outbox.Get(t.Context(), db.Pool, id)
 		if err != nil {
