@@ -94,8 +94,8 @@ func parseTemplate(text, escape string) (*template.Template, error) {
 	if t.Tree != nil {
 		e := &escaper{tree: t.Tree, escape: escape}
 		e.list(t.Root)
-		if e.bad {
-			return nil, errors.New("must not call templates")
+		if e.bad != "" {
+			return nil, errors.New(e.bad)
 		}
 	}
 	return t, nil
@@ -105,7 +105,8 @@ func parseTemplate(text, escape string) (*template.Template, error) {
 type escaper struct {
 	tree   *parse.Tree
 	escape string
-	bad    bool
+	quoted bool   // inside a string of JSON, as far as the text says
+	bad    string // what is wrong
 }
 
 func (e *escaper) list(list *parse.ListNode) {
@@ -115,24 +116,48 @@ func (e *escaper) list(list *parse.ListNode) {
 	for _, node := range list.Nodes {
 		switch n := node.(type) {
 		case *parse.TextNode:
-			if e.escape == asPath && bytes.ContainsRune(n.Text, '?') {
-				e.escape = asQuery
-			}
+			e.text(n.Text)
 		case *parse.ActionNode:
-			if len(n.Pipe.Decl) == 0 {
-				e.pipe(n.Pipe)
+			if len(n.Pipe.Decl) > 0 {
+				continue
 			}
+			if e.quoted {
+				e.bad = `has a value inside quotes: it is written as JSON with its own; join texts with {{printf "%s" ..}}`
+			}
+			e.pipe(n.Pipe)
 		case *parse.IfNode:
-			e.list(n.List)
-			e.list(n.ElseList)
+			e.branches(n.List, n.ElseList)
 		case *parse.RangeNode:
-			e.list(n.List)
-			e.list(n.ElseList)
+			e.branches(n.List, n.ElseList)
 		case *parse.WithNode:
-			e.list(n.List)
-			e.list(n.ElseList)
+			e.branches(n.List, n.ElseList)
 		case *parse.TemplateNode:
-			e.bad = true
+			e.bad = "must not call templates"
+		}
+	}
+}
+
+func (e *escaper) branches(list, otherwise *parse.ListNode) {
+	quoted := e.quoted
+	e.list(otherwise)
+	e.quoted = quoted
+	e.list(list)
+}
+
+func (e *escaper) text(text []byte) {
+	switch e.escape {
+	case asPath:
+		if bytes.ContainsRune(text, '?') {
+			e.escape = asQuery
+		}
+	case asJSON:
+		for i := 0; i < len(text); i++ {
+			switch {
+			case text[i] == '"':
+				e.quoted = !e.quoted
+			case text[i] == '\\' && e.quoted:
+				i++
+			}
 		}
 	}
 }
