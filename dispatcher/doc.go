@@ -12,7 +12,7 @@
 //	dispatcher.Handle(d, "charge_card",
 //		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour},
 //		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-//			return charge(ctx, c, call.DeliveryKey)
+//			return charge(ctx, c, call.CarriedKey)
 //		})
 //
 // The [Class] is required: it says what may be repeated.
@@ -22,22 +22,29 @@
 //	NonIdempotentWrite   sent again only if it was provably not sent; else unknown, looked up, or parked
 //	IrreversibleWrite    waits for outbox.Approve, which is good for one attempt; then as above
 //
+// What is known of the vendor goes beside it: [Dispatcher.Vendor] says where the key goes, in which form, for how long it is
+// remembered and what a repetition gets. Policies take their key window from it, and what contradicts it is refused. docs/vendors.md
+// says which class is right for which vendor.
+//
 // [Dispatcher.Check] returns every contradiction in what was registered at once. It needs no database: call it in a test.
 //
 // # Answer
 //
 // A nil error means delivered. An error says what kind it is: [Refused] (a business no: the intent is finished),
-// [RetryAfter] (the vendor did not act, and wants to be asked later), [Unsent] (nothing left this process), [Dead] (a person
-// must mend something), [Unknown]. Any other error of a handler, a panic, and a context that ended mean unknown too: the
+// [RetryAfter] (the vendor did not act, and wants to be asked later), [Unsent] (nothing left this process), [Denied] (the
+// credentials were refused), [Accepted] (the vendor finishes it later), [Stuck] (the same key can never get another answer),
+// [Dead] (a person must mend something), [Unknown]. Any other error of a handler, a panic, and a context that ended mean unknown too: the
 // vendor may or may not have acted, and the class decides what follows.
 //
-// A handler must pass call.DeliveryKey to the vendor, must heed its context, and must make one request: what it sends after
+// A handler must pass call.CarriedKey to the vendor (the delivery key, in the form that the vendor takes), must send the same
+// bytes at every attempt ([WithRender] keeps what cannot be made of the payload twice), must heed its context, and must make one request: what it sends after
 // its context ended may meet the next attempt.
 //
 // # Look up, apply
 //
 // [WithLookup] registers how to ask the vendor what became of a delivery key. It is called, never the handler, where a
-// write's outcome is unknown or its key window is over; without it such an intent is parked for a person.
+// write's outcome is unknown or its key window is over; without it such an intent is parked for a person. That the vendor
+// knows nothing of it is believed only when it is said twice, a settling delay apart.
 //
 // [WithApply] registers what the application does with the outcome, in the transaction that finishes the intent: mark the
 // order as paid, insert the receipt's intent. The vendor's answer is committed before, so an Apply that fails is tried again
