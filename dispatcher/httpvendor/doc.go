@@ -73,6 +73,6 @@
 // # Secrets
 //
 // Errors of this package are made of words of its own, the names of destination and action, and a status: no URL, no
-// header, no text from the other side. What [Destination.Secrets] and [Auth] hold is also struck out of the answers that are kept,
-// body and content type.
+// header, no text from the other side. What [Destination.Secrets] and [Auth] hold is also struck out of the answers that
+// are kept, body and content type.
 package httpvendor
