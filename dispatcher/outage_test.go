@@ -130,10 +130,17 @@ func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
 				b.elapse(away)
 				w.set(false)
 				b.untilStatus(id, "delivered")
-				b.wantHistory(id, "attempt:delivered:call-1")
+				calls := 2
+				if class == dispatcher.IdempotentWrite && away > 0 && strings.Contains(b.history(id), "late:delivered:call-1") {
+					// On a machine so slow that the settle times out, the sweep may be faster: then the answer is kept as a late one,
+					// and the same key was sent once more.
+					calls++
+				} else {
+					b.wantHistory(id, "attempt:delivered:call-1")
+				}
 				b.insert("charge_card")
 				b.untilFinished()
-				g.wantCalls(b, 2)
+				g.wantCalls(b, calls)
 			})
 		}
 	}

@@ -47,6 +47,7 @@ func TestEveryStateCanBeReachedAndEveryUnfinishedOneBeLeft(t *testing.T) {
 var queriesThatChangeStates = map[string]map[outbox.Status][]outbox.Status{
 	"OutboxQueueClaim":         {outbox.StatusPending: {outbox.StatusLeased}},
 	"OutboxQueueSettle":        {outbox.StatusLeased: outcomes(outbox.StatusLeased), outbox.StatusUnknown: outcomes(outbox.StatusUnknown), outbox.StatusAnswered: outcomes(outbox.StatusAnswered)},
+	"OutboxQueuePutOff":        {outbox.StatusLeased: {outbox.StatusPending}},
 	"OutboxQueueSettleLate":    {outbox.StatusUnknown: {outbox.StatusAnswered}, outbox.StatusParked: {outbox.StatusAnswered}},
 	"OutboxQueueFinishApplied": {outbox.StatusAnswered: {outbox.StatusDelivered, outbox.StatusRefused}},
 	"OutboxQueuePromote":       {outbox.StatusBlocked: {outbox.StatusPending}},
