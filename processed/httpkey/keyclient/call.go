@@ -20,8 +20,8 @@ type call struct {
 	sent      *http.Request // req with the key, without a body
 	key       string        // the header's value
 	attempts  int           // handed to Base
-	waited    time.Duration // for another attempt that was in flight
-	waits     int           // how often
+	waits     int           // attempts that were told to wait
+	waiting   time.Time     // since the first of them
 }
 
 // newCall returns req's call, or one that can only fail and the reason.
@@ -66,11 +66,8 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 			resp.Request = c.sent
 			var again bool
 			wait, again = c.again(resp)
-			if left := c.InFlight - c.waited; resp.StatusCode == http.StatusConflict && again && c.Attempts > 1 {
-				again = left >= wait && left > 0
-				wait = max(wait, min(c.backoff(), left))
-				c.waited += wait
-				c.waits++
+			if resp.StatusCode == http.StatusConflict && again && c.Attempts > 1 {
+				wait, again = c.inFlight(wait)
 			} else {
 				wait = max(wait, c.backoff())
 			}
@@ -86,6 +83,23 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 			sleep(ctx, wait)
 		}
 	}
+}
+
+// inFlight is what an answer that tells to wait comes to: how long, and whether
+// there is still time for it.
+func (c *call) inFlight(told time.Duration) (wait time.Duration, again bool) {
+	if c.waits == 0 {
+		c.waiting = time.Now()
+	}
+	c.waits++
+	left := c.InFlight - time.Since(c.waiting)
+	// Told nothing, it asks ever more seldom, up to about once in a second.
+	ceiling := c.Backoff
+	for waits := c.waits; waits > 1 && ceiling < time.Second; waits-- {
+		ceiling *= 2
+	}
+	ceiling = min(ceiling, max(c.Backoff, time.Second), c.MaxBackoff)
+	return max(told, min(rand.N(ceiling), left)), left >= told && left > 0
 }
 
 // counted is how many attempts count: an answer that only says to wait does not.
