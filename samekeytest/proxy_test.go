@@ -337,7 +337,8 @@ func TestAProxyThatEndsWithItsTestLeavesNothingBehind(t *testing.T) {
 		}
 		p.close()
 		for _, call := range calls {
-			if r := <-call; r.err == nil && r.status != 502 {
+			// Of the two sendings of the duplicate one is held, and the other told so: its answer may be the first.
+			if r := <-call; r.err == nil && r.status != 502 && r.status != 409 {
 				t.Errorf("answered %d", r.status)
 			}
 		}
