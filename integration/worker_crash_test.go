@@ -170,8 +170,8 @@ func TestANonIdempotentWriteIsNeverSentAgainWhereverItsWorkerDied(t *testing.T) 
 			c.status(c.id, outbox.StatusUnknown)
 			samekeytest.Elapse(t, c.DB, time.Minute) // the settling delay
 
-			want := []string{"orphaned", "lookup:absent"}
-			status := outbox.StatusParked // for a person, with the evidence
+			want := []string{"orphaned", "lookup:absent", "lookup:absent"} // believed when it is said twice
+			status := outbox.StatusParked                                  // for a person, with the evidence
 			if point.acted {
 				want = []string{"orphaned", "lookup:delivered", "apply:delivered"}
 				status = outbox.StatusDelivered
