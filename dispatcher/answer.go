@@ -175,11 +175,17 @@ type Rendered struct {
 }
 
 // WithRender registers how an intent's request is made of it, once, before its first attempt; the handler and the look-up
-// find it in [Call.Rendered]. It must not call out. An error makes the intent dead, unsent. An intent that may have been
+// find it in [Call.Rendered]. The payload is decoded as for [Handle]. It must not call out. An error makes the intent dead, unsent. An intent that may have been
 // sent by a release without this option is not rendered.
-func WithRender(fn func(ctx context.Context, call *Call) (Rendered, error)) Option {
+func WithRender[T any](fn func(ctx context.Context, call *Call, payload T) (Rendered, error)) Option {
 	return func(a *action) error {
-		a.render = fn
+		a.render = func(ctx context.Context, call *Call) (Rendered, error) {
+			payload, err := decode[T](call)
+			if err != nil {
+				return Rendered{}, err
+			}
+			return fn(ctx, call, payload)
+		}
 		return nil
 	}
 }

@@ -42,7 +42,7 @@ func (b *bundle) release(s *sends, vendor *dispatcher.Vendor, template string) *
 	}
 	var options []dispatcher.Option
 	if template != "" {
-		options = append(options, dispatcher.WithRender(func(_ context.Context, call *dispatcher.Call) (dispatcher.Rendered, error) {
+		options = append(options, dispatcher.WithRender(func(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
 			return dispatcher.Rendered{Request: fmt.Appendf(nil, template, call.CarriedKey, call.Attempt), Type: "test", MessageID: "<" + call.CarriedKey + ">"}, nil
 		}))
 	}
@@ -109,12 +109,12 @@ func TestWhatWasProvablyUnsentKeepsWhatWasFixed(t *testing.T) {
 }
 
 func TestARequestThatCannotBeRenderedIsDeadAndUnsent(t *testing.T) {
-	for name, render := range map[string]func(context.Context, *dispatcher.Call) (dispatcher.Rendered, error){
-		"an error": func(context.Context, *dispatcher.Call) (dispatcher.Rendered, error) {
+	for name, render := range map[string]func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error){
+		"an error": func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
 			return dispatcher.Rendered{}, errors.New("no member amount")
 		},
-		"a panic": func(context.Context, *dispatcher.Call) (dispatcher.Rendered, error) { panic("boom") },
-		"too large": func(context.Context, *dispatcher.Call) (dispatcher.Rendered, error) {
+		"a panic": func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) { panic("boom") },
+		"too large": func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
 			return dispatcher.Rendered{Request: make([]byte, 2<<20+1)}, nil
 		},
 	} {
@@ -140,7 +140,7 @@ func TestAZombieFixesNothing(t *testing.T) {
 	taken := false
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, dispatcher.WithRender(func(context.Context, *dispatcher.Call) (dispatcher.Rendered, error) {
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, dispatcher.WithRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
 		if !taken { // somebody takes it over while it renders
 			taken = true
 			b.exec("update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1")

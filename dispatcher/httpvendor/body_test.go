@@ -17,7 +17,7 @@ func rendered(t *testing.T, dest Destination, action Action, call *dispatcher.Ca
 	if !e.renders() {
 		t.Fatal("the action renders nothing")
 	}
-	made, err := e.render(context.Background(), call)
+	made, err := e.render(context.Background(), call, call.Payload)
 	again := *call
 	again.Rendered = &made
 	return &again, e.attempt, err

@@ -234,7 +234,7 @@ func parseSending(text []byte) (s sending, err error) {
 func hasBody(method string) bool { return method != "GET" && method != "HEAD" }
 
 // render is the action's dispatcher.WithRender.
-func (e *endpoint) render(_ context.Context, call *dispatcher.Call) (dispatcher.Rendered, error) {
+func (e *endpoint) render(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
 	s, err := e.fill(call)
 	if err != nil {
 		return dispatcher.Rendered{}, e.failed("%v", err)

@@ -1,7 +1,6 @@
 package smtpvendor
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -35,11 +34,7 @@ func Handle[T any](d *dispatcher.Dispatcher, c *Client, action string, policy di
 		destination = action
 	}
 	d.Vendor(destination, Vendor())
-	render := func(ctx context.Context, call *dispatcher.Call) (dispatcher.Rendered, error) {
-		payload, err := decode[T](call)
-		if err != nil {
-			return dispatcher.Rendered{}, err
-		}
+	render := func(ctx context.Context, call *dispatcher.Call, payload T) (dispatcher.Rendered, error) {
 		m, err := compose(ctx, call, payload)
 		if err != nil {
 			return dispatcher.Rendered{}, err
@@ -171,21 +166,4 @@ func describe(err error) (code, text string) {
 		return "connection", "the other side closed the connection"
 	}
 	return "protocol", "the other side did not speak SMTP as it should"
-}
-
-// decode reads a payload as the dispatcher does; its errors quote nothing of it.
-func decode[T any](call *dispatcher.Call) (payload T, err error) {
-	switch p := any(&payload).(type) {
-	case *[]byte:
-		*p = call.Payload
-		return payload, nil
-	case *json.RawMessage:
-		*p = call.Payload
-		return payload, nil
-	}
-	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
-	if decoder.Decode(&payload) != nil || decoder.More() {
-		return payload, fmt.Errorf("smtpvendor: %s: the payload does not decode into %T", call.Action, payload)
-	}
-	return payload, nil
 }

@@ -1,7 +1,6 @@
 package stripevendor
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,13 +26,9 @@ func Handle[T, R any](d *dispatcher.Dispatcher, c *Client, action string, policy
 		_, err := fn(x.in(ctx), c.stripe, call, payload)
 		return err
 	}
-	render := func(ctx context.Context, call *dispatcher.Call) (dispatcher.Rendered, error) {
-		payload, err := decode[T](call)
-		if err != nil {
-			return dispatcher.Rendered{}, err
-		}
+	render := func(ctx context.Context, call *dispatcher.Call, payload T) (dispatcher.Rendered, error) {
 		x := &exchange{purpose: rendering, key: call.CarriedKey}
-		err = run(ctx, x, call, payload)
+		err := run(ctx, x, call, payload)
 		switch {
 		case x.refused != nil:
 			return dispatcher.Rendered{}, fmt.Errorf("stripevendor: %s: %w", action, x.refused)
@@ -108,21 +103,4 @@ func (x *exchange) lookupFailed(action string) error {
 		return fmt.Errorf("stripevendor: %s: the look-up asked for nothing", action)
 	}
 	return fmt.Errorf("stripevendor: %s: the look-up was answered %d", action, x.status)
-}
-
-// decode reads a payload as the dispatcher does; its errors quote nothing of it.
-func decode[T any](call *dispatcher.Call) (payload T, err error) {
-	switch p := any(&payload).(type) {
-	case *[]byte:
-		*p = call.Payload
-		return payload, nil
-	case *json.RawMessage:
-		*p = call.Payload
-		return payload, nil
-	}
-	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
-	if decoder.Decode(&payload) != nil || decoder.More() {
-		return payload, fmt.Errorf("stripevendor: %s: the payload does not decode into %T", call.Action, payload)
-	}
-	return payload, nil
 }
