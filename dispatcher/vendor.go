@@ -23,6 +23,13 @@ type Vendor struct {
 
 	// Replay is what the same key gets again. Required where the vendor takes a key.
 	Replay Replay
+
+	// Mismatch is what the same key gets with another body. Zero: not known. An intent sends the same bytes at every
+	// attempt, so it matters for a handler in Go that makes its body itself, without [WithRender], and was changed between
+	// two attempts: where the vendor refuses, the intent comes to rest and a person sees why; where it ignores the body,
+	// the intent is delivered with the answer to what was asked first, which is not what the new handler asked for, and
+	// nobody is told.
+	Mismatch Mismatch
 }
 
 // KeyPlace is where a vendor takes the key.
@@ -45,6 +52,15 @@ const (
 	ReplaySuccess                   // the first success; what failed is done again
 	ReplayState                     // what the first call made, as it is now
 	ReplayNothing                   // it does it again
+)
+
+// Mismatch is what a vendor does with a key that comes again with another body.
+type Mismatch int
+
+// The kinds of mismatch.
+const (
+	MismatchRefused Mismatch = iota + 1 // an error that says so; nothing is done
+	MismatchIgnored                     // the body is not compared: what [Replay] says, for the first one
 )
 
 // KeyRules is how a vendor wants the key. A delivery key, which is a UUID of 36 characters, goes as it is wherever it
@@ -151,6 +167,14 @@ func (v Vendor) check() (errs []error) {
 		fail("Replay is missing: say what the same key gets again (the answer, a success, the state, nothing)")
 	case !takesKey && v.Replay != 0 && v.Replay != ReplayNothing:
 		fail("Replay contradicts Key.Place: a vendor that takes no key replays nothing")
+	}
+	switch {
+	case v.Mismatch < 0 || v.Mismatch > MismatchIgnored:
+		fail("Mismatch %d is not known: say what the same key gets with another body (it is refused, or the body is ignored), or leave it out", v.Mismatch)
+	case v.Mismatch != 0 && k.Place > 0 && !takesKey:
+		fail("Mismatch contradicts Key.Place: a vendor that takes no key compares nothing with it")
+	case v.Mismatch != 0 && v.Replay == ReplayNothing:
+		fail("Mismatch contradicts Replay: a vendor that does it again compares nothing with what it did before")
 	}
 	if err := k.check(); err != nil {
 		fail("Key%w", err)

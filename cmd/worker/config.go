@@ -130,6 +130,7 @@ func readDestination(r *reader, at entry) *destination {
 		dest.Secrets = append(dest.Secrets, secrets...)
 		return value
 	}
+	var mismatch dispatcher.Mismatch
 	var ruleLines map[string]int
 	dest.lines = r.fields(at, map[string]func(entry){
 		"preset":     func(entry) {}, // see readPreset
@@ -137,6 +138,7 @@ func readDestination(r *reader, at entry) *destination {
 		"key":        func(e entry) { readKey(r, e, &dest.Vendor) },
 		"key_window": func(e entry) { dest.Vendor.Window = readWindow(r, e) },
 		"replay":     func(e entry) { dest.Vendor.Replay = readReplay(r, e) },
+		"mismatch":   func(e entry) { mismatch = readMismatch(r, e) },
 		"auth":       func(e entry) { readAuth(r, e, &dest.Auth, secret) },
 		"webhook_secrets": func(e entry) {
 			for _, at := range r.list(e) {
@@ -155,6 +157,9 @@ func readDestination(r *reader, at entry) *destination {
 		"proxy":           func(e entry) { dest.Proxy = secret(e) },
 		"allow_private":   func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})
+	if mismatch != 0 || dest.Vendor.Replay == dispatcher.ReplayNothing { // which a preset's does not go with
+		dest.Vendor.Mismatch = mismatch
+	}
 	dest.Rules = append(dest.Rules, preset...)
 	maps.Copy(dest.lines, ruleLines)
 	return dest
@@ -415,7 +420,7 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 // fileNames are the names of fields, in Go and in the file.
 var fileNames = map[string]string{
 	"Name": "name", "URL": "url", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
-	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Auth": "auth", "WebhookSecrets": "webhook_secrets", "AllowPrivate": "allow_private", "Rules": "rules",
+	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Vendor.Mismatch": "mismatch", "Auth": "auth", "WebhookSecrets": "webhook_secrets", "AllowPrivate": "allow_private", "Rules": "rules",
 	"Concurrency": "concurrency", "Rate": "rate", "Burst": "burst",
 	"BreakAfter": "break_after", "BreakDelay": "break_delay", "MaxBreakDelay": "max_break_delay", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",
 	"Success": "success", "Refused": "refused", "Wait": "wait", "Accepted": "accepted", "Class": "class",

@@ -63,6 +63,11 @@ func readReplay(r *reader, e entry) dispatcher.Replay {
 	return value
 }
 
+func readMismatch(r *reader, e entry) dispatcher.Mismatch {
+	value, _ := oneOf(r, e, map[string]dispatcher.Mismatch{"refused": dispatcher.MismatchRefused, "ignored": dispatcher.MismatchIgnored})
+	return value
+}
+
 // readKey reads where the key goes: key: none, or a mapping.
 func readKey(r *reader, e entry, vendor *dispatcher.Vendor) {
 	key := &vendor.Key

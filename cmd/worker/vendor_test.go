@@ -34,12 +34,13 @@ destinations:
       - {status: 424, means: unknown, reason: "a network of cards is down, $5"}
     preset: stripe
   square: {url: "https://connect.squareup.com", preset: square, key: {max_length: 30}, key_window: 12h}
-  mail: {url: "https://mail.example", key: none, auth: {user: api, password: "${env:TOKEN}"}}
+  mail: {preset: stripe, url: "https://mail.example", key: none, auth: {user: api, password: "${env:TOKEN}"}}
   own:
     url: https://own.example
     key: {header: X-Key, quoted: true, max_length: 40, alphabet: 0123456789abcdef-}
     key_window: forever
     replay: state
+    mismatch: ignored
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
@@ -94,10 +95,10 @@ actions:
 	if square.Vendor.Key != (dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "idempotency_key", MaxLength: 30}) || square.Vendor.Window != 12*time.Hour {
 		t.Errorf("%+v", square.Vendor)
 	}
-	if mail.Vendor.Key.Place != dispatcher.KeyNowhere || mail.Auth != (httpvendor.Auth{User: "api", Password: "sk_live_1"}) {
+	if mail.Vendor != (dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyNowhere}, Window: 24 * time.Hour, Replay: dispatcher.ReplayNothing}) || mail.Auth != (httpvendor.Auth{User: "api", Password: "sk_live_1"}) {
 		t.Errorf("%+v", mail.Destination)
 	}
-	want := dispatcher.Vendor{Window: dispatcher.Forever, Replay: dispatcher.ReplayState, Key: dispatcher.KeyRules{
+	want := dispatcher.Vendor{Window: dispatcher.Forever, Replay: dispatcher.ReplayState, Mismatch: dispatcher.MismatchIgnored, Key: dispatcher.KeyRules{
 		Place: dispatcher.KeyInHeader, Name: "X-Key", MaxLength: 40, Alphabet: "0123456789abcdef-", Quoted: true}}
 	if own.Vendor != want || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
@@ -149,7 +150,7 @@ destinations:
   b:
     url: http://127.0.0.1:9
     key: {header: X, field: y}
-  c: {url: "https://c.example", key: none, key_window: 1h}
+  c: {url: "https://c.example", mismatch: refused, key: none, key_window: 1h}
   d:
     url: https://d.example
     key: {header: X, max_length: 5}
@@ -204,6 +205,7 @@ actions:
 		":14: destinations.a.rules[3]: fits every answer",
 		":16: destinations.b.url: leads to an address that is not public",
 		":17: destinations.b.key has header and field",
+		":18: destinations.c.mismatch: contradicts",
 		":21: destinations.d.key: max_length",
 		":22: destinations.f.webhook_secrets: has one that is not whsec_",
 		":22: destinations.f.rate: \"5/d\" is not a rate",

@@ -20,6 +20,12 @@ func inHeader(name string, limit int, window time.Duration, replay dispatcher.Re
 	}
 }
 
+// refusing is a vendor that refuses a key that comes with another request.
+func refusing(vendor dispatcher.Vendor) dispatcher.Vendor {
+	vendor.Mismatch = dispatcher.MismatchRefused
+	return vendor
+}
+
 func status(low, high int) Statuses { return Statuses{{low, high}} }
 
 // Stripe is Stripe's API v1, whose bodies are forms: Body{Format: Form}.
@@ -32,7 +38,7 @@ func status(low, high int) Statuses { return Statuses{{low, high}} }
 // Unverified: the code idempotency_key_in_use beside a 409, and that other parameters are answered 400.
 func Stripe() Destination {
 	return Destination{
-		Vendor: inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer),
+		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Means: Dead, Reason: reused},
@@ -76,7 +82,7 @@ func Adyen() Destination {
 // spends an attempt.
 func PayPal() Destination {
 	return Destination{
-		Vendor: inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState),
+		Vendor: refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
 		Rules: []Rule{
 			{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
 			{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
@@ -97,7 +103,7 @@ func Square() Destination {
 	return Destination{
 		Vendor: dispatcher.Vendor{
 			Key:    dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "idempotency_key", MaxLength: 45},
-			Replay: dispatcher.ReplaySuccess,
+			Replay: dispatcher.ReplaySuccess, Mismatch: dispatcher.MismatchRefused,
 		},
 		Rules: []Rule{
 			{Match: Match{Status: status(400, 499), Field: "/errors/*/code", Values: []string{"IDEMPOTENCY_KEY_REUSED"}}, Means: Dead, Reason: reused},
@@ -134,7 +140,7 @@ func Checkout() Destination {
 // Unverified in the vendor's own pages: the two names, which programs that use it know by the field "name".
 func Resend() Destination {
 	return Destination{
-		Vendor: inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer),
+		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"concurrent_idempotent_requests"}}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"invalid_idempotent_request"}}, Means: Dead, Reason: reused},
@@ -148,7 +154,7 @@ func Resend() Destination {
 // dead. How long a key is kept, and what is replayed, the vendor publishes: set Vendor.Window, and Vendor.Replay if it is
 // not the first answer.
 func Generic() Destination {
-	vendor := inHeader("Idempotency-Key", 0, 0, dispatcher.ReplayAnswer)
+	vendor := refusing(inHeader("Idempotency-Key", 0, 0, dispatcher.ReplayAnswer))
 	vendor.Key.Quoted = true
 	return Destination{
 		Vendor: vendor,

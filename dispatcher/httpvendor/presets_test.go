@@ -276,6 +276,8 @@ func TestWithEachPresetAKeyWithAnotherRequestIsDeadAtOnce(t *testing.T) {
 			says := entry.History[len(entry.History)-1].Error
 			if documented := p.name != "adyen" && p.name != "checkout"; strings.Contains(says, "another request") != documented {
 				t.Errorf("says %q", says)
+			} else if mismatch := p.dest().Vendor.Mismatch; (mismatch == dispatcher.MismatchRefused) != documented {
+				t.Errorf("the description has %d for it", mismatch)
 			}
 		})
 	}

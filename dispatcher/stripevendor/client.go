@@ -16,12 +16,14 @@ import (
 )
 
 // Vendor is what Stripe's documents say of keys in its API v1: they go bare into the header Idempotency-Key, have at most
-// 255 characters, may be forgotten after 24 hours, and get the first answer again, a 500 too. [Handle] registers it.
+// 255 characters, may be forgotten after 24 hours, and get the first answer again, a 500 too; with other
+// parameters they get an error. [Handle] registers it.
 func Vendor() dispatcher.Vendor {
 	return dispatcher.Vendor{
-		Key:    dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: keyHeader, MaxLength: 255},
-		Window: 24 * time.Hour,
-		Replay: dispatcher.ReplayAnswer,
+		Key:      dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: keyHeader, MaxLength: 255},
+		Window:   24 * time.Hour,
+		Replay:   dispatcher.ReplayAnswer,
+		Mismatch: dispatcher.MismatchRefused,
 	}
 }
 
