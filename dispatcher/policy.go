@@ -39,7 +39,7 @@ type Policy struct {
 
 	// KeyWindow is how long the vendor remembers a key, counted from the first attempt that may have reached it.
 	// Required for an IdempotentWrite; [Forever] is a value. Past it, less Timeout and 10 s, nothing is sent: the intent
-	// is looked up, else parked.
+	// is looked up, else parked. What was sent under another window is held to the shorter of the two.
 	KeyWindow time.Duration
 
 	// SettlingDelay is how long an outcome stays unknown before it is looked up, so that a call still under way at the

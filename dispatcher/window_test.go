@@ -115,3 +115,28 @@ func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
 		t.Error("the event that finished the intent does not say when the vendor forgets the key")
 	}
 }
+
+// Somebody learns that the vendor forgets sooner than was thought, and corrects the policy: that counts for what waits too.
+func TestAKeyWindowThatIsCorrectedCountsForWhatWasSentBefore(t *testing.T) {
+	for name, before := range map[string]time.Duration{"longer": 48 * time.Hour, "forever": dispatcher.Forever} {
+		t.Run(name, func(t *testing.T) {
+			p := policyOf(dispatcher.IdempotentWrite)
+			p.KeyWindow = before
+			b, d, s := scriptedSetup(t, p)
+			s.next = failing(errors.New("reset"))
+			b.insert("charge_card")
+			b.expect(d, retried)
+			p.KeyWindow = 24 * time.Hour
+			d = b.dispatcher()
+			d.Destination("vendor", dispatcher.Limits{})
+			d.Handle("charge_card", p, s.handle)
+			b.elapse(lastSend - time.Hour)
+			b.expect(d, retried)
+			b.elapse(time.Hour + time.Second)
+			b.expect(d, dispatcher.Summary{Unknown: 1, Parked: 1})
+			if s.calls != 2 {
+				t.Errorf("%d calls, want 2", s.calls)
+			}
+		})
+	}
+}

@@ -44,8 +44,9 @@ with picked as materialized (
 )
 select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
        c.plain, c.first_sent_at,
-       -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
-       coalesce(not c.first_send and c.window_ends < c.now + @reserve::interval, false)::boolean as past_window,
+       -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key, as it was
+       -- known at the first send or as it is known now, whichever is shorter.
+       coalesce(not c.first_send and least(c.window_ends, c.first_sent_at + sqlc.narg('key_window')::interval) < c.now + @reserve::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
        c.now::timestamptz as now,
        o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at,

@@ -19,29 +19,29 @@ with picked as materialized (
     select clock_timestamp() as now, array(
         select q.id
         from samekey.outbox_queue q
-        where q.action = $2
+        where q.action = $3
           and q.leased_by is null
           and q.status in ('pending', 'unknown', 'answered')
-          and q.due_at >= $3
+          and q.due_at >= $4
           and q.due_at <= (select clock_timestamp())
-          and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $4::int))
-          and not exists (select from samekey.river_queue r where r.name = $5 and r.paused_at is not null)
+          and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $5::int))
+          and not exists (select from samekey.river_queue r where r.name = $6 and r.paused_at is not null)
         order by q.due_at
-        limit $6
+        limit $7
         for update skip locked
     )::uuid[] as ids
 ), claimed as (
     update samekey.outbox_queue q
     set status        = case q.status when 'pending' then 'leased' else q.status end,
         attempt       = q.attempt + 1,
-        leased_by     = $4::int,
-        lease_until   = p.now + $7::interval,
+        leased_by     = $5::int,
+        lease_until   = p.now + $8::interval,
         -- Irreversible and not approved: this claim only sends it to wait for a person, so a crash loses nothing.
-        repeatable    = $8::boolean or ($9::boolean and q.approved_at is null),
-        first_sent_at = case when q.status = 'pending' and not ($9::boolean and q.approved_at is null)
+        repeatable    = $9::boolean or ($10::boolean and q.approved_at is null),
+        first_sent_at = case when q.status = 'pending' and not ($10::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        plain         = q.plain or q.status = 'pending' and not $10::boolean,
-        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $11::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $12::interval end)
+        plain         = q.plain or q.status = 'pending' and not $11::boolean,
+        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $12::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
@@ -51,8 +51,9 @@ with picked as materialized (
 )
 select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
        c.plain, c.first_sent_at,
-       -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key.
-       coalesce(not c.first_send and c.window_ends < c.now + $1::interval, false)::boolean as past_window,
+       -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key, as it was
+       -- known at the first send or as it is known now, whichever is shorter.
+       coalesce(not c.first_send and least(c.window_ends, c.first_sent_at + $1::interval) < c.now + $2::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
        c.now::timestamptz as now,
        o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at,
@@ -63,6 +64,7 @@ left join lateral (select intent_id, carried_key, request_type, request, message
 `
 
 type OutboxQueueClaimParams struct {
+	KeyWindow     pgtype.Interval
 	Reserve       time.Duration
 	Action        string
 	Mark          time.Time
@@ -74,7 +76,6 @@ type OutboxQueueClaimParams struct {
 	NeedsApproval bool
 	Fixes         bool
 	Forever       bool
-	KeyWindow     pgtype.Interval
 }
 
 type OutboxQueueClaimRow struct {
@@ -118,6 +119,7 @@ type OutboxQueueClaimRow struct {
 // whatever the statistics say, and `offset 0` does the same for the join with the payloads.
 func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimParams) ([]OutboxQueueClaimRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueClaim,
+		arg.KeyWindow,
 		arg.Reserve,
 		arg.Action,
 		arg.Mark,
@@ -129,7 +131,6 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.NeedsApproval,
 		arg.Fixes,
 		arg.Forever,
-		arg.KeyWindow,
 	)
 	if err != nil {
 		return nil, err
