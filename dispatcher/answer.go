@@ -29,7 +29,10 @@ type Call struct {
 	CarriedKey string
 
 	// Rendered is what was fixed before the first attempt, by [WithRender]; nil where nothing was.
-	Rendered     *Rendered
+	Rendered *Rendered
+
+	// Endpoint is where the call goes, for actions of [WithStoredEndpoint]; else nil.
+	Endpoint     *Endpoint
 	TraceContext string    // W3C traceparent, or empty
 	CreatedAt    time.Time // by the database's clock
 }
@@ -43,7 +46,7 @@ type Answer struct {
 
 // Handler makes one attempt. Its context ends at the attempt's deadline; what it sends after that may meet the attempt
 // that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead], [Denied],
-// [Accepted], [Stuck] and [Unknown] say what kind of error it was; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
+// [Gone], [Accepted], [Stuck] and [Unknown] say what kind of error it was; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
 // error of net that says "dial", or that a name was not found, counts as a vendor that cannot be reached: it spends no
 // attempt. It is no proof that nothing was sent; where you have that, say [Unsent].
 type Handler func(ctx context.Context, call *Call) (Answer, error)
@@ -59,6 +62,7 @@ const (
 	verdictDenied
 	verdictAccepted
 	verdictStuck
+	verdictGone
 )
 
 // attemptError carries a handler's verdict through any wrapping.
@@ -123,6 +127,12 @@ func Accepted(answer Answer, after time.Duration) error {
 // tried again.)
 func Stuck(answer Answer, err error) error {
 	return &attemptError{verdict: verdictStuck, answer: answer, err: orText(err, "the same key can never succeed")}
+}
+
+// Gone says that the endpoint did not act and wants no more calls (410). The intent is dead, and where the endpoint is a
+// stored one ([WithStoredEndpoint]) it is stopped: nothing more is sent to it until somebody starts it again.
+func Gone(answer Answer, err error) error {
+	return &attemptError{verdict: verdictGone, answer: answer, err: orText(err, "the endpoint wants no more calls")}
 }
 
 // Unknown says that the vendor may or may not have acted; any error that is not listed here means the same. The answer,

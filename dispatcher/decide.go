@@ -80,6 +80,12 @@ func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
 	return s
 }
 
+// deadUnsent is an attempt that ended before its call, until a person has mended something.
+func (a *action) deadUnsent(c *db.OutboxQueueClaimRow, code string, err error) settlement {
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(c.Spent), unsend: c.FirstSend,
+		leave: a.policy.PassFailed, answer: Answer{Code: code}, err: withoutURL(err)}
+}
+
 // afterCall decides what an attempt's answer or error means for its intent.
 func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) settlement {
 	p := a.policy
@@ -109,7 +115,7 @@ func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) 
 		s.status, s.outcome, s.unsend = statusPending, outcomeRetry, !p.Class.repeatable()
 		s.answer.Code = or(s.answer.Code, "retry_after")
 		s.delay = max(min(failure.after, maxDelay), p.delay(int(c.Attempt)))
-	case verdictDead:
+	case verdictDead, verdictGone:
 		s.status, s.outcome, s.unsend = statusDead, outcomeDead, !p.Class.repeatable()
 		s.answer.Code = or(s.answer.Code, "dead")
 		s.spent++

@@ -22,6 +22,8 @@ type claim struct {
 	action *action
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
 	visit  visit
+
+	endpoint *storedEndpoint // where the call goes; nil: not to a stored one
 }
 
 func (c *claim) call() Call {
@@ -32,6 +34,9 @@ func (c *claim) call() Call {
 	}
 	if c.TraceContext != nil {
 		call.TraceContext = *c.TraceContext
+	}
+	if c.endpoint != nil {
+		call.Endpoint = &c.endpoint.Endpoint
 	}
 	call.CarriedKey = or(c.CarriedKey, c.DeliveryKey.String())
 	if c.RequestType != nil || c.MessageID != nil {
@@ -102,6 +107,9 @@ func (n *node) attempt(c *claim) settlement {
 		s.delay = time.Second // no hot loop against a database that is slower than the calls
 		return s
 	}
+	if s, ok := n.toEndpoint(ctx, c); !ok {
+		return s
+	}
 	if s, ok := n.fix(ctx, c); !ok {
 		return s
 	}
@@ -110,6 +118,7 @@ func (n *node) attempt(c *claim) settlement {
 	s := c.action.afterCall(row, answer, err)
 	s.took = time.Since(began)
 	n.judge(c, s.answer.Code, healthOf(err))
+	n.stopIfGone(c, err)
 	return s
 }
 
@@ -120,6 +129,12 @@ func (n *node) lookUp(c *claim) settlement {
 	}
 	ctx, cancel := c.context(n.calls)
 	defer cancel()
+	switch _, err := n.findEndpoint(ctx, c); {
+	case errors.Is(err, errNoEndpoint):
+		return c.action.afterLookup(row, Finding{}, err)
+	case err != nil:
+		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read, nothing was looked up", err)
+	}
 	call, began := c.call(), time.Now()
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
 	s := c.action.afterLookup(row, finding, err)
@@ -241,8 +256,10 @@ func (n *node) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.O
 	if c.action.apply == nil {
 		return nil // resolved by a person, or registered without its Apply in this release
 	}
+	call := c.call()
+	call.Endpoint = nil // there only where the same claim has called it
 	outcome := Outcome{
-		Call:     c.call(),
+		Call:     call,
 		Answer:   Answer{Code: answer.Code, ContentType: answer.ResponseType, Body: answer.Response},
 		Refused:  answer.Outcome == outcomeRefused,
 		Resolved: answer.Resolved,

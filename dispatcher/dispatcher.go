@@ -112,6 +112,7 @@ type action struct {
 	render   func(context.Context, *Call) (Rendered, error)
 	apply    applyFunc
 	endpoint func(*Call) string
+	stored   bool // the endpoint is one of samekey.endpoints
 }
 
 // destination is a vendor account, shared by the actions that name it.
@@ -182,6 +183,9 @@ func (d *Dispatcher) resolve() (errs []error) {
 		errs = append(errs, vendor.contradicts(a.policy, a.name)...)
 		if a.policy.ResendAbsent && a.lookup == nil {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a look-up: register one with WithLookup", a.name))
+		}
+		if a.stored && a.policy.Deadline == 0 {
+			errs = append(errs, fmt.Errorf("dispatcher: %s: Deadline is missing: an endpoint that cannot be reached spends no attempts, so say when to give up", a.name))
 		}
 	}
 	return errs

@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -238,7 +237,7 @@ func (n *node) judge(c *claim, code string, h health) {
 	where := []any{slog.String("destination", n.byName[c.action.name].name)}
 	level := slog.LevelWarn
 	if v.endpoint != nil {
-		where = append(where, slog.String("endpoint", hex.EncodeToString(v.endpoint.id[:8])))
+		where = append(where, slog.String("endpoint", endpointDigest(v.endpoint.id)))
 		if made.trips > 1 { // there may be many
 			level = slog.LevelDebug
 		}

@@ -3,8 +3,6 @@ package dispatcher
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"time"
 
 	"github.com/samekey/samekey/internal/db"
 )
@@ -34,9 +32,7 @@ func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 	}
 	key, rendered, err := c.action.toFix(ctx, c)
 	if err != nil {
-		s = settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(c.Spent), unsend: c.FirstSend,
-			leave: c.action.policy.PassFailed, answer: Answer{Code: "render"}, err: withoutURL(err)}
-		return s, false
+		return c.action.deadUnsent(&c.OutboxQueueClaimRow, "render", err), false
 	}
 	p := db.OutboxSendsFixParams{ID: c.ID, Attempt: c.Attempt, Worker: n.session.id, CarriedKey: key}
 	if rendered != nil {
@@ -47,13 +43,7 @@ func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 	}
 	rows, err := n.q.OutboxSendsFix(ctx, p)
 	if err != nil || len(rows) == 0 {
-		if err != nil {
-			n.log.WarnContext(ctx, "dispatcher: what is to be sent could not be kept, nothing was sent",
-				append(c.attrs(), slog.String("error", errorText(err)))...)
-		}
-		s = c.action.givenBack(&c.OutboxQueueClaimRow)
-		s.delay = time.Second
-		return s, false
+		return n.notSent(ctx, c, "dispatcher: what is to be sent could not be kept, nothing was sent", err), false
 	}
 	c.CarriedKey, c.RequestType, c.Request, c.MessageID = rows[0].CarriedKey, rows[0].RequestType, rows[0].Request, rows[0].MessageID
 	return settlement{}, true

@@ -5,24 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"os"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
 // exampleDB stands for the pool of your service.
 func exampleDB() (*pgxpool.Pool, func()) {
-	if os.Getenv("SAMEKEY_TEST_DATABASE_URL") == "" {
-		log.Fatal("SAMEKEY_TEST_DATABASE_URL is not set")
-	}
-	t := &exampleTB{}
-	return samekeytest.NewDB(t).Pool, t.cleanUp
+	t, done := exampletb.New()
+	return samekeytest.NewDB(t).Pool, done
 }
 
 func ExampleInsert() {

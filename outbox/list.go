@@ -21,6 +21,7 @@ type Filter struct {
 	Action    string
 	Key       string        // the key's value, in every scope unless Scope is set too
 	Scope     string        // as in samekey.Key: escaped and joined
+	Part      string        // such as the endpoint that a webhook is for
 	Code      string        // of the last outcome, such as "503"; needs a Status or a Key
 	OlderThan time.Duration // inserted longer ago than this, by the database's clock
 
@@ -43,7 +44,7 @@ type Page struct {
 // writers' intents of about the same time may stand in either order.
 //
 // A page costs the rows that it shows and those between them that Action, Code,
-// Scope or OlderThan leave out; by Key it costs that key's intents only. Code
+// Scope, Part or OlderThan leave out; by Key it costs that key's intents only. Code
 // needs a Status or a Key beside it.
 //
 // It reads through a pool or a connection as well as in a transaction.
@@ -81,23 +82,23 @@ func (f Filter) ids(ctx context.Context, q *db.Queries) ([]uuid.UUID, error) {
 	switch status := string(f.Status); {
 	case f.Key != "":
 		return q.OutboxListByKey(ctx, db.OutboxListByKeyParams{
-			IdemKey: f.Key, Before: before, Status: status, Action: f.Action, Scope: f.Scope, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			IdemKey: f.Key, Before: before, Status: status, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	case status == "":
 		return q.OutboxListAll(ctx, db.OutboxListAllParams{
-			Before: before, Action: f.Action, Scope: f.Scope, AgeUs: age, MaxCount: f.limit(),
+			Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, AgeUs: age, MaxCount: f.limit(),
 		})
 	case f.Status.Finished():
 		return q.OutboxListFinished(ctx, db.OutboxListFinishedParams{
-			Status: &status, Before: before, Action: f.Action, Scope: f.Scope, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Status: &status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	case slices.Contains(resting, f.Status):
 		return q.OutboxListResting(ctx, db.OutboxListRestingParams{
-			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	default:
 		return q.OutboxListWorking(ctx, db.OutboxListWorkingParams{
-			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	}
 }
@@ -125,7 +126,7 @@ func (f Filter) check() error {
 	case f.Code != "" && f.Status == "" && f.Key == "":
 		return errors.New("Code needs a Status or a Key beside it")
 	}
-	for field, text := range map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Code": f.Code} {
+	for field, text := range map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Part": f.Part, "Code": f.Code} {
 		if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 			return fmt.Errorf("%s is not text in valid UTF-8", field)
 		}

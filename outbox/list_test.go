@@ -39,7 +39,7 @@ func TestListFindsWhatEachFilterSaysNewestFirst(t *testing.T) {
 	for i, status := range slices.Concat(outbox.Statuses(), outbox.Statuses()) {
 		in := outbox.Intent{Action: "charge_card", Key: newKey(t, fmt.Sprint("order-", i))}
 		if i%2 == 1 {
-			in = outbox.Intent{Action: "send_mail", Key: newKey(t, "order-0", "globex", fmt.Sprint(i))}
+			in = outbox.Intent{Action: "send_mail", Part: "shop-17", Key: newKey(t, "order-0", "globex", fmt.Sprint(i))}
 		}
 		if status == outbox.StatusBlocked {
 			in.OrderingKey = "o"
@@ -70,8 +70,11 @@ func TestListFindsWhatEachFilterSaysNewestFirst(t *testing.T) {
 		expect(outbox.Filter{Status: status, Code: "503"}, nil)
 		expect(outbox.Filter{Status: status, OlderThan: time.Hour}, nil)
 		expect(outbox.Filter{Status: status, Action: "charge_card"}, filter(t, on, ids, "charge_card"))
+		expect(outbox.Filter{Status: status, Part: "shop-17"}, filter(t, on, ids, "send_mail"))
 	}
 	expect(outbox.Filter{Action: "send_mail"}, filter(t, on, all, "send_mail"))
+	expect(outbox.Filter{Part: "shop-17"}, filter(t, on, all, "send_mail"))
+	expect(outbox.Filter{Key: "order-0", Part: "shop-17"}, filter(t, on, all, "send_mail"))
 	expect(outbox.Filter{Scope: "globex/3"}, all[len(all)-4:len(all)-3])
 	expect(outbox.Filter{Key: "order-2"}, all[len(all)-3:len(all)-2])
 	// The value "order-0" is in the scope of one charge and of each mail.

@@ -85,7 +85,7 @@ type decision struct {
 // decide locks the intent, under the lock of its ordering key, and lets change
 // look at it and change it, all in one transaction.
 func decide(ctx context.Context, on DB, verb string, id uuid.UUID, by By, change func(*decision) error) error {
-	if err := by.check(); err != nil {
+	if err := by.Validate(); err != nil {
 		return fmt.Errorf("outbox: %s intent %s: %w", verb, id, err)
 	}
 	d := &decision{verb: verb, id: id, by: by}
@@ -194,7 +194,9 @@ func (d *decision) changed(rows int64, err error) error {
 	return err
 }
 
-func (b By) check() error {
+// Validate says what is missing or too long, as each function that takes a By
+// does by itself.
+func (b By) Validate() error {
 	if err := checkNote("Actor", b.Actor, 255); err != nil {
 		return err
 	}

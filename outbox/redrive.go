@@ -46,13 +46,13 @@ func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	if f.Status == "" {
 		statuses = []string{string(StatusDead), string(StatusParked)}
 	}
-	if err := errors.Join(f.checkRedrive(), by.check()); err != nil {
+	if err := errors.Join(f.checkRedrive(), by.Validate()); err != nil {
 		return 0, fmt.Errorf("outbox: redrive intents: %w", err)
 	}
 	var actions []string
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
 		actions, err = db.New(tx).OutboxPeopleRedriveAll(ctx, db.OutboxPeopleRedriveAllParams{
-			Statuses: statuses, Action: f.Action, Code: f.Code, Scope: f.Scope, IdemKey: f.Key,
+			Statuses: statuses, Action: f.Action, Code: f.Code, Scope: f.Scope, Part: f.Part, IdemKey: f.Key,
 			AgeUs: f.OlderThan.Microseconds(), MaxCount: f.limit(), Actor: by.Actor, Reason: by.Reason,
 		})
 		return err

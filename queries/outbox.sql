@@ -26,6 +26,7 @@ from samekey.outbox o
 where o.id < @before
   and (@action::text = '' or o.action = @action)
   and (@scope::text = '' or o.scope = @scope)
+  and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
 order by o.id desc
 limit @max_count;
@@ -41,6 +42,7 @@ where o.idem_key = @idem_key
   and (@status::text = '' or coalesce(q.status, h.finished) = @status)
   and (@action::text = '' or o.action = @action)
   and (@scope::text = '' or o.scope = @scope)
+  and (@part::text = '' or o.part = @part)
   and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
 order by o.id desc
@@ -50,12 +52,13 @@ limit @max_count;
 -- What waits for a person, by outbox_queue_resting, whose predicate is repeated here.
 select q.id
 from samekey.outbox_queue q
-cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = @status
   and q.id < @before
   and (@action::text = '' or q.action = @action)
   and (@code::text = '' or q.last_code = @code)
   and (@scope::text = '' or o.scope = @scope)
+  and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
 order by q.id desc
 limit @max_count;
@@ -64,12 +67,13 @@ limit @max_count;
 -- What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
 select q.id
 from samekey.outbox_queue q
-cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status = @status
   and q.id < @before
   and (@action::text = '' or q.action = @action)
   and (@code::text = '' or q.last_code = @code)
   and (@scope::text = '' or o.scope = @scope)
+  and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
 order by q.id desc
 limit @max_count;
@@ -78,12 +82,13 @@ limit @max_count;
 -- What is finished: outbox_history_finish, backwards.
 select h.intent_id
 from samekey.outbox_history h
-cross join lateral (select o.action, o.scope, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
+cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
 where h.finished is not null and h.finished = @status
   and h.intent_id < @before
   and (@action::text = '' or o.action = @action)
   and (@code::text = '' or h.code = @code)
   and (@scope::text = '' or o.scope = @scope)
+  and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
 order by h.intent_id desc
 limit @max_count;

@@ -14,7 +14,8 @@ import (
 // empty gets nothing. The same role in both places gets the sum.
 type Roles struct {
 	// App is the application's: it runs processed.Run and outbox.Insert. It can write an intent but not read one back,
-	// and can read and add what is remembered of requests, but change neither.
+	// and can read and add what is remembered of requests, but change neither. It keeps the endpoints (outbox/endpoints), and
+	// cannot read back their secrets.
 	App string
 	// Worker is the worker's, and that of people who look at intents, redrive and resolve them. It can change the work,
 	// but not an intent once written, nor the history but by adding to it, until it prunes both.
@@ -28,6 +29,7 @@ var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
+	`grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at), insert, update, delete on samekey.endpoints to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 
@@ -42,6 +44,7 @@ var workerGrants = []string{
 	`grant select, insert, delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
+	`grant select, insert, update, delete on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,

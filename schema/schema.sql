@@ -1,5 +1,25 @@
 -- What the migrations make, to be read. Written by `go test ./schema -update`, and not meant to be run.
 
+table samekey.endpoints
+    destination text collate "C" not null
+    name text collate "C" not null
+    url text not null
+    secrets text[] not null default '{}'::text[]
+    version uuid not null default gen_random_uuid()
+    stopped_at timestamp with time zone
+    stopped_by text
+    stop_reason text
+    created_at timestamp with time zone not null default clock_timestamp()
+    changed_at timestamp with time zone not null default clock_timestamp()
+    constraint endpoints_pkey PRIMARY KEY (destination, name)
+    constraint endpoints_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
+    constraint endpoints_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
+    constraint endpoints_secrets CHECK (((cardinality(secrets) <= 8) AND (octet_length(array_to_string(secrets, ''::text)) <= 4096) AND (array_position(secrets, NULL::text) IS NULL)))
+    constraint endpoints_stop_reason_length CHECK (((octet_length(stop_reason) >= 1) AND (octet_length(stop_reason) <= 4096)))
+    constraint endpoints_stopped CHECK ((((stopped_at IS NULL) = (stop_reason IS NULL)) AND ((stopped_at IS NOT NULL) OR (stopped_by IS NULL))))
+    constraint endpoints_stopped_by_length CHECK (((octet_length(stopped_by) >= 1) AND (octet_length(stopped_by) <= 255)))
+    constraint endpoints_url CHECK (((octet_length(url) <= 2048) AND (url ~ '^https?://'::text)))
+
 table samekey.migrations
     version integer not null
     name text not null

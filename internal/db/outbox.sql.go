@@ -230,15 +230,17 @@ from samekey.outbox o
 where o.id < $1
   and ($2::text = '' or o.action = $2)
   and ($3::text = '' or o.scope = $3)
-  and ($4::bigint = 0 or o.created_at < clock_timestamp() - ($4::bigint) * interval '1 microsecond')
+  and ($4::text = '' or o.part = $4)
+  and ($5::bigint = 0 or o.created_at < clock_timestamp() - ($5::bigint) * interval '1 microsecond')
 order by o.id desc
-limit $5
+limit $6
 `
 
 type OutboxListAllParams struct {
 	Before   uuid.UUID
 	Action   string
 	Scope    string
+	Part     string
 	AgeUs    int64
 	MaxCount int32
 }
@@ -260,6 +262,7 @@ func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([
 		arg.Before,
 		arg.Action,
 		arg.Scope,
+		arg.Part,
 		arg.AgeUs,
 		arg.MaxCount,
 	)
@@ -291,10 +294,11 @@ where o.idem_key = $1
   and ($3::text = '' or coalesce(q.status, h.finished) = $3)
   and ($4::text = '' or o.action = $4)
   and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or coalesce(q.last_code, h.code) = $6)
-  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+  and ($6::text = '' or o.part = $6)
+  and ($7::text = '' or coalesce(q.last_code, h.code) = $7)
+  and ($8::bigint = 0 or o.created_at < clock_timestamp() - ($8::bigint) * interval '1 microsecond')
 order by o.id desc
-limit $8
+limit $9
 `
 
 type OutboxListByKeyParams struct {
@@ -303,6 +307,7 @@ type OutboxListByKeyParams struct {
 	Status   string
 	Action   string
 	Scope    string
+	Part     string
 	Code     string
 	AgeUs    int64
 	MaxCount int32
@@ -316,6 +321,7 @@ func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams
 		arg.Status,
 		arg.Action,
 		arg.Scope,
+		arg.Part,
 		arg.Code,
 		arg.AgeUs,
 		arg.MaxCount,
@@ -341,15 +347,16 @@ func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams
 const OutboxListFinished = `-- name: OutboxListFinished :many
 select h.intent_id
 from samekey.outbox_history h
-cross join lateral (select o.action, o.scope, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
+cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
 where h.finished is not null and h.finished = $1
   and h.intent_id < $2
   and ($3::text = '' or o.action = $3)
   and ($4::text = '' or h.code = $4)
   and ($5::text = '' or o.scope = $5)
-  and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
 order by h.intent_id desc
-limit $7
+limit $8
 `
 
 type OutboxListFinishedParams struct {
@@ -358,6 +365,7 @@ type OutboxListFinishedParams struct {
 	Action   string
 	Code     string
 	Scope    string
+	Part     string
 	AgeUs    int64
 	MaxCount int32
 }
@@ -370,6 +378,7 @@ func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinished
 		arg.Action,
 		arg.Code,
 		arg.Scope,
+		arg.Part,
 		arg.AgeUs,
 		arg.MaxCount,
 	)
@@ -394,15 +403,16 @@ func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinished
 const OutboxListResting = `-- name: OutboxListResting :many
 select q.id
 from samekey.outbox_queue q
-cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
   and q.id < $2
   and ($3::text = '' or q.action = $3)
   and ($4::text = '' or q.last_code = $4)
   and ($5::text = '' or o.scope = $5)
-  and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
 order by q.id desc
-limit $7
+limit $8
 `
 
 type OutboxListRestingParams struct {
@@ -411,6 +421,7 @@ type OutboxListRestingParams struct {
 	Action   string
 	Code     string
 	Scope    string
+	Part     string
 	AgeUs    int64
 	MaxCount int32
 }
@@ -423,6 +434,7 @@ func (q *Queries) OutboxListResting(ctx context.Context, arg OutboxListRestingPa
 		arg.Action,
 		arg.Code,
 		arg.Scope,
+		arg.Part,
 		arg.AgeUs,
 		arg.MaxCount,
 	)
@@ -447,15 +459,16 @@ func (q *Queries) OutboxListResting(ctx context.Context, arg OutboxListRestingPa
 const OutboxListWorking = `-- name: OutboxListWorking :many
 select q.id
 from samekey.outbox_queue q
-cross join lateral (select o.scope, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status = $1
   and q.id < $2
   and ($3::text = '' or q.action = $3)
   and ($4::text = '' or q.last_code = $4)
   and ($5::text = '' or o.scope = $5)
-  and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
 order by q.id desc
-limit $7
+limit $8
 `
 
 type OutboxListWorkingParams struct {
@@ -464,6 +477,7 @@ type OutboxListWorkingParams struct {
 	Action   string
 	Code     string
 	Scope    string
+	Part     string
 	AgeUs    int64
 	MaxCount int32
 }
@@ -476,6 +490,7 @@ func (q *Queries) OutboxListWorking(ctx context.Context, arg OutboxListWorkingPa
 		arg.Action,
 		arg.Code,
 		arg.Scope,
+		arg.Part,
 		arg.AgeUs,
 		arg.MaxCount,
 	)

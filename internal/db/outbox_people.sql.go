@@ -169,16 +169,17 @@ with picked as materialized (
     select array(
         select q.id
         from samekey.outbox_queue q
-        cross join lateral (select o.scope, o.idem_key, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+        cross join lateral (select o.scope, o.idem_key, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
         where q.status in ('parked', 'dead') and q.status = any ($1::text[])
           and (q.repeatable or q.first_sent_at is null)
           and ($2::text = '' or q.action = $2)
           and ($3::text = '' or q.last_code = $3)
           and ($4::text = '' or o.scope = $4)
-          and ($5::text = '' or o.idem_key = $5)
-          and ($6::bigint = 0 or o.created_at < clock_timestamp() - ($6::bigint) * interval '1 microsecond')
+          and ($5::text = '' or o.part = $5)
+          and ($6::text = '' or o.idem_key = $6)
+          and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
         order by q.id
-        limit $7
+        limit $8
         for update of q skip locked) as ids
 ), redriven as (
     update samekey.outbox_queue q
@@ -188,7 +189,7 @@ with picked as materialized (
     returning q.id, q.action
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, actor, reason)
-    select r.id, 'redriven', $8::text, $9::text from redriven r
+    select r.id, 'redriven', $9::text, $10::text from redriven r
 )
 select r.action from redriven r
 `
@@ -198,6 +199,7 @@ type OutboxPeopleRedriveAllParams struct {
 	Action   string
 	Code     string
 	Scope    string
+	Part     string
 	IdemKey  string
 	AgeUs    int64
 	MaxCount int32
@@ -214,6 +216,7 @@ func (q *Queries) OutboxPeopleRedriveAll(ctx context.Context, arg OutboxPeopleRe
 		arg.Action,
 		arg.Code,
 		arg.Scope,
+		arg.Part,
 		arg.IdemKey,
 		arg.AgeUs,
 		arg.MaxCount,

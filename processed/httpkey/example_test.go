@@ -11,12 +11,12 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed/httpkey"
 	"github.com/samekey/samekey/processed/httpkey/keyclient"
@@ -309,27 +309,10 @@ func tenantOf(r *http.Request) string {
 
 // shopDatabase returns a database with samekey's tables and the shop's.
 func shopDatabase() (pool *pgxpool.Pool, drop func()) {
-	e := &exampleTB{}
+	e, done := exampletb.New()
 	db := samekeytest.NewDB(e)
 	if _, err := db.Exec(context.Background(), "create table orders (id bigint generated always as identity, tenant text, amount bigint)"); err != nil {
 		panic(err)
 	}
-	return db.Pool, func() {
-		for i := len(e.cleanups) - 1; i >= 0; i-- {
-			e.cleanups[i]()
-		}
-	}
+	return db.Pool, done
 }
-
-// exampleTB gets an example what only tests get.
-type exampleTB struct {
-	testing.TB
-	cleanups []func()
-}
-
-func (e *exampleTB) Name() string              { return "Example" }
-func (e *exampleTB) Helper()                   {}
-func (e *exampleTB) Cleanup(f func())          { e.cleanups = append(e.cleanups, f) }
-func (e *exampleTB) Fatal(args ...any)         { panic(fmt.Sprint(args...)) }
-func (e *exampleTB) Fatalf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
-func (e *exampleTB) Errorf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }

@@ -146,6 +146,30 @@ create table samekey.rate_limits (
     given_until timestamptz not null
 ) with (fillfactor = 10); -- a row is a page, so that its versions stay on it
 
+-- Receivers of webhooks and the like, many behind one destination, as people set them. A call reads its endpoint's row;
+-- nothing is sent to one that is stopped.
+create table samekey.endpoints (
+    destination text        collate "C" not null,
+    name        text        collate "C" not null,
+    url         text        not null,
+    secrets     text[]      not null default '{}', -- sign each call
+    version     uuid        not null default gen_random_uuid(), -- another with each change: what a receiver says to a call of an older one counts for nothing
+    stopped_at  timestamptz,
+    stopped_by  text,                     -- null: the receiver itself
+    stop_reason text,
+    created_at  timestamptz not null default clock_timestamp(),
+    changed_at  timestamptz not null default clock_timestamp(),
+    primary key (destination, name),
+
+    constraint endpoints_destination_name   check (destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'),
+    constraint endpoints_name_length        check (octet_length(name) between 1 and 255),
+    constraint endpoints_url                check (octet_length(url) <= 2048 and url ~ '^https?://'),
+    constraint endpoints_secrets            check (cardinality(secrets) <= 8 and octet_length(array_to_string(secrets, '')) <= 4096 and array_position(secrets, null) is null),
+    constraint endpoints_stopped            check ((stopped_at is null) = (stop_reason is null) and (stopped_at is not null or stopped_by is null)),
+    constraint endpoints_stopped_by_length  check (octet_length(stopped_by) between 1 and 255),
+    constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)
+);
+
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The memory of requests. A row lives until it is pruned: look-up ignores expires_at.
 create table samekey.processed_events (

@@ -1,0 +1,137 @@
+package dispatcher
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// WithStoredEndpoint is [WithEndpoint] for endpoints that are kept in samekey.endpoints, under the action's destination and
+// the name that fn returns (package outbox/endpoints puts them there): right before each call its URL and secrets are read
+// into [Call.Endpoint], and what people changed counts from the next call on.
+//
+// Nothing is sent to an endpoint that is stopped, by a person or by [Gone], or that is not there, or where fn returns no name:
+// the intent is dead with the code "endpoint_stopped" or "endpoint_missing", and a redrive sends it once that was mended. A
+// look-up is made at a stopped endpoint too.
+//
+// The policy needs a Deadline: an endpoint that cannot be reached spends no attempts.
+func WithStoredEndpoint(fn func(call *Call) string) Option {
+	return func(a *action) error {
+		if fn == nil {
+			return errors.New("WithStoredEndpoint has no function")
+		}
+		a.endpoint, a.stored = fn, true
+		return nil
+	}
+}
+
+// Endpoint is where a call goes, as it stood right before it.
+type Endpoint struct {
+	Name    string
+	URL     string
+	Secrets Secrets // sign the call, each
+}
+
+// Secrets are the texts that sign a call. Printed, logged or encoded they read "[secrets]".
+type Secrets []string
+
+const hiddenSecrets = "[secrets]"
+
+// Format writes "[secrets]", whatever the verb.
+func (Secrets) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(hiddenSecrets)) }
+
+// MarshalText returns "[secrets]".
+func (Secrets) MarshalText() ([]byte, error) { return []byte(hiddenSecrets), nil }
+
+// storedEndpoint is an endpoint, and of which version it was read.
+type storedEndpoint struct {
+	Endpoint
+	version uuid.UUID
+}
+
+// The codes of intents that name an endpoint to which nothing is sent.
+const (
+	codeEndpointStopped = "endpoint_stopped"
+	codeEndpointMissing = "endpoint_missing"
+)
+
+// maxEndpointName is that of the table.
+const maxEndpointName = 255
+
+var errNoEndpoint = errors.New("the endpoint that the intent names is not in samekey.endpoints: put it there (outbox/endpoints), then redrive")
+
+// findEndpoint reads where a claim's call goes, if to a stored endpoint.
+func (n *node) findEndpoint(ctx context.Context, c *claim) (stopped bool, err error) {
+	if !c.action.stored {
+		return false, nil
+	}
+	call := c.call()
+	name, err := guard(func() (string, error) { return c.action.endpoint(&call), nil })
+	if err != nil || name == "" || len(name) > maxEndpointName || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
+		return false, errNoEndpoint
+	}
+	row, err := n.q.EndpointsCall(ctx, db.EndpointsCallParams{Destination: n.byName[c.action.name].name, Name: name})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, errNoEndpoint
+	}
+	c.endpoint = &storedEndpoint{Endpoint: Endpoint{Name: name, URL: row.Url, Secrets: row.Secrets}, version: row.Version}
+	return row.Stopped, err
+}
+
+// toEndpoint finds where an attempt goes. Where ok is false nothing is sent, and s says why.
+func (n *node) toEndpoint(ctx context.Context, c *claim) (s settlement, ok bool) {
+	stopped, err := n.findEndpoint(ctx, c)
+	code := codeEndpointMissing
+	switch {
+	case err == nil && !stopped:
+		return settlement{}, true
+	case err == nil:
+		code, err = codeEndpointStopped, errors.New("the endpoint is stopped: start it (outbox/endpoints), then redrive")
+	case !errors.Is(err, errNoEndpoint):
+		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read, nothing was sent", err), false
+	}
+	return c.action.deadUnsent(&c.OutboxQueueClaimRow, code, err), false
+}
+
+// stopIfGone stops the endpoint that said that it wants no more calls, if it is still the one that was called.
+func (n *node) stopIfGone(c *claim, err error) {
+	if c.endpoint == nil || err == nil || classify(err, false).verdict != verdictGone {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.calls), settleTimeout)
+	defer cancel()
+	where := n.byName[c.action.name].name
+	reason := or(clean(withoutURL(err), errorLimit), "the endpoint wants no more calls")
+	stopped, err := n.q.EndpointsGone(ctx, db.EndpointsGoneParams{Destination: where, Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	attrs := append(c.attrs(), slog.String("destination", where), slog.String("endpoint", endpointDigest(sha256.Sum256([]byte(c.endpoint.Name)))))
+	switch {
+	case err != nil: // the next call will be told the same
+		n.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
+	case stopped > 0:
+		n.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
+	}
+}
+
+// endpointDigest is what stands for an endpoint in logs.
+func endpointDigest(id endpointID) string { return hex.EncodeToString(id[:8]) }
+
+// notSent gives a claim back, of which nothing was sent since the database did not answer.
+func (n *node) notSent(ctx context.Context, c *claim, message string, err error) settlement {
+	if err != nil {
+		n.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+	}
+	s := c.action.givenBack(&c.OutboxQueueClaimRow)
+	s.delay = time.Second // no hot loop against a database that is in trouble
+	return s
+}

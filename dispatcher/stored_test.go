@@ -1,0 +1,256 @@
+package dispatcher_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/outbox/endpoints"
+)
+
+// stored is the policy's part of calls to stored endpoints: each intent's part names one.
+var storedByPart = dispatcher.WithStoredEndpoint(func(call *dispatcher.Call) string { return call.Part })
+
+func storedPolicy(class dispatcher.Class) dispatcher.Policy {
+	p := policyOf(class)
+	p.Deadline = 7 * 24 * time.Hour
+	return p
+}
+
+// putEndpoint puts one of the destination "vendor".
+func (b *bundle) putEndpoint(name, url string) {
+	b.Helper()
+	e := endpoints.Endpoint{Destination: "vendor", Name: name, URL: url, Secrets: []string{endpoints.NewSecret()}}
+	if err := endpoints.Put(b.ctx, b.db, e); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bundle) endpoint(name string) endpoints.Endpoint {
+	b.Helper()
+	e, err := endpoints.Get(b.ctx, b.db, "vendor", name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return e
+}
+
+func (b *bundle) startEndpoint(name string) {
+	b.Helper()
+	if err := endpoints.Start(b.ctx, b.db, "vendor", name); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func to(name string) func(*outbox.Intent) { return func(in *outbox.Intent) { in.Part = name } }
+
+// gone is a receiver's 410.
+var gone = dispatcher.Gone(dispatcher.Answer{Code: "410"}, errors.New("the receiver wants no more"))
+
+func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
+	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
+	b.putEndpoint("to-1", "https://one.example")
+	var seen []string
+	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+		seen = append(seen, fmt.Sprint(call.Endpoint.Name, " ", call.Endpoint.URL, " ", len(call.Endpoint.Secrets)))
+		return dispatcher.Answer{}, errors.New("503")
+	}
+	b.insert("charge_card", to("to-1"))
+	b.expect(d, retried)
+	b.putEndpoint("to-1", "https://other.example")
+	b.elapse(time.Hour)
+	b.expect(d, retried)
+	if got := strings.Join(seen, ", "); got != "to-1 https://one.example 1, to-1 https://other.example 1" {
+		t.Errorf("the calls went to %s", got)
+	}
+}
+
+func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
+	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
+	b.putEndpoint("to-1", "https://one.example")
+	b.putEndpoint("to-2", "https://two.example")
+	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+		if call.Part == "to-1" {
+			return dispatcher.Answer{}, gone
+		}
+		return dispatcher.Answer{Code: "200"}, nil
+	}
+	first := b.insert("charge_card", to("to-1"))
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	b.wantHistory(first, "attempt:dead:410")
+	if e := b.endpoint("to-1"); !e.Stopped() || e.StoppedBy != "" || !strings.Contains(e.StopReason, "wants no more") {
+		t.Fatalf("stopped %v by %q: %q", e.StoppedAt, e.StoppedBy, e.StopReason)
+	}
+	second := b.insert("charge_card", to("to-1"))
+	b.insert("charge_card", to("to-2"))
+	b.expect(d, dispatcher.Summary{Dead: 1, Delivered: 1})
+	b.wantHistory(second, "attempt:dead:endpoint_stopped")
+	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and spent = 0 and first_sent_at is null`, second); n != 1 || s.calls != 2 {
+		t.Errorf("%d calls, and what was not sent counts as sent", s.calls)
+	}
+	if log := b.logs.String(); !strings.Contains(log, "is stopped") || strings.Contains(log, "to-1") || strings.Contains(log, "one.example") {
+		t.Error("the log tells nothing, or which endpoint")
+	}
+
+	// It is back: all that was not sent is sent, with the keys that it had.
+	s.next, s.keys = succeeding, nil
+	b.startEndpoint("to-1")
+	other := outbox.Filter{Status: outbox.StatusDead, Code: "endpoint_stopped", Part: "to-2"}
+	missed := outbox.Filter{Status: outbox.StatusDead, Code: "endpoint_stopped", Part: "to-1"}
+	for f, want := range map[*outbox.Filter]int{&other: 0, &missed: 1} {
+		if n, err := outbox.RedriveAll(b.ctx, b.db.Pool, *f, by); n != want || err != nil {
+			t.Fatalf("redriven for %s: %d, %v", f.Part, n, err)
+		}
+	}
+	b.expect(d, delivered)
+	b.wantStatus(second, "delivered")
+	b.redrive(first)
+	b.expect(d, delivered)
+}
+
+// An answer to a call that went out before a change says nothing of what is there now.
+func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
+	for what, c := range map[string]struct {
+		change  func(b *bundle)
+		stopped bool
+	}{
+		"nothing":             {func(*bundle) {}, true},
+		"put again":           {func(b *bundle) { b.putEndpoint("to-1", "https://new.example") }, false},
+		"stopped and started": {func(b *bundle) { b.stopEndpoint("to-1"); b.startEndpoint("to-1") }, false},
+		"started":             {func(b *bundle) { b.startEndpoint("to-1") }, false},
+		"deleted and put": {func(b *bundle) {
+			if err := endpoints.Delete(b.ctx, b.db, "vendor", "to-1"); err != nil {
+				b.Error(err)
+			}
+			b.putEndpoint("to-1", "https://one.example")
+		}, false},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
+			b.putEndpoint("to-1", "https://one.example")
+			b.insert("charge_card", to("to-1"))
+			s.next = func(*dispatcher.Call) (dispatcher.Answer, error) {
+				c.change(b)
+				return dispatcher.Answer{}, gone
+			}
+			b.expect(d, dispatcher.Summary{Dead: 1})
+			if e := b.endpoint("to-1"); e.Stopped() != c.stopped {
+				t.Errorf("stopped: %v, want %v", e.Stopped(), c.stopped)
+			}
+		})
+	}
+}
+
+func (b *bundle) stopEndpoint(name string) {
+	b.Helper()
+	if err := endpoints.Stop(b.ctx, b.db, "vendor", name, by); err != nil {
+		b.Error(err)
+	}
+}
+
+func TestWhatAPersonStoppedKeepsTheirReason(t *testing.T) {
+	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
+	b.putEndpoint("to-1", "https://one.example")
+	b.insert("charge_card", to("to-1"))
+	s.next = func(*dispatcher.Call) (dispatcher.Answer, error) {
+		b.exec(`update samekey.endpoints set stopped_at = now(), stopped_by = 'ann', stop_reason = 'r'`) // the version is the same
+		return dispatcher.Answer{}, gone
+	}
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	if e := b.endpoint("to-1"); e.StoppedBy != "ann" || e.StopReason != "r" {
+		t.Errorf("stopped by %q: %q", e.StoppedBy, e.StopReason)
+	}
+}
+
+func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
+	for what, name := range map[string]func(*dispatcher.Call) string{
+		"not there":    func(*dispatcher.Call) string { return "to-1" },
+		"no name":      func(*dispatcher.Call) string { return "" },
+		"panics":       func(*dispatcher.Call) string { panic("no such header") },
+		"too long":     func(*dispatcher.Call) string { return strings.Repeat("n", 256) },
+		"with a NUL":   func(*dispatcher.Call) string { return "to\x00" },
+		"broken UTF-8": func(*dispatcher.Call) string { return "to\xff" },
+	} {
+		t.Run(what, func(t *testing.T) {
+			b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), dispatcher.WithStoredEndpoint(name))
+			id := b.insert("charge_card")
+			b.expect(d, dispatcher.Summary{Dead: 1})
+			b.wantHistory(id, "attempt:dead:endpoint_missing")
+			if s.calls != 0 {
+				t.Errorf("%d calls", s.calls)
+			}
+			if what == "not there" {
+				b.putEndpoint("to-1", "https://one.example")
+				b.redrive(id)
+				b.expect(d, delivered)
+			}
+		})
+	}
+}
+
+// The database that does not tell where a call goes costs the intent nothing, sent or looked up.
+func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
+	finds := 0
+	look := dispatcher.WithLookup(func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
+		finds++
+		return dispatcher.Found(dispatcher.Answer{}), nil
+	})
+	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.NonIdempotentWrite), storedByPart, look)
+	b.putEndpoint("to-1", "https://one.example")
+	id := b.insert("charge_card", to("to-1"))
+	away := func() { b.exec(`alter table samekey.endpoints rename to endpoints_away`) }
+	back := func() { b.exec(`alter table samekey.endpoints_away rename to endpoints`) }
+	away()
+	b.expect(d, retried)
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'pending' and spent = 0 and first_sent_at is null`); n != 1 || s.calls != 0 {
+		t.Errorf("%d calls, or it counts as sent", s.calls)
+	}
+	back()
+	s.next = failing(errors.New("reset"))
+	b.elapse(time.Minute)
+	b.expect(d, dispatcher.Summary{Unknown: 1})
+	away()
+	b.elapse(time.Minute)
+	b.expect(d, dispatcher.Summary{Unknown: 1})
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'unknown' and spent = 0`); n != 1 || finds != 0 {
+		t.Errorf("%d look-ups, or it counts as looked up", finds)
+	}
+	back()
+	b.stopEndpoint("to-1") // it is asked all the same what it has
+	b.elapse(time.Minute)
+	b.expect(d, delivered)
+	b.wantStatus(id, "delivered")
+}
+
+func TestStoredEndpointsNeedADeadline(t *testing.T) {
+	d := dispatcher.New(nil, nil)
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, nil }, storedByPart)
+	d.Handle("notify", storedPolicy(dispatcher.IdempotentWrite), nil, dispatcher.WithStoredEndpoint(nil))
+	err := d.Check()
+	for _, want := range []string{"charge_card: Deadline is missing", "notify: WithStoredEndpoint has no function"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+}
+
+func TestACallIsPrintedWithoutTheSecretsOfItsEndpoint(t *testing.T) {
+	call := dispatcher.Call{ID: uuid.New(), Endpoint: &dispatcher.Endpoint{Name: "to-1", Secrets: dispatcher.Secrets{"whsec_1"}}}
+	var log bytes.Buffer
+	slog.New(slog.NewTextHandler(&log, nil)).Info("", "endpoint", *call.Endpoint)
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("", "call", call)
+	text := log.String() + fmt.Sprintf("%v %+v %#v %s %q", *call.Endpoint, *call.Endpoint, *call.Endpoint, call.Endpoint.Secrets, call.Endpoint.Secrets)
+	if strings.Contains(text, "whsec_") || strings.Count(text, "[secrets]") < 6 {
+		t.Error(text)
+	}
+}

@@ -1,0 +1,143 @@
+package endpoints
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// Endpoint is a receiver behind a destination. Destination, Name and URL are
+// required.
+type Endpoint struct {
+	// Destination is the worker's, such as "webhooks": 1 to 56 lowercase letters,
+	// digits, _ and -.
+	Destination string
+
+	// Name is what intents call it, in text of 1 to 255 bytes. By
+	// httpvendor.StandardWebhooks it is the intent's part.
+	Name string
+
+	// URL is where it is: http or https, a host, at most 2048 bytes. A path or a
+	// query in it may be a secret of the receiver's, and it appears in no log.
+	// Whether its address may be called, the worker says at each call.
+	URL string
+
+	// Secrets sign each call, at most 8 of together 4096 bytes. By Standard
+	// Webhooks each is "whsec_" and the base64 of 24 to 64 bytes, as [NewSecret]
+	// makes them. They are only written: [Get] and [List] leave them out.
+	Secrets []string
+
+	// What follows is only read.
+
+	StoppedAt  time.Time // zero: it is called
+	StoppedBy  string    // who stopped it; empty: the receiver itself, by its answer
+	StopReason string
+	CreatedAt  time.Time
+	ChangedAt  time.Time
+}
+
+// Stopped reports whether nothing is sent to it.
+func (e Endpoint) Stopped() bool { return !e.StoppedAt.IsZero() }
+
+// String names the endpoint, and shows neither its URL nor its secrets.
+func (e Endpoint) String() string { return e.Destination + "/" + e.Name }
+
+// Format writes what String returns, whatever the verb.
+func (e Endpoint) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(e.String())) }
+
+// NewSecret makes a secret of 32 random bytes, in the form of Standard Webhooks:
+// "whsec_" and base64. Give it to the receiver once, over a safe way.
+func NewSecret() string {
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails
+	return secretPrefix + base64.StdEncoding.EncodeToString(key)
+}
+
+const (
+	secretPrefix = "whsec_"
+
+	maxName    = 255
+	maxURL     = 2048
+	maxSecrets = 8
+	maxSecret  = 4096 // all together
+)
+
+var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
+
+// check returns every mistake at once. It quotes neither URL nor secrets.
+func (e Endpoint) check() error {
+	errs := []error{checkName(e.Destination, e.Name), checkURL(e.URL)}
+	length := 0
+	for _, secret := range e.Secrets {
+		length += len(secret)
+		errs = append(errs, checkSecret(secret))
+	}
+	if len(e.Secrets) > maxSecrets || length > maxSecret {
+		errs = append(errs, fmt.Errorf("Secrets are %d of together %d bytes: give at most %d of %d", len(e.Secrets), length, maxSecrets, maxSecret))
+	}
+	return errors.Join(errs...)
+}
+
+func checkName(destination, name string) error {
+	var errs []error
+	if !destinationName.MatchString(destination) {
+		errs = append(errs, errors.New("Destination must be 1 to 56 lowercase letters, digits, _ and -, as the worker's file has it"))
+	}
+	if name == "" || len(name) > maxName || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
+		errs = append(errs, fmt.Errorf("Name must be text of 1 to %d bytes in valid UTF-8, without NUL", maxName))
+	}
+	return errors.Join(errs...)
+}
+
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	switch {
+	case text == "":
+		return errors.New("URL is missing")
+	case len(text) > maxURL:
+		return fmt.Errorf("URL is %d bytes long, more than %d", len(text), maxURL)
+	case err != nil || !utf8.ValidString(text) || strings.ContainsRune(text, 0):
+		return errors.New("URL is not a valid one")
+	case u.Scheme != "https" && u.Scheme != "http" || !strings.HasPrefix(text, u.Scheme+":"):
+		return errors.New("URL must begin with https:// or http://")
+	case u.Hostname() == "":
+		return errors.New("URL has no host")
+	case u.Fragment != "":
+		return errors.New("URL has a fragment (#...), which is never sent")
+	}
+	return nil
+}
+
+// checkSecret looks into those of Standard Webhooks only: a handler of your own may sign in another way.
+func checkSecret(secret string) error {
+	if secret == "" || !utf8.ValidString(secret) || strings.ContainsRune(secret, 0) {
+		return errors.New("Secrets has one that is empty, or no text in valid UTF-8")
+	}
+	bare, standard := strings.CutPrefix(secret, secretPrefix)
+	if !standard {
+		return nil
+	}
+	if key, err := base64.StdEncoding.DecodeString(bare); err != nil || len(key) < 24 || len(key) > 64 {
+		return errors.New("Secrets has one that begins with whsec_ and does not go on with the base64 of 24 to 64 bytes")
+	}
+	return nil
+}
+
+func endpoint(row db.EndpointsGetRow) Endpoint {
+	e := Endpoint{Destination: row.Destination, Name: row.Name, URL: row.Url, CreatedAt: row.CreatedAt, ChangedAt: row.ChangedAt}
+	if row.StoppedAt != nil {
+		e.StoppedAt, e.StopReason = *row.StoppedAt, *row.StopReason
+	}
+	if row.StoppedBy != nil {
+		e.StoppedBy = *row.StoppedBy
+	}
+	return e
+}

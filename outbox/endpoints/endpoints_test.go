@@ -1,0 +1,189 @@
+package endpoints_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/outbox/endpoints"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+var ada = outbox.By{Actor: "ada", Reason: "the receiver asked for it"}
+
+func shop(name string) endpoints.Endpoint {
+	return endpoints.Endpoint{Destination: "webhooks", Name: name, URL: "https://shop.example/hooks?token=t0ken", Secrets: []string{endpoints.NewSecret()}}
+}
+
+func put(t *testing.T, on samekey.Tx, e endpoints.Endpoint) {
+	t.Helper()
+	if err := endpoints.Put(t.Context(), on, e); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, on samekey.Tx, name string) endpoints.Endpoint {
+	t.Helper()
+	e, err := endpoints.Get(t.Context(), on, "webhooks", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestAnEndpointIsPutChangedStoppedStartedAndDeleted(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	put(t, on, shop("shop-1"))
+	if e := get(t, on, "shop-1"); e.URL != shop("").URL || e.Stopped() || e.Secrets != nil || e.CreatedAt.IsZero() {
+		t.Errorf("after Put: %+v, stopped %v, secrets %d", e, e.Stopped(), len(e.Secrets))
+	}
+
+	if err := endpoints.Stop(t.Context(), on, "webhooks", "shop-1", ada); err != nil {
+		t.Fatal(err)
+	}
+	changed := shop("shop-1")
+	changed.URL, changed.Secrets = "http://other.example", nil
+	put(t, on, changed)
+	again := outbox.By{Actor: "bob", Reason: "me too"}
+	if err := endpoints.Stop(t.Context(), on, "webhooks", "shop-1", again); err != nil {
+		t.Fatal(err)
+	}
+	if e := get(t, on, "shop-1"); e.URL != changed.URL || !e.Stopped() || e.StoppedBy != ada.Actor || e.StopReason != ada.Reason {
+		t.Errorf("changed while it is stopped, and stopped again: %q %v %q %q", e.URL, e.StoppedAt, e.StoppedBy, e.StopReason)
+	}
+
+	for range 2 { // the second changes nothing
+		if err := endpoints.Start(t.Context(), on, "webhooks", "shop-1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e := get(t, on, "shop-1"); e.Stopped() || e.StoppedBy != "" || e.StopReason != "" {
+		t.Errorf("started: %v %q %q", e.StoppedAt, e.StoppedBy, e.StopReason)
+	}
+	if err := endpoints.Delete(t.Context(), on, "webhooks", "shop-1"); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{
+		"get":    second(endpoints.Get(t.Context(), on, "webhooks", "shop-1")),
+		"stop":   endpoints.Stop(t.Context(), on, "webhooks", "shop-1", ada),
+		"start":  endpoints.Start(t.Context(), on, "webhooks", "shop-1"),
+		"delete": endpoints.Delete(t.Context(), on, "webhooks", "shop-1"),
+	} {
+		if !errors.Is(err, endpoints.ErrNotFound) {
+			t.Errorf("%s of one that is not there: %v", what, err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestWhatIsPutAppearsWithTheTransactionOrNotAtAll(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	undo := errors.New("undo")
+	err := pgx.BeginFunc(t.Context(), on, func(tx pgx.Tx) error {
+		put(t, tx, shop("shop-1"))
+		return undo
+	})
+	if _, missing := endpoints.Get(t.Context(), on, "webhooks", "shop-1"); !errors.Is(err, undo) || !errors.Is(missing, endpoints.ErrNotFound) {
+		t.Errorf("rolled back: %v, %v", err, missing)
+	}
+}
+
+func TestTheListIsPagedByName(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	for _, name := range []string{"b", "a", "Z", "c"} {
+		put(t, on, shop(name))
+	}
+	other := shop("a")
+	other.Destination = "others"
+	put(t, on, other)
+	var names []string
+	for behind := ""; ; {
+		page, err := endpoints.List(t.Context(), on, "webhooks", behind, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range page {
+			names = append(names, e.Name)
+		}
+		if len(page) < 3 {
+			break
+		}
+		behind = page[len(page)-1].Name
+	}
+	if got := strings.Join(names, " "); got != "Z a b c" {
+		t.Errorf("got %q", got)
+	}
+	if _, err := endpoints.List(t.Context(), on, "webhooks", "", 0); err == nil {
+		t.Error("a limit of 0 is taken")
+	}
+}
+
+func TestEveryMistakeIsSaidAtOnceAndNoSecretWithIt(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	bad := endpoints.Endpoint{Destination: "Web hooks", URL: "ftp://user:pa55word@shop.example/t0ken", Secrets: []string{"whsec_dG9vIHNob3J0", ""}}
+	err := endpoints.Put(t.Context(), on, bad)
+	if err == nil {
+		t.Fatal("it is taken")
+	}
+	for _, word := range []string{"Destination", "Name", "URL must begin", "base64 of 24 to 64 bytes", "empty"} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%v: want %q", err, word)
+		}
+	}
+	for _, secret := range []string{"pa55word", "t0ken", "dG9vIHNob3J0"} {
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("%v: shows %q", err, secret)
+		}
+	}
+	if err := endpoints.Stop(t.Context(), on, "webhooks", "", outbox.By{}); err == nil || !strings.Contains(err.Error(), "Name") || !strings.Contains(err.Error(), "Actor") {
+		t.Errorf("stop: %v", err)
+	}
+}
+
+// What Put refuses the table refuses too, whoever writes it, as far as a CHECK can say it; and what it takes, the table takes.
+func TestTheTableHoldsWhatPutHolds(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	limit := shop(strings.Repeat("n", 255))
+	limit.Destination, limit.URL = strings.Repeat("d", 56), "https://h/"+strings.Repeat("p", 2038)
+	limit.Secrets = []string{"1", "2", "3", "4", "5", "6", "7", strings.Repeat("s", 4096-7)}
+	put(t, on, limit)
+	for what, change := range map[string]func(*endpoints.Endpoint){
+		"no destination":      func(e *endpoints.Endpoint) { e.Destination = "" },
+		"a long destination":  func(e *endpoints.Endpoint) { e.Destination = strings.Repeat("d", 57) },
+		"no name":             func(e *endpoints.Endpoint) { e.Name = "" },
+		"a long name":         func(e *endpoints.Endpoint) { e.Name += "n" },
+		"no URL":              func(e *endpoints.Endpoint) { e.URL = "" },
+		"another scheme":      func(e *endpoints.Endpoint) { e.URL = "gopher://h/" },
+		"a long URL":          func(e *endpoints.Endpoint) { e.URL += "p" },
+		"nine secrets":        func(e *endpoints.Endpoint) { e.Secrets = strings.Split("123456789", "") },
+		"secrets of too much": func(e *endpoints.Endpoint) { e.Secrets = append(e.Secrets[:7:7], e.Secrets[7]+"s") },
+	} {
+		e := limit
+		change(&e)
+		if err := endpoints.Put(t.Context(), on, e); err == nil || strings.Contains(err.Error(), "SQLSTATE") {
+			t.Errorf("%s: Put: %v, want a refusal of its own", what, err)
+		}
+		_, err := on.Exec(t.Context(), `insert into samekey.endpoints (destination, name, url, secrets) values ($1, $2, $3, $4)`, e.Destination, e.Name, e.URL, e.Secrets)
+		if err == nil || !strings.Contains(err.Error(), "check constraint") {
+			t.Errorf("%s: the table: %v", what, err)
+		}
+	}
+}
+
+func TestAnEndpointIsPrintedWithoutItsURLAndSecrets(t *testing.T) {
+	e := shop("shop-1")
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("put", "endpoint", e)
+	for _, text := range []string{fmt.Sprint(e), fmt.Sprintf("%+v %#v %s", e, e, e), log.String()} {
+		if strings.Contains(text, "t0ken") || strings.Contains(text, "whsec_") || !strings.Contains(text, "webhooks/shop-1") {
+			t.Errorf("%s", text)
+		}
+	}
+}

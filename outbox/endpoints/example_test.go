@@ -1,0 +1,65 @@
+package endpoints_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/outbox/endpoints"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// A customer names a receiver; an event goes to every receiver that is not
+// stopped, one intent for each.
+func Example() {
+	ctx := context.Background()
+	t, done := exampletb.New()
+	defer done()
+	pool := samekeytest.NewDB(t).Pool // yours
+
+	for _, shop := range []string{"shop-17", "shop-18"} {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			// ... your own rows ...
+			return endpoints.Put(ctx, tx, endpoints.Endpoint{
+				Destination: "webhooks", Name: shop, URL: "https://shop.example/hooks", Secrets: []string{endpoints.NewSecret()},
+			})
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	by := outbox.By{Actor: "ada", Reason: "the shop is closed until spring"}
+	if err := endpoints.Stop(ctx, pool, "webhooks", "shop-18", by); err != nil {
+		log.Fatal(err)
+	}
+
+	key, err := samekey.NewKey("order-1", "acme", "order.paid")
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		all, err := endpoints.List(ctx, tx, "webhooks", "", 1000)
+		if err != nil {
+			return err
+		}
+		var intents []outbox.Intent
+		for _, e := range all {
+			if !e.Stopped() {
+				fmt.Println("to", e)
+				intents = append(intents, outbox.Intent{Key: key, Action: "notify", Part: e.Name, Payload: []byte(`{"type": "order.paid"}`)})
+			}
+		}
+		_, err = outbox.InsertMany(ctx, tx, intents)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	outbox.Flush(pool, "notify")
+	// Output: to webhooks/shop-17
+}

@@ -1,0 +1,58 @@
+-- Receivers behind a destination: where each is, what signs for it, whether it is stopped.
+--
+--   a call has read its row, then people change or start     the call goes out by the row it read; a 410 to it has an old
+--   the endpoint, then the receiver answers 410              version and stops nothing: the next call will tell
+--   deleted and put again meanwhile                          another version too
+--   two calls at once are answered 410                       the second finds it stopped
+--   a person stops it while calls are under way              they end as they do; no call begins after it
+--   killed between the stop and the settle                   the intent is taken over, and finds its endpoint stopped
+
+-- name: EndpointsPut :exec
+-- It does not name `excluded`: that would need the right to read secrets, which the application's role does not have.
+insert into samekey.endpoints (destination, name, url, secrets)
+values (@destination, @name, @url, coalesce(@secrets::text[], '{}'))
+on conflict (destination, name) do update
+set url = @url, secrets = coalesce(@secrets::text[], '{}'), version = gen_random_uuid(), changed_at = clock_timestamp();
+
+-- name: EndpointsStop :execrows
+-- By a person. One that is stopped already keeps its reason.
+update samekey.endpoints
+set stopped_by  = case when stopped_at is null then @actor::text else stopped_by end,
+    stop_reason = coalesce(stop_reason, @reason::text),
+    stopped_at  = coalesce(stopped_at, clock_timestamp()),
+    version     = gen_random_uuid(),
+    changed_at  = clock_timestamp()
+where destination = @destination and name = @name;
+
+-- name: EndpointsStart :execrows
+update samekey.endpoints
+set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp()
+where destination = @destination and name = @name;
+
+-- name: EndpointsDelete :execrows
+delete from samekey.endpoints where destination = @destination and name = @name;
+
+-- name: EndpointsList :many
+-- A page, in the order of names.
+select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, changed_at
+from samekey.endpoints
+where destination = @destination and name > @behind
+order by name
+limit @max_count;
+
+-- name: EndpointsGet :one
+select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, changed_at
+from samekey.endpoints
+where destination = @destination and name = @name;
+
+-- name: EndpointsCall :one
+-- What a call needs, right before it.
+select url, secrets, version, (stopped_at is not null)::boolean as stopped
+from samekey.endpoints
+where destination = @destination and name = @name;
+
+-- name: EndpointsGone :execrows
+-- By the receiver itself, in its answer to a call that was made by this version.
+update samekey.endpoints
+set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp()
+where destination = @destination and name = @name and version = @version and stopped_at is null;
