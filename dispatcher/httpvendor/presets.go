@@ -175,17 +175,18 @@ func Mail() Destination {
 	}}
 }
 
-// SentLog looks a call up in a list of what was sent. The request must ask for what carries the key alone, so that a list
-// without it is no page of a longer one; list is the JSON Pointer of the list in the answer, field that of the key in one
-// of its elements. Such as, for Postmark and a mail with "Metadata": {"key": {{.Key}}} (unverified):
+// SentLog looks a call up in a list of what was sent. The request must ask for what carries the key alone; list is the JSON
+// Pointer of the list in the answer, field that of the key in one of its elements. Such as, for Postmark and a mail with "Metadata": {"key": {{.Key}}} (unverified):
 //
 //	httpvendor.SentLog("GET /messages/outbound?count=10&offset=0&metadata_key={{.Key}}", "/Messages", "/Metadata/key")
 //
-// An element with the key means found; the list without it, absent; anything else is inconclusive. What was accepted shows
-// up in such a log late: Policy.SettlingDelay is for that, and Policy.ResendAbsent only where the log misses nothing.
+// An element with the key means found; an empty list, absent; anything else is inconclusive, a list of others too: it shows
+// that the vendor did not look for the key, and may be a page of a longer one. What was accepted shows up in such a log
+// late: Policy.SettlingDelay is for that, and Policy.ResendAbsent only where the log misses nothing.
 func SentLog(request, list, field string) *Lookup {
 	return &Lookup{Request: request, Rules: []LookupRule{
 		{Match: Match{Status: status(200, 200), Field: list + "/*" + field, Values: []string{"{{.Key}}"}}, Means: Found},
+		{Match: Match{Status: status(200, 200), Field: list + "/*"}, Means: Inconclusive},
 		{Match: Match{Status: status(200, 200), Field: list}, Means: Absent},
 	}}
 }

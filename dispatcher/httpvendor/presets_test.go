@@ -397,7 +397,7 @@ func TestAMailWhoseFateIsUnknownIsFoundInTheLogOrParkedAndNeverSentTwice(t *test
 		"not sent":                     {false, false, "", "parked", 0, 1},
 		"not sent, once more":          {false, true, "", "delivered", 1, 2},
 		"the log answers another list": {true, true, `{"Other":[]}`, "parked", 1, 1},
-		"the log has somebody's mail":  {true, false, `{"Messages":[{"Metadata":{"key":"other"}}]}`, "parked", 1, 1},
+		"the log has somebody's mail":  {true, true, `{"Messages":[{"Metadata":{"key":"other"}}]}`, "parked", 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := startVendor(t, inLog, step{act: tc.acted, lose: true}, step{act: true, status: 200, body: `{"ErrorCode":0}`})
