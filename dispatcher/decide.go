@@ -49,6 +49,8 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	p := a.policy
 	s = settlement{event: "attempt", spent: int(c.Spent), unsend: c.FirstSend}
 	switch {
+	case a.moved(c):
+		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, codeMoved
 	case !p.Class.repeatable() && !c.FirstSend:
 		// It may have been sent before, and nobody said that it was not.
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "maybe_sent"
@@ -185,6 +187,14 @@ func (a *action) unknown(s settlement) settlement {
 	return s
 }
 
+// codeMoved marks an intent that another destination may have seen.
+const codeMoved = "moved"
+
+// moved: another destination may have acted on it, and this one would act again. Neither can this one say what became of it.
+func (a *action) moved(c *db.OutboxQueueClaimRow) bool {
+	return a.policy.Class != Read && !c.FirstSend && c.SentTo != "" && c.SentTo != a.destination()
+}
+
 // beforeLookup decides whether an unknown intent is looked up now; ask is true where it is.
 func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool) {
 	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.Spent), leave: a.policy.PassFailed}
@@ -193,6 +203,9 @@ func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool
 	case accepted && c.FirstSentAt != nil && c.Now.Sub(*c.FirstSentAt) >= a.policy.CompletionTime:
 		s.answer.Code = "not_completed"
 		s.err = fmt.Sprintf("the vendor accepted it, and has not completed it within %v: find out what became of it, then resolve the intent", a.policy.CompletionTime)
+	case a.moved(c):
+		s.answer.Code = codeMoved
+		s.err = fmt.Sprintf("destination %q may have acted on it, and the action goes to %q now: find out what happened there, then resolve the intent", c.SentTo, a.destination())
 	case a.lookup == nil:
 		s.answer.Code = "no_lookup"
 		s.err = "the action has no look-up: find out what happened at the vendor, then resolve the intent"

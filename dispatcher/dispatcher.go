@@ -115,6 +115,9 @@ type action struct {
 	stored   bool // the endpoint is one of samekey.endpoints
 }
 
+// destination is the name of its destination.
+func (a *action) destination() string { return or(a.policy.Destination, a.name) }
+
 // destination is a vendor account, shared by the actions that name it.
 type destination struct {
 	name     string

@@ -14,7 +14,8 @@ type Policy struct {
 	Class Class
 
 	// Destination names the vendor account, declared with [Dispatcher.Destination]. Default: one of the action's own
-	// name with default limits.
+	// name with default limits. Where it is changed, what the destination before may have seen is not sent to the new one,
+	// nor looked up there: it is parked, but for a [Read].
 	Destination string
 
 	// Timeout bounds one attempt, connecting and reading included. Default 30 s, at least 1 ms, at most 1 h.

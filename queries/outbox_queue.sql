@@ -33,17 +33,18 @@ with picked as materialized (
         repeatable    = @repeatable::boolean or (@needs_approval::boolean and q.approved_at is null),
         first_sent_at = case when q.status = 'pending' and not (@needs_approval::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
+        sent_to       = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then @destination::text else q.sent_to end,
         plain         = q.plain or q.status = 'pending' and not @fixes::boolean,
         window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, p.now,
+    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, q.sent_to, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
 select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
-       c.plain, c.first_sent_at,
+       c.plain, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key, as it was
        -- known at the first send or as it is known now, whichever is shorter.
        coalesce(not c.first_send and least(c.window_ends, c.first_sent_at + sqlc.narg('key_window')::interval) < c.now + @reserve::interval, false)::boolean as past_window,

@@ -104,6 +104,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     status text collate "C" not null
     ordering_key text collate "C"
     last_code text collate "C"
+    sent_to text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
     constraint outbox_queue_counts CHECK (((attempt >= 0) AND (spent >= 0) AND ((sent_attempt >= 0) AND (sent_attempt <= attempt))))

@@ -40,17 +40,18 @@ with picked as materialized (
         repeatable    = $9::boolean or ($10::boolean and q.approved_at is null),
         first_sent_at = case when q.status = 'pending' and not ($10::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        plain         = q.plain or q.status = 'pending' and not $11::boolean,
-        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $12::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
+        sent_to       = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $11::text else q.sent_to end,
+        plain         = q.plain or q.status = 'pending' and not $12::boolean,
+        window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when $13::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
                         else q.window_ends end
     from picked p
     where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, p.now,
+    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, q.sent_to, p.now,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
 select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
-       c.plain, c.first_sent_at,
+       c.plain, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key, as it was
        -- known at the first send or as it is known now, whichever is shorter.
        coalesce(not c.first_send and least(c.window_ends, c.first_sent_at + $1::interval) < c.now + $2::interval, false)::boolean as past_window,
@@ -74,6 +75,7 @@ type OutboxQueueClaimParams struct {
 	Lease         time.Duration
 	Repeatable    bool
 	NeedsApproval bool
+	Destination   string
 	Fixes         bool
 	Forever       bool
 }
@@ -91,6 +93,7 @@ type OutboxQueueClaimRow struct {
 	Resent       bool
 	Plain        bool
 	FirstSentAt  *time.Time
+	SentTo       string
 	PastWindow   bool
 	PastDeadline bool
 	Now          time.Time
@@ -129,6 +132,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.Lease,
 		arg.Repeatable,
 		arg.NeedsApproval,
+		arg.Destination,
 		arg.Fixes,
 		arg.Forever,
 	)
@@ -152,6 +156,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 			&i.Resent,
 			&i.Plain,
 			&i.FirstSentAt,
+			&i.SentTo,
 			&i.PastWindow,
 			&i.PastDeadline,
 			&i.Now,
