@@ -46,7 +46,7 @@ type Answer struct {
 
 // Handler makes one attempt. Its context ends at the attempt's deadline; what it sends after that may meet the attempt
 // that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead], [Denied],
-// [Gone], [Accepted], [Stuck] and [Unknown] say what kind of error it was; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
+// [Gone], [Accepted], [Stuck] and [Unknown] say what kind of error it was, and [NotBefore] when the vendor wants the next call; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
 // error of net that says "dial", or that a name was not found, counts as a vendor that cannot be reached: it spends no
 // attempt. It is no proof that nothing was sent; where you have that, say [Unsent].
 type Handler func(ctx context.Context, call *Call) (Answer, error)
@@ -94,6 +94,20 @@ func Refused(answer Answer) error {
 // backoff, at most a day: a vendor that asks for more is asked again after a day. Any class may be retried after it but an irreversible write, which waits for approval.
 func RetryAfter(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
+}
+
+// NotBefore says beside what err says that the vendor wants no call before d is over, as a Retry-After does beside an answer
+// that leaves the outcome unknown: neither the next attempt nor a look-up comes earlier, nor after an approval. It is cut to
+// a day, and means nothing where the intent is finished or dead. An err that is none of this package's verdicts is unknown.
+func NotBefore(d time.Duration, err error) error {
+	said := attemptError{verdict: verdictUnknown, err: orText(err, "the outcome is unknown")}
+	var own *attemptError
+	if errors.As(err, &own) {
+		said = *own
+		said.err = err
+	}
+	said.after = max(said.after, d)
+	return &said
 }
 
 // Unsent says that provably nothing was sent: the name did not resolve, no connection stood, TLS failed, a breaker was
@@ -213,7 +227,8 @@ type Option func(*action) error
 
 // WithLookup registers how to ask the vendor whether it acted under a delivery key. It is called, never the handler,
 // where an outcome is unknown or the key window is over. An error means that the vendor could not be asked: the look-up
-// is tried again with the policy's backoff, up to its attempts, then the intent is parked.
+// is tried again with the policy's backoff, up to its attempts, then the intent is parked. [Unsent], [RetryAfter] and [Denied]
+// spend none of them, as for a handler, and nothing comes before what RetryAfter or [NotBefore] says.
 func WithLookup[T any](fn func(ctx context.Context, call *Call, payload T) (Finding, error)) Option {
 	return func(a *action) error {
 		a.lookup = func(ctx context.Context, call *Call) (Finding, error) {

@@ -90,6 +90,24 @@ func (a *action) deadUnsent(c *db.OutboxQueueClaimRow, code string, err error) s
 
 // afterCall decides what an attempt's answer or error means for its intent.
 func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) settlement {
+	s := a.meaning(c, answer, err)
+	switch s.status {
+	case statusPending, statusUnknown, statusAwaiting:
+		s.delay = max(s.delay, askedWait(err))
+	}
+	return s
+}
+
+// askedWait is how long a vendor wants to be left alone.
+func askedWait(err error) time.Duration {
+	var own *attemptError
+	if errors.As(err, &own) {
+		return min(own.after, maxDelay)
+	}
+	return 0
+}
+
+func (a *action) meaning(c *db.OutboxQueueClaimRow, answer Answer, err error) settlement {
 	p := a.policy
 	s := settlement{event: "attempt", spent: int(c.Spent), answer: answer, sent: true}
 	if err == nil {
@@ -116,7 +134,7 @@ func (a *action) afterCall(c *db.OutboxQueueClaimRow, answer Answer, err error) 
 		// The vendor did not act: nothing is spent, and a write that may not be repeated counts as unsent.
 		s.status, s.outcome, s.unsend = statusPending, outcomeRetry, !p.Class.repeatable()
 		s.answer.Code = or(s.answer.Code, "retry_after")
-		s.delay = max(min(failure.after, maxDelay), p.delay(int(c.Attempt)))
+		s.delay = p.delay(int(c.Attempt))
 	case verdictDead, verdictGone:
 		s.status, s.outcome, s.unsend = statusDead, outcomeDead, !p.Class.repeatable()
 		s.answer.Code = or(s.answer.Code, "dead")
@@ -159,7 +177,7 @@ func (a *action) finished(s settlement, status string) settlement {
 func (a *action) accepted(s settlement, after time.Duration) settlement {
 	s.status, s.outcome, s.answer.Code, s.err = statusUnknown, outcomeAccepted, codeAccepted, ""
 	s.spent, s.resend = 0, true
-	s.delay = max(after, a.policy.SettlingDelay, time.Second)
+	s.delay = max(min(after, maxDelay), a.policy.SettlingDelay, time.Second)
 	if a.lookup == nil { // only an event can complete it: the claim that comes when its time is over parks it
 		s.delay = a.policy.CompletionTime
 	}
@@ -225,8 +243,13 @@ func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool
 func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err error) settlement {
 	s := settlement{event: "lookup", spent: int(c.Spent) + 1, answer: finding.answer, outcome: or(finding.outcome, outcomeInconclusive)}
 	switch {
+	case err != nil && spendsNothing(err):
+		s.status, s.outcome, s.err, s.spent = statusUnknown, outcomeRetry, withoutURL(err), int(c.Spent)
+		s.delay = max(a.policy.delay(int(c.Attempt)), askedWait(err))
+		s.answer.Code = or(s.answer.Code, "lookup_failed")
 	case err != nil && s.spent < a.policy.Attempts:
-		s.status, s.outcome, s.err, s.delay = statusUnknown, outcomeRetry, withoutURL(err), a.policy.delay(s.spent)
+		s.status, s.outcome, s.err = statusUnknown, outcomeRetry, withoutURL(err)
+		s.delay = max(a.policy.delay(s.spent), askedWait(err))
 		s.answer.Code = or(s.answer.Code, "lookup_failed")
 	case err != nil:
 		s.status, s.outcome, s.err, s.leave = statusParked, outcomeInconclusive, withoutURL(err), a.policy.PassFailed
@@ -235,7 +258,7 @@ func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err err
 		return a.finished(s, s.outcome)
 	case s.outcome == outcomePending:
 		s.status, s.outcome, s.answer.Code, s.spent = statusUnknown, outcomeAccepted, codeAccepted, 0
-		s.delay, s.resend = max(finding.after, time.Second), true
+		s.delay, s.resend = max(min(finding.after, maxDelay), time.Second), true
 	case s.outcome == outcomeAbsent && (c.LastCode == nil || *c.LastCode != outcomeAbsent):
 		// Once is not enough: what the vendor accepted may show up late.
 		s.status, s.answer.Code, s.delay = statusUnknown, outcomeAbsent, max(a.policy.SettlingDelay, 0)
@@ -247,6 +270,15 @@ func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err err
 		s.answer.Code = or(s.answer.Code, s.outcome)
 	}
 	return s
+}
+
+// spendsNothing: the vendor could not be reached, or wants to be asked later, or refused the credentials.
+func spendsNothing(err error) bool {
+	switch classify(err, false).verdict {
+	case verdictUnsent, verdictRetryAfter, verdictDenied:
+		return true
+	}
+	return false
 }
 
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.

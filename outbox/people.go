@@ -55,7 +55,7 @@ func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	})
 }
 
-// Approve lets an intent that awaits approval be sent, once: it is due now. Any
+// Approve lets an intent that awaits approval be sent, once: it is due now, or when the vendor wants to be asked again. Any
 // other state is a [*StateError], so of two people who approve or reject at the
 // same time one is told that the other was first. So is an approval by the actor
 // that the intent names as RequestedBy: another one has to approve.

@@ -45,7 +45,8 @@ select g.id, @event::text, 'cancelled', g.window_ends, @actor::text, @reason::te
 -- name: OutboxPeopleApprove :execrows
 with approved as (
     update samekey.outbox_queue q
-    set status = 'pending', approved_at = clock_timestamp(), due_at = clock_timestamp(), attempt = q.attempt + 1
+    set status = 'pending', approved_at = clock_timestamp(), attempt = q.attempt + 1,
+        due_at = greatest(q.due_at, clock_timestamp()) -- the vendor may have said when it wants to be asked again
     where q.id = @id and q.status = 'awaiting_approval'
     returning q.id
 )
