@@ -135,6 +135,7 @@ func readDestination(r *reader, at entry) *destination {
 	dest.lines = r.fields(at, map[string]func(entry){
 		"preset":     func(entry) {}, // see readPreset
 		"url":        func(e entry) { dest.URL = secret(e) },
+		"endpoint":   func(e entry) { dest.Endpoint, _ = r.raw(e) },
 		"key":        func(e entry) { readKey(r, e, &dest.Vendor) },
 		"key_window": func(e entry) { dest.Vendor.Window = readWindow(r, e) },
 		"replay":     func(e entry) { dest.Vendor.Replay = readReplay(r, e) },
@@ -150,6 +151,7 @@ func readDestination(r *reader, at entry) *destination {
 		"concurrency":     func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
 		"rate":            func(e entry) { dest.Limits.Rate = readRate(r, e) },
 		"burst":           func(e entry) { dest.Limits.Burst = r.number(e, 1, 1_000_000) },
+		"per_endpoint":    func(e entry) { dest.Limits.PerEndpoint = r.number(e, 1, 10_000) },
 		"break_after":     func(e entry) { dest.Limits.BreakAfter = readBreakAfter(r, e) },
 		"break_delay":     func(e entry) { dest.Limits.BreakDelay = r.duration(e) },
 		"max_break_delay": func(e entry) { dest.Limits.MaxBreakDelay = r.duration(e) },
@@ -159,6 +161,9 @@ func readDestination(r *reader, at entry) *destination {
 	})
 	if mismatch != 0 || dest.Vendor.Replay == dispatcher.ReplayNothing { // which a preset's does not go with
 		dest.Vendor.Mismatch = mismatch
+	}
+	if dest.lines["url"] > 0 && dest.lines["endpoint"] == 0 {
+		dest.Endpoint = "" // one receiver, whatever the preset says
 	}
 	dest.Rules = append(dest.Rules, preset...)
 	maps.Copy(dest.lines, ruleLines)
@@ -327,7 +332,11 @@ func (c *config) check(r *reader) {
 		if dest.client != nil {
 			d.Vendor(dest.Name, dest.client.Vendor())
 		}
-		d.Handle("check", dispatcher.Policy{Class: dispatcher.Read, Destination: dest.Name}, nothing)
+		var options []dispatcher.Option
+		if dest.Endpoint != "" {
+			options = append(options, dispatcher.WithEndpoint(func(*dispatcher.Call) string { return "" }))
+		}
+		d.Handle("check", dispatcher.Policy{Class: dispatcher.Read, Destination: dest.Name}, nothing, options...)
 		r.explain(d.Check(), dest.at, dest.lines)
 	}
 	for _, a := range c.actions {
@@ -419,7 +428,7 @@ func (r *reader) explain(err error, at entry, lines map[string]int) {
 
 // fileNames are the names of fields, in Go and in the file.
 var fileNames = map[string]string{
-	"Name": "name", "URL": "url", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
+	"Name": "name", "URL": "url", "Endpoint": "endpoint", "PerEndpoint": "per_endpoint", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
 	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Vendor.Mismatch": "mismatch", "Auth": "auth", "WebhookSecrets": "webhook_secrets", "AllowPrivate": "allow_private", "Rules": "rules",
 	"Concurrency": "concurrency", "Rate": "rate", "Burst": "burst",
 	"BreakAfter": "break_after", "BreakDelay": "break_delay", "MaxBreakDelay": "max_break_delay", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpvendor"
+	"github.com/samekey/samekey/outbox/endpoints"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -44,8 +45,11 @@ destinations:
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
+  hooks: {preset: webhooks, per_endpoint: 2}
+  shops: {url: "https://shops.example", endpoint: "{{.Payload.shop}}"}
   posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h, rate: 2.5, break_after: 3, break_delay: 2s, max_break_delay: 5m}
 actions:
+  notify: {destination: hooks, request: POST, class: idempotent_write, key_window: forever, deadline: 3d}
   charge_card:
     destination: stripe
     request: POST /v1/charges/{{.Payload.id}}
@@ -106,14 +110,17 @@ actions:
 	if stripe.Limits != (dispatcher.Limits{Rate: 10, Burst: 20, BreakAfter: -1}) {
 		t.Errorf("%+v", stripe.Limits)
 	}
-	if posted := c.destinations[5].Limits; posted != (dispatcher.Limits{Rate: 2.5, BreakAfter: 3, BreakDelay: 2 * time.Second, MaxBreakDelay: 5 * time.Minute}) {
+	if posted := c.destinations[7].Limits; posted != (dispatcher.Limits{Rate: 2.5, BreakAfter: 3, BreakDelay: 2 * time.Second, MaxBreakDelay: 5 * time.Minute}) {
 		t.Errorf("%+v", posted)
 	}
 	hook := c.destinations[4]
 	if hook.Vendor.Key.Name != "webhook-id" || strings.Join(hook.WebhookSecrets, " ") != "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" {
 		t.Errorf("%+v", hook.Destination)
 	}
-	charge, send := c.actions[0], c.actions[1]
+	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || shops.Endpoint != "{{.Payload.shop}}" {
+		t.Errorf("%q, %+v, %q", hook.Endpoint, hooks.Destination, shops.Endpoint)
+	}
+	charge, send := c.actions[1], c.actions[2]
 	if !reflect.DeepEqual(charge.Body, httpvendor.Body{Format: httpvendor.Form, Template: "{\"amount\": {{.Payload.amount}}}\n",
 		Fields: []httpvendor.Field{{Name: "source", Value: "shop"}, {Name: "metadata[order]", Value: "o-{{.Payload.id}}"}, {Name: "zero", Value: "0"}}}) {
 		t.Errorf("%+v", charge.Body)
@@ -159,7 +166,11 @@ destinations:
     preset: generic
     url: https://e.example
     key_window: 1h
+  g: {preset: webhooks, auth: {bearer: s3cret}, endpoint: "{{"}
+  h: {preset: webhooks, url: "https://h.example", per_endpoint: 3}
+  i: {preset: webhooks}
 actions:
+  five: {destination: i, request: POST, class: idempotent_write, key_window: 1h}
   one:
     destination: c
     request: POST /{{.Payload
@@ -211,19 +222,23 @@ actions:
 		":22: destinations.f.rate: \"5/d\" is not a rate",
 		":22: destinations.f.burst: 3 has no meaning without rate",
 		":22: destinations.f.max_break_delay: 2h0m0s is longer than 1h0m0s",
-		":30: actions.one.request: is no template",
-		":31: actions.one.class: idempotent_write contradicts the vendor",
-		":32: actions.one.body.format: \"xml\" is none of form, json",
-		":33: actions.one.rules must be a list",
-		":34: actions.one.resend_absent: \"perhaps\" is none of false, true",
-		":39: actions.two.resend_absent: needs a look-up: give it a lookup",
-		":40: actions.two.key_window: 2h0m0s has no meaning",
-		":41: actions.two.body: has a template or fields",
-		":44: actions.two.rules[1]: means retry",
-		":49: actions.three.key_window: 2h0m0s is longer than the vendor's key_window",
-		":54: actions.three.lookup.rules[2]: means \"gone\" is none of",
-		":55: actions.three.accepted: has a status that success has too",
-		":61: actions.four.lookup has one of list and field",
+		":27: destinations.g.endpoint: is no template",
+		":27: destinations.g.auth: would go to every endpoint",
+		":28: destinations.h.per_endpoint: 3 has no meaning",
+		":31: actions.five.deadline: is missing",
+		":34: actions.one.request: is no template",
+		":35: actions.one.class: idempotent_write contradicts the vendor",
+		":36: actions.one.body.format: \"xml\" is none of form, json",
+		":37: actions.one.rules must be a list",
+		":38: actions.one.resend_absent: \"perhaps\" is none of false, true",
+		":43: actions.two.resend_absent: needs a look-up: give it a lookup",
+		":44: actions.two.key_window: 2h0m0s has no meaning",
+		":45: actions.two.body: has a template or fields",
+		":48: actions.two.rules[1]: means retry",
+		":53: actions.three.key_window: 2h0m0s is longer than the vendor's key_window",
+		":58: actions.three.lookup.rules[2]: means \"gone\" is none of",
+		":59: actions.three.accepted: has a status that success has too",
+		":65: actions.four.lookup has one of list and field",
 	}
 	for _, text := range want {
 		if err == nil || !strings.Contains(err.Error(), "worker.yaml"+text) {
@@ -248,8 +263,13 @@ func TestTheFilesOfThePageAreRead(t *testing.T) {
 	if len(blocks) != 2 {
 		t.Fatalf("the page has %d blocks", len(blocks))
 	}
+	webhooks, err := os.ReadFile("../../docs/vendors/webhooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofWebhooks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(webhooks)
 	whole := strings.ReplaceAll(string(blocks[0][1]), "/run/secrets/stripe", writeFile(t, "stripe", "sk_live_1"))
-	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1])} {
+	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1]), string(ofWebhooks[1])} {
 		c, err := loadText(t, text, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -327,5 +347,60 @@ actions:
 	var stored []byte
 	if err := db.QueryRow(t.Context(), `select request from samekey.outbox_sends`).Scan(&stored); err != nil || bytes.Contains(stored, []byte("sk_live")) {
 		t.Errorf("stored %s, %v", stored, err)
+	}
+}
+
+// Two receivers behind one destination: each is called at its URL, and the one that wants no more is stopped.
+func TestTheWorkerSendsWebhooksToTheEndpointsThatTheDatabaseNames(t *testing.T) {
+	var mu sync.Mutex
+	signatures := map[string][]string{} // by path
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		signatures[r.RequestURI] = append(signatures[r.RequestURI], r.Header.Get("Webhook-Signature"))
+		if r.URL.Path == "/gone" {
+			w.WriteHeader(http.StatusGone)
+		}
+	}))
+	t.Cleanup(server.Close)
+	db := samekeytest.NewDB(t)
+	for _, name := range []string{"here", "gone"} {
+		err := endpoints.Put(t.Context(), db, endpoints.Endpoint{Destination: "hooks", Name: name, URL: server.URL + "/" + name + "?t=1", Secrets: []string{endpoints.NewSecret()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const enqueue = `select samekey.enqueue('tenant', 'event-' || n, 'notify', '{}', part => part) from unnest(array['here', 'gone']) part, generate_series(1, 3) n`
+	if _, err := db.Exec(t.Context(), enqueue); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", `
+destinations:
+  hooks: {preset: webhooks, per_endpoint: 1, allow_private: 127.0.0.0/8}
+actions:
+  notify: {destination: hooks, request: POST, class: idempotent_write, key_window: forever, deadline: 3d}
+`))
+	const rest = `select count(*) from samekey.outbox_queue where status = 'dead' and last_code in ('410', 'endpoint_stopped')`
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for count(t, db, rest) < 3 || count(t, db, `select count(*) from samekey.outbox_queue`) > 3 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("they do not come to rest")
+		}
+	}
+	p.signal(t)
+	_ = p.exit(t)
+	mu.Lock()
+	defer mu.Unlock()
+	here, gone := signatures["/here?t=1"], signatures["/gone?t=1"]
+	if len(here) != 3 || len(gone) != 1 || !strings.HasPrefix(here[0], "v1,") || here[0] == gone[0] {
+		t.Errorf("got %q", signatures)
+	}
+	e, err := endpoints.Get(t.Context(), db, "hooks", "gone")
+	if err != nil || !e.Stopped() {
+		t.Errorf("%v is not stopped, %v", e, err)
 	}
 }

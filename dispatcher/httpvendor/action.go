@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +17,7 @@ type Action struct {
 	Name string
 
 	// Request is the method and the path, with a query if there is one: "POST /v1/charges?expand=card". The path is
-	// added to that of the destination's URL. GET and HEAD are sent without a body, DELETE, PATCH, POST and PUT with Body.
+	// added to that of the URL; a method alone is for the URL as it stands. GET and HEAD are sent without a body, DELETE, PATCH, POST and PUT with Body.
 	// Path and query may be a template: "POST /v1/orders/{{.Payload.order_id}}/capture". A value is escaped by itself, so
 	// that none makes another path; a part of the path that comes out empty, "." or ".." makes the intent dead.
 	Request string
@@ -119,14 +118,17 @@ func (c *Client) Register(d *dispatcher.Dispatcher, actions ...Action) error {
 	return errors.Join(errs...)
 }
 
-// Handler makes the action's handler, and the options that it is registered with: what it renders, its look-up, and its
-// own Options. The error holds every mistake at once.
+// Handler makes the action's handler, and the options that it is registered with: where it goes, what it renders, its
+// look-up, and its own Options. The error holds every mistake at once.
 func (c *Client) Handler(action Action) (dispatcher.Handler, []dispatcher.Option, error) {
 	e, err := c.endpoint(action)
 	if err != nil {
 		return nil, nil, err
 	}
 	var options []dispatcher.Option
+	if option := c.withEndpoint(); option != nil {
+		options = append(options, option)
+	}
 	if e.renders() {
 		options = append(options, dispatcher.WithRender(e.render))
 	}
@@ -175,6 +177,9 @@ func (c *Client) endpoint(action Action) (*endpoint, error) {
 	if err != nil {
 		fail("Headers", "%v", err)
 	}
+	if c.stored() && header.Get("Authorization") != "" {
+		fail("Headers", "would send Authorization to every endpoint")
+	}
 	e.secrets = e.secrets.with(credentials(header))
 	e.header = c.header.Clone()
 	for name, values := range header {
@@ -190,21 +195,6 @@ func (c *Client) endpoint(action Action) (*endpoint, error) {
 		e.limit = limit
 	}
 	return e, errors.Join(errs...)
-}
-
-// url adds an action's path and query to the destination's.
-func (e *endpoint) url(path string) (*url.URL, error) {
-	ref, err := parsePath(path)
-	if err != nil {
-		return nil, err
-	}
-	base := e.client.base
-	return &url.URL{
-		Scheme: base.Scheme, Host: base.Host,
-		Path:     strings.TrimRight(base.Path, "/") + ref.Path,
-		RawPath:  strings.TrimRight(base.EscapedPath(), "/") + ref.EscapedPath(),
-		RawQuery: strings.Trim(base.RawQuery+"&"+ref.RawQuery, "&"),
-	}, nil
 }
 
 func (e *endpoint) setBody(fail func(field, format string, args ...any)) {

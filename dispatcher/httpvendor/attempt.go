@@ -25,7 +25,11 @@ func (e *endpoint) attempt(ctx context.Context, call *dispatcher.Call) (dispatch
 	if err != nil {
 		return dispatcher.Answer{}, err
 	}
-	req, err := e.request(call, s)
+	to, err := e.receiver(call)
+	if err != nil {
+		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "endpoint"}, e.failed("%v", err))
+	}
+	req, err := e.request(call, to, s)
 	if err != nil {
 		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, e.failed("%v", err))
 	}
@@ -34,7 +38,7 @@ func (e *endpoint) attempt(ctx context.Context, call *dispatcher.Call) (dispatch
 		return dispatcher.Answer{}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, body, err := e.read(resp, e.looksIn)
+	answer, body, err := e.read(resp, to.secrets, e.looksIn)
 	w.end()
 	return e.judge(newReply(resp, body, err != nil), answer, err)
 }
@@ -66,7 +70,7 @@ func (e *endpoint) failed(format string, args ...any) error {
 
 // request builds the one request of an attempt. Of a header that several set, the last in this order counts: the
 // intent, the destination, the action, what was rendered, samekey.
-func (e *endpoint) request(call *dispatcher.Call, s sending) (*http.Request, error) {
+func (e *endpoint) request(call *dispatcher.Call, to receiver, s sending) (*http.Request, error) {
 	header := http.Header{"User-Agent": {userAgent}}
 	for name, value := range call.Headers {
 		if err := checkHeader(name, value); err != nil {
@@ -74,8 +78,8 @@ func (e *endpoint) request(call *dispatcher.Call, s sending) (*http.Request, err
 		}
 		header.Set(name, value)
 	}
-	maps.Copy(header, e.header)
-	at, err := e.url(s.path)
+	maps.Copy(header, to.header)
+	at, err := to.url(s.path)
 	if err != nil {
 		return nil, err
 	}
@@ -102,8 +106,8 @@ func (e *endpoint) request(call *dispatcher.Call, s sending) (*http.Request, err
 		}
 		header.Set(name, key)
 	}
-	if signer := e.client.signer; signer != nil {
-		signer.sign(header, header.Get(e.client.keyHeader), time.Now(), s.body)
+	if to.signer != nil {
+		to.signer.sign(header, header.Get(e.client.keyHeader), time.Now(), s.body)
 	}
 	return req, nil
 }
@@ -159,19 +163,19 @@ var errLong = errors.New("httpvendor: the body is longer than what rules look in
 
 // read takes an answer up to its cap, counted after decompression, and where rules look into it also what they look into.
 // The error says that it broke off before.
-func (e *endpoint) read(resp *http.Response, looksIn bool) (answer dispatcher.Answer, body []byte, err error) {
+func (e *endpoint) read(resp *http.Response, secrets secrets, looksIn bool) (answer dispatcher.Answer, body []byte, err error) {
 	contentType := []byte(resp.Header.Get("Content-Type"))
-	answer = dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: string(e.secrets.strike(contentType, len(contentType)))}
+	answer = dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: string(secrets.strike(contentType, len(contentType)))}
 	if len(answer.ContentType) > 255 {
 		answer.ContentType = ""
 	}
 	// As much more as a secret is long, so that one that the cap cuts in two is known for what it is.
-	window := e.limit + e.secrets.longest
+	window := e.limit + secrets.longest
 	if looksIn {
 		window = max(window, rulesLimit)
 	}
 	body, err = io.ReadAll(io.LimitReader(resp.Body, int64(window)))
-	answer.Body = e.secrets.strike(body, e.limit)
+	answer.Body = secrets.strike(body, e.limit)
 	long := len(body) >= window
 	if long {
 		stop := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })

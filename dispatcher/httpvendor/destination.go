@@ -11,13 +11,14 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"text/template"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// Destination is a vendor account that is reached over HTTP. Name and URL are required; the zero value of every other
-// field is its default.
+// Destination is a vendor account that is reached over HTTP, or many receivers that are called alike. Name is required, and
+// URL or Endpoint; the zero value of every other field is its default.
 type Destination struct {
 	// Name is the destination's in dispatcher.Policy.Destination and in errors: lowercase letters, digits, _ and -.
 	Name string
@@ -26,6 +27,14 @@ type Destination struct {
 	// each call is sent with. "user:password@" becomes basic authentication. TLS is always verified; there is no way to
 	// turn that off.
 	URL string
+
+	// Endpoint is for many receivers behind one destination: a template, as an action's, of the name of the one that a call
+	// goes to, such as {{.Part}}. Each has a lane of its own (dispatcher.WithEndpoint), so that one that hangs holds up no
+	// other. Where URL is empty, its URL and secrets are what the package outbox/endpoints keeps under that name
+	// (dispatcher.WithStoredEndpoint), with all that URL may hold; answers that mean [Gone] stop it; and the actions need a
+	// Policy.Deadline. Auth, WebhookSecrets and a header Authorization, which would go to each of them, are refused then.
+	// Default: there is one receiver.
+	Endpoint string
 
 	// Vendor is what is known of the vendor account: where the key goes, for how long it is remembered, what the same key
 	// gets again. Presets such as [Stripe] fill it in. Where Key.Place is zero the key goes into the header
@@ -83,10 +92,12 @@ type Client struct {
 	base      *url.URL
 	header    http.Header
 	keyHeader string // canonical; empty: the key is in none
-	secrets   secrets
-	signer    signer          // nil: calls are not signed
-	reusing   *http.Transport // connections are kept and used again
-	single    *http.Transport // each call has a connection of its own
+
+	endpointName *template.Template // nil: there is one receiver
+	secrets      secrets
+	signer       signer          // nil: calls are not signed
+	reusing      *http.Transport // connections are kept and used again
+	single       *http.Transport // each call has a connection of its own
 }
 
 // New checks a destination, reads its CAFile, and makes a client. The error holds every mistake at once; it never
@@ -101,9 +112,13 @@ func New(dest Destination) (*Client, error) {
 		fail("Name", "is missing")
 	}
 	var err error
-	if c.base, err = parseURL(dest.URL); err != nil {
-		fail("URL", "%v", err)
-		c.base = &url.URL{}
+	c.base = &url.URL{}
+	if !c.stored() {
+		if base, err := parseURL(dest.URL); err != nil {
+			fail("URL", "%v", err)
+		} else {
+			c.base = base
+		}
 	}
 	if err := c.setKey(); err != nil {
 		fail("Vendor", "%v", err)
@@ -124,6 +139,7 @@ func New(dest Destination) (*Client, error) {
 	} else if c.signer != nil && c.keyHeader == "" {
 		fail("WebhookSecrets", "need the key in a header, by which the receiver knows what comes twice")
 	}
+	c.checkEndpoint(fail)
 	for i, rule := range dest.Rules {
 		if err := rule.check(true); err != nil {
 			fail("Rules", "number %d: %v", i+1, err)

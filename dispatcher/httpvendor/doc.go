@@ -16,6 +16,8 @@
 //		Options: []dispatcher.Option{dispatcher.WithApply(finishOrder)},
 //	})
 //
+// A destination may be many receivers that are called alike, such as those of [StandardWebhooks]: see [Destination.Endpoint].
+//
 // # One attempt is one request
 //
 // An attempt puts one request on the wire, or a part of one, or nothing: never two. net/http's own retries are off,

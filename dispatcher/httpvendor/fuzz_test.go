@@ -52,7 +52,11 @@ func FuzzAValueStaysWhereItStands(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			at, err := e.url(s.path)
+			to, err := e.receiver(call)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at, err := to.url(s.path)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -117,7 +117,11 @@ func oneLine(errs []error) error {
 func (e *endpoint) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
 	data := valuesOf(call)
 	data.Rendered = renderedBody(call)
-	req, err := e.lookupRequest(data)
+	to, err := e.receiver(call)
+	if err != nil {
+		return dispatcher.Finding{}, e.failed("the look-up: %v", err)
+	}
+	req, err := e.lookupRequest(to, data)
 	if err != nil {
 		return dispatcher.Inconclusive(dispatcher.Answer{Code: "lookup"}), e.failed("the look-up's request: %v", err)
 	}
@@ -126,21 +130,21 @@ func (e *endpoint) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (di
 		return dispatcher.Finding{}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, body, err := e.read(resp, true)
+	answer, body, err := e.read(resp, to.secrets, true)
 	w.end()
 	return e.find(newReply(resp, body, err != nil), answer, err, data)
 }
 
-func (e *endpoint) lookupRequest(data values) (*http.Request, error) {
+func (e *endpoint) lookupRequest(to receiver, data values) (*http.Request, error) {
 	path, err := e.lookup.target.fill(data)
 	if err != nil {
 		return nil, err
 	}
-	at, err := e.url(path)
+	at, err := to.url(path)
 	if err != nil {
 		return nil, err
 	}
-	header := e.header.Clone()
+	header := to.header.Clone()
 	header.Set("User-Agent", userAgent)
 	header.Del("Content-Type")
 	req := newRequest(e.lookup.target.method, at, header)

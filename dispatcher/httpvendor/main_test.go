@@ -86,6 +86,7 @@ var verdicts = map[int64]string{
 	verdictOf(dispatcher.Unsent(nil)):                       "unsent",
 	verdictOf(dispatcher.Dead(dispatcher.Answer{}, nil)):    "dead",
 	verdictOf(dispatcher.Unknown(dispatcher.Answer{}, nil)): "unknown",
+	verdictOf(dispatcher.Gone(dispatcher.Answer{}, nil)):    "gone",
 	verdictOf(dispatcher.Stuck(dispatcher.Answer{}, nil)):   "stuck",
 	verdictOf(dispatcher.Denied(dispatcher.Answer{}, nil)):  "denied",
 	verdictOf(dispatcher.Accepted(dispatcher.Answer{}, 0)):  "accepted",

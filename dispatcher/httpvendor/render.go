@@ -222,8 +222,10 @@ func parseSending(text []byte) (s sending, err error) {
 	if !ok || !slices.Contains(methods, s.method) {
 		return s, errors.New("was rendered in a form that this release does not know")
 	}
-	if _, err := parsePath(s.path); err != nil {
-		return s, err
+	if s.path != "" {
+		if _, err := parsePath(s.path); err != nil {
+			return s, err
+		}
 	}
 	if hasBody(s.method) {
 		s.body = body

@@ -45,9 +45,10 @@ const (
 	Accepted  Meaning = "accepted"  // the vendor will finish it later: never sent again
 	Denied    Meaning = "denied"    // the credentials are refused: sent again, nothing is spent
 	Dead      Meaning = "dead"      // the vendor did not act, and a person must mend something
+	Gone      Meaning = "gone"      // the endpoint did not act and wants no more: it is stopped, where it is a stored one
 )
 
-var meanings = []Meaning{Delivered, Refused, Retry, Unknown, Stuck, Accepted, Denied, Dead}
+var meanings = []Meaning{Delivered, Refused, Retry, Unknown, Stuck, Accepted, Denied, Dead, Gone}
 
 // Rule gives answers their meaning.
 type Rule struct {
@@ -220,6 +221,8 @@ func (e *endpoint) verdict(m Meaning, reason string, r reply, answer dispatcher.
 		return answer, dispatcher.Denied(answer, say("correct the destination's credentials"))
 	case Dead:
 		return answer, dispatcher.Dead(answer, say("correct the action or the payload, then redrive"))
+	case Gone:
+		return answer, dispatcher.Gone(answer, say("the receiver wants no more calls"))
 	case Stuck:
 		return answer, dispatcher.Stuck(answer, say("the same key gets the same failure for ever"))
 	default:

@@ -85,11 +85,16 @@ type secrets struct {
 const shortestSecret = 6
 
 func newSecrets(base *url.URL, header http.Header, named []string) secrets {
-	named = append(slices.Clone(named), credentials(header)...)
-	if password, ok := base.User.Password(); ok {
-		named = append(named, password, base64.StdEncoding.EncodeToString([]byte(base.User.Username()+":"+password)))
+	return secrets{}.with(slices.Concat(named, credentials(header), userSecrets(base)))
+}
+
+// userSecrets are what "user:password@" of a URL holds.
+func userSecrets(base *url.URL) []string {
+	password, ok := base.User.Password()
+	if !ok {
+		return nil
 	}
-	return secrets{}.with(named)
+	return []string{password, base64.StdEncoding.EncodeToString([]byte(base.User.Username() + ":" + password))}
 }
 
 // credentials are what an Authorization header holds.

@@ -227,6 +227,8 @@ func parseTarget(text string) (target, error) {
 	switch {
 	case text == "":
 		return t, errors.New("is missing")
+	case !ok && slices.Contains(methods, method):
+		return t, nil // the URL as it stands
 	case !ok || !strings.HasPrefix(path, "/"):
 		return t, errors.New(`must be a method and a path, such as "POST /v1/charges"`)
 	case !slices.Contains(methods, method):

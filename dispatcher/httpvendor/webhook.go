@@ -17,22 +17,37 @@ import (
 // webhook-id, the same at every attempt, by which the receiver knows a webhook that comes twice; webhook-timestamp is the
 // time of the attempt; and webhook-signature holds one signature for each secret, see [Destination.WebhookSecrets].
 //
-// Anything but a 2xx is a failure and tried again, up to the policy's attempts; 410 says that the receiver wants no more:
-// dead, so let an alarm on it stop what writes the intents. For how long a receiver remembers an id is the receiver's:
-// each action's Policy.KeyWindow must say what you rely on. One destination is one endpoint.
+// Without secrets it sends to many: each intent's part names an endpoint that the package outbox/endpoints keeps, with its
+// URL and its secrets. With secrets it is for one receiver, whose URL you set.
+//
+//	dest := httpvendor.StandardWebhooks()
+//	dest.Name = "webhooks"
+//	...
+//	httpvendor.Action{Name: "notify", Request: "POST", Policy: dispatcher.Policy{
+//		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 3 * 24 * time.Hour}}
+//
+// Anything but a 2xx is a failure and tried again, up to the policy's attempts. 410 says that the receiver wants no more: the
+// intent is dead, and the endpoint is stopped ([Gone]). For how long a receiver remembers an id is the receiver's: each
+// action's Policy.KeyWindow must say what you rely on.
 //
 // Unverified: that a secret has 24 to 64 bytes.
 func StandardWebhooks(secrets ...string) Destination {
-	return Destination{
+	dest := Destination{
 		Vendor:         inHeader("webhook-id", 0, 0, dispatcher.ReplaySuccess),
 		WebhookSecrets: secrets,
 		Rules: []Rule{
-			{Match: Match{Status: status(410, 410)}, Means: Dead, Reason: "the receiver wants no more webhooks: stop the endpoint"},
+			{Match: Match{Status: status(410, 410)}, Means: Gone, Reason: "the receiver wants no more webhooks: nothing more should be sent to this endpoint"},
 			{Match: Match{Status: status(429, 429)}, Means: Retry},
 			{Match: Match{Status: status(300, 499)}, Means: Unknown, Reason: "the receiver did not take it"},
 		},
 	}
+	if len(secrets) == 0 {
+		dest.Endpoint = "{{.Part}}"
+	}
+	return dest
 }
+
+const webhookID = "Webhook-Id" // canonical
 
 // signer signs calls as Standard Webhooks has it: HMAC-SHA256 over id, time and body, with each of its keys.
 type signer [][]byte

@@ -57,7 +57,7 @@ func TestAReceiverThatIsGoneIsAskedOnce(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	v := startVendor(t, header("Webhook-Id"), step{status: 410})
 	entry := played(t, db, StandardWebhooks(webhookSecret), v, Action{Request: "POST /hook"})
-	if says := entry.History[len(entry.History)-1].Error; entry.Status != "dead" || len(v.wire) != 1 || !strings.Contains(says, "stop the endpoint") {
+	if says := entry.History[len(entry.History)-1].Error; entry.Status != "dead" || len(v.wire) != 1 || !strings.Contains(says, "wants no more webhooks") {
 		t.Errorf("is %s after %d calls: %s", entry.Status, len(v.wire), says)
 	}
 }
