@@ -57,9 +57,10 @@ select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1,
 select count(samekey.enqueue('s', 'due ' || n, 'charge_card', 'payload', due_at => now() - interval '1 minute'))
 from generate_series(1, %[4]d) n;
 insert into samekey.outbox_sends (intent_id, carried_key, request) select o.id, 'key', 'request' from samekey.outbox o where hashtext(o.idem_key) %% 2 = 0;
+insert into samekey.endpoints (destination, name, url) select 'hooks', 'shop-' || n, 'https://shop.example' from generate_series(1, %[3]d) n;
 `
 
-var tables = []string{"outbox", "outbox_queue", "outbox_history", "outbox_sends", "processed_events"}
+var tables = []string{"outbox", "outbox_queue", "outbox_history", "outbox_sends", "processed_events", "endpoints"}
 
 func fill(t *testing.T, database *samekeytest.DB) {
 	t.Helper()
@@ -191,6 +192,7 @@ func (p planner) checkAll() {
 	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', 'payload')`)
 	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', 'payload', ordering_key => 'order-1')`)
 	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', 'payload', ordering_key => 'another')`)
+	p.check("endpoint of a call", db.EndpointsCall, 1, db.EndpointsCallParams{Destination: "hooks", Name: "shop-77"})
 	p.check("find a record", db.ProcessedEventsFind, 5, db.ProcessedEventsFindParams{IdemKey: "finished 0000001", Scope: "s"})
 }
 
