@@ -53,6 +53,8 @@
 //	  Stripe-Should-Retry: true                 unknown: sent again with the same key       error code, else the status
 //	any other                                   dead: a person must mend something          error code, else the status
 //
+// Nothing comes before Retry-After, whatever the attempt is.
+//
 // On a 2xx your function may say more than delivered, since Stripe answers 200 also where a payment is not yet, or not,
 // made: return dispatcher.Accepted while the payment intent is processing, or dispatcher.Refused where it requires another
 // payment method. On any other answer the table counts.

@@ -2,6 +2,7 @@ package stripevendor_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -236,6 +237,23 @@ func TestALookUpThatIsRefusedIsTriedAgainAndOneThatWritesIsNotLetOut(t *testing.
 	b.wantHistory(id, "attempt:retry:connection attempt:unknown:key_window lookup:retry:lookup_failed lookup:retry:lookup_failed")
 	if calls := b.server.seen(); len(calls) != 2 || calls[1].method != "GET" || !strings.Contains(b.dump(), "may only read") {
 		t.Errorf("the calls were %+v; %s", calls, b.dump())
+	}
+}
+
+func TestALookUpIsNotMadeAgainBeforeStripeSaid(t *testing.T) {
+	for status, as := range map[int]string{401: "0", 429: "0", 503: "1"} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			b := setup(t, cuts, says(status, `{}`, "Retry-After", "7000"))
+			id := b.insert()
+			c := b.account()
+			d := b.workerOf(c, pay, stripevendor.WithLookup(c, listOf, ours))
+			b.expect(d, retried)
+			b.elapse(25 * time.Hour)
+			b.expect(d, dispatcher.Summary{Unknown: 2})
+			if got := value[string](b, "select spent || ' ' || (due_at > clock_timestamp() + interval '6900 s') from samekey.outbox_queue where id = $1", id); got != as+" true" {
+				t.Errorf("it spent and waits: %s", got)
+			}
+		})
 	}
 }
 

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"time"
 
 	"github.com/stripe/stripe-go/v85"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // Handle registers an action whose intents are each one POST of Stripe's API v1, which fn makes through sc; the payload is
@@ -65,7 +68,8 @@ const MetadataKey = "samekey_key"
 //
 // Use a List, narrowed down by customer or by Created, not a Search: Stripe says that what was just written takes up to a
 // minute until a search finds it, and longer during an outage, while lists have no such delay. Nothing that writes is let out.
-// An error, or an answer other than 2xx, has the look-up tried again.
+// An error, or an answer other than 2xx, has the look-up tried again, not before Retry-After; a 401 and a 429 spend no attempt,
+// nor does an account that cannot be reached.
 func WithLookup[T, R any](c *Client, list func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, payload T) stripe.Seq2[R, error],
 	match func(call *dispatcher.Call, object R) (f dispatcher.Finding, mine bool)) dispatcher.Option {
 	return dispatcher.WithLookup(func(ctx context.Context, call *dispatcher.Call, payload T) (f dispatcher.Finding, err error) {
@@ -98,9 +102,21 @@ func (x *exchange) lookupFailed(action string) error {
 		return fmt.Errorf("stripevendor: %s: %w", action, x.refused)
 	case x.failure != nil:
 		_, text := describe(x.failure)
-		return fmt.Errorf("stripevendor: %s: the look-up got no answer: %s", action, text)
+		err := fmt.Errorf("stripevendor: %s: the look-up got no answer: %s", action, text)
+		if !x.connected {
+			err = dispatcher.Unsent(err)
+		}
+		return err
 	case x.status == 0:
 		return fmt.Errorf("stripevendor: %s: the look-up asked for nothing", action)
 	}
-	return fmt.Errorf("stripevendor: %s: the look-up was answered %d", action, x.status)
+	err := fmt.Errorf("stripevendor: %s: the look-up was answered %d", action, x.status)
+	wait, _ := retryafter.Read(x.header, time.Now())
+	switch x.status {
+	case http.StatusUnauthorized:
+		err = dispatcher.Denied(dispatcher.Answer{Code: "401"}, err)
+	case http.StatusTooManyRequests:
+		err = dispatcher.RetryAfter(wait, err)
+	}
+	return dispatcher.NotBefore(wait, err)
 }

@@ -69,19 +69,19 @@ func (c *Client) judge(ctx context.Context, x *exchange, action string, said err
 		answer.Code = firstOf(apiErr.DeclineCode, answer.Code)
 		return answer, dispatcher.Refused(answer)
 	case x.status == http.StatusUnauthorized:
-		return answer, dispatcher.Denied(answer, failed("answered 401: correct the account's key"))
+		return answer, dispatcher.NotBefore(wait, dispatcher.Denied(answer, failed("answered 401: correct the account's key")))
 	case x.status == http.StatusTooManyRequests:
 		return answer, dispatcher.RetryAfter(wait, failed("answered 429: ask again later"))
 	case x.status == http.StatusConflict:
 		return answer, dispatcher.RetryAfter(wait, failed("answered 409: it conflicts with a call that is still running"))
-	case x.status >= 500 && x.header.Get("Idempotent-Replayed") == "true":
+	case x.status >= 500 && strings.EqualFold(x.header.Get("Idempotent-Replayed"), "true"):
 		answer.Code = fmt.Sprintf("replayed_%d", x.status)
-		return answer, dispatcher.Stuck(answer, failed("answered %d, which is stored under this key: it can never succeed", x.status))
+		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d, which is stored under this key: it can never succeed", x.status)))
 	case x.status >= 500 && x.header.Get("Stripe-Should-Retry") == "false":
-		return answer, dispatcher.Stuck(answer, failed("answered %d, and that to try again changes nothing", x.status))
+		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d, and that to try again changes nothing", x.status)))
 	case x.status >= 500, x.status == http.StatusRequestTimeout, x.status == http.StatusTooEarly,
 		x.status >= 400 && x.header.Get("Stripe-Should-Retry") == "true":
-		return answer, dispatcher.Unknown(answer, failed("answered %d", x.status))
+		return answer, dispatcher.NotBefore(wait, dispatcher.Unknown(answer, failed("answered %d", x.status)))
 	case x.status < 400:
 		return answer, dispatcher.Dead(answer, failed("answered %d: redirects are not followed, correct Account.URL", x.status))
 	}

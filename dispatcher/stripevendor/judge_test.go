@@ -57,6 +57,9 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 		"500 replayed":               {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:replayed_500"},
 		"500 without hope":           {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "false"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:500"},
 		"500 with hope":              {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:500", spends: true},
+		"500 replayed, in capitals":  {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "True"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:replayed_500"},
+		"503 until later":            {answer: says(503, ``, "Retry-After", "7000"), want: retried, as: "retry:503", spends: true, wait: 7000 * time.Second},
+		"401 until later":            {answer: says(401, ``, "Retry-After", "7000"), want: retried, as: "retry:401", wait: 7000 * time.Second},
 		"503":                        {answer: says(503, ``), want: retried, as: "retry:503", spends: true},
 		"cut":                        {answer: cuts, want: retried, as: "retry:connection", spends: true},
 	} {
