@@ -32,7 +32,14 @@ type Call struct {
 	Rendered *Rendered
 
 	// Endpoint is where the call goes, for actions of [WithStoredEndpoint]; else nil.
-	Endpoint     *Endpoint
+	Endpoint *Endpoint
+
+	// LastAnswer is for a look-up: what the vendor last answered to an attempt, as the history keeps it, such as the id of
+	// an operation in the body of a 202 or of a 5xx. It survives restarts. Nil in attempts, and where no body came or was
+	// kept; what was answered before somebody said that nothing had been sent is forgotten. Its Body is cut at the policy's
+	// ResponseCap, so JSON that is longer is none.
+	LastAnswer *Answer
+
 	TraceContext string    // W3C traceparent, or empty
 	CreatedAt    time.Time // by the database's clock
 }
@@ -226,9 +233,10 @@ type Outcome struct {
 type Option func(*action) error
 
 // WithLookup registers how to ask the vendor whether it acted under a delivery key. It is called, never the handler,
-// where an outcome is unknown or the key window is over. An error means that the vendor could not be asked: the look-up
-// is tried again with the policy's backoff, up to its attempts, then the intent is parked. [Unsent], [RetryAfter] and [Denied]
-// spend none of them, as for a handler, and nothing comes before what RetryAfter or [NotBefore] says.
+// where an outcome is unknown or the key window is over. What the vendor answered before is in [Call.LastAnswer]. An error
+// means that the vendor could not be asked: the look-up is tried again with the policy's backoff, up to its attempts, then
+// the intent is parked. [Unsent], [RetryAfter] and [Denied] spend none of them, as for a handler, and nothing comes before
+// what RetryAfter or [NotBefore] says.
 func WithLookup[T any](fn func(ctx context.Context, call *Call, payload T) (Finding, error)) Option {
 	return func(a *action) error {
 		a.lookup = func(ctx context.Context, call *Call) (Finding, error) {

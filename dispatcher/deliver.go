@@ -135,12 +135,29 @@ func (n *node) lookUp(c *claim) settlement {
 	case err != nil:
 		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read, nothing was looked up", err)
 	}
-	call, began := c.call(), time.Now()
+	call := c.call()
+	var err error
+	if call.LastAnswer, err = n.lastAnswer(ctx, c); err != nil {
+		return n.notSent(ctx, c, "dispatcher: the last answer could not be read, nothing was looked up", err)
+	}
+	began := time.Now()
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
 	s := c.action.afterLookup(row, finding, err)
 	s.took = time.Since(began)
 	n.judge(c, s.answer.Code, healthOf(err))
 	return s
+}
+
+// lastAnswer is what a look-up may go by; nil where nothing was kept.
+func (n *node) lastAnswer(ctx context.Context, c *claim) (*Answer, error) {
+	last, err := n.q.OutboxHistoryLastAnswer(ctx, c.ID)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return &Answer{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil
 }
 
 // context is the attempt's: it ends Timeout after the moment before the claim was sent, however long the claim took.

@@ -210,6 +210,60 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 	}
 }
 
+// A look-up goes by the answer of the last attempt that was sent, also where it came late, and by no earlier one's.
+func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
+	on, n, s := settling(t)
+	orphan := func(c *claim) {
+		t.Helper()
+		if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'unknown', sent_attempt = $1, leased_by = null, lease_until = null`, c.Attempt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	told := func(c *claim) string {
+		t.Helper()
+		answer, err := n.lastAnswer(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer == nil {
+			return "nothing"
+		}
+		return answer.Code + " " + answer.ContentType + " " + string(answer.Body)
+	}
+	var settled bool
+	first := claimOne(t, n)
+	orphan(first)
+	if got := told(first); got != "nothing" {
+		t.Errorf("is told %s before there is an answer", got)
+	}
+	second := claimOne(t, n)
+	orphan(second)
+	settle(t.Context(), s, []result{resultOf(first, Unknown(Answer{Code: "500", Body: []byte("first")}, nil), &settled)})
+	if got := told(second); got != "nothing" {
+		t.Errorf("is told %s by an attempt that was not the last", got)
+	}
+	settle(t.Context(), s, []result{resultOf(second, Unknown(Answer{Code: "502", ContentType: "text/plain", Body: []byte("second")}, nil), &settled)})
+	if got := told(second); got != "502 text/plain second" || timeline(t, on) != "late:1 late:2" {
+		t.Errorf("is told %s, after %s", got, timeline(t, on))
+	}
+}
+
+// Without what was answered a look-up might ask another question: it is not made, and spends nothing.
+func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
+	_, n, _ := settling(t)
+	n.lanes[0].actions[0].lookup = func(context.Context, *Call) (Finding, error) {
+		t.Error("the vendor was asked")
+		return Finding{}, nil
+	}
+	c := claimOne(t, n)
+	c.action.policy.Attempts = 1
+	c.Status, c.asked = statusUnknown, time.Now().Add(-time.Hour) // there is no time left to read it
+	s := n.lookUp(c)
+	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.spent != 0 || s.delay != time.Second {
+		t.Errorf("it came to %+v", s)
+	}
+}
+
 func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	on, n, s := settling(t)
 	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {

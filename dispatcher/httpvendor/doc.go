@@ -37,7 +37,7 @@
 // Templates are those of text/template. They find .Payload (numbers with the digits that they have), .Key (the delivery
 // key as it is carried), .ID, .Action, .Part and .Headers of the intent; a member that is not there is an error, and
 // {{with index .Payload "name"}} is for one that may be missing. Each value is escaped by itself for where it stands: the
-// path, the query, JSON, a field.
+// path, the query, JSON, a field. A look-up's find .Rendered and .Answer beside ([Lookup]).
 //
 // # What an answer means
 //

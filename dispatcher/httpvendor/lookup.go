@@ -2,6 +2,7 @@ package httpvendor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -18,7 +19,14 @@ import (
 type Lookup struct {
 	// Request is a GET with its path and query, a template as an action's: "GET /v1/payments?reference={{.Key}}". Beside
 	// what an action's template may use, {{.Rendered}} is the body that was rendered: of JSON the object, of a form its
-	// fields by name. A POST is allowed where a vendor searches that way; it is sent without a body unless Body has one.
+	// fields by name; and {{.Answer}} is the body of what the vendor last answered to an attempt, decoded from JSON, such as
+	// the id of an operation that it finishes later. That is nothing where no answer came, where it was no JSON, and where
+	// it was longer than Policy.ResponseCap, so say how to go on without it:
+	//
+	//	GET /ops{{with .Answer}}/{{.id}}{{else}}?reference={{$.Key}}{{end}}
+	//
+	// An answer without the member is an error, and the intent is parked in the end. Where not every answer has it, such
+	// as that of a 500, write {{with and .Answer (index .Answer "id")}}/{{.}}{{else}}...{{end}}. A POST is allowed where a vendor searches that way; it is sent without a body unless Body has one.
 	Request string
 
 	// Body is the template of a POST's body, in JSON, as [Body.Template]. Default: none.
@@ -116,7 +124,7 @@ func oneLine(errs []error) error {
 // ask is the action's dispatcher.WithLookup.
 func (e *endpoint) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
 	data := valuesOf(call)
-	data.Rendered = renderedBody(call)
+	data.Rendered, data.Answer = renderedBody(call), lastAnswer(call)
 	to, err := e.receiver(call)
 	if err != nil {
 		return dispatcher.Finding{}, e.failed("the look-up: %v", err)
@@ -202,6 +210,19 @@ func (e *endpoint) find(r reply, answer dispatcher.Answer, broken error, data va
 		return dispatcher.Inconclusive(answer), e.failed("the look-up was answered %d", r.status)
 	}
 	return dispatcher.Inconclusive(answer), nil
+}
+
+// lastAnswer is the body of what the vendor last answered, for a look-up's templates; nil where it is no JSON. A number by
+// itself counts for none: cut, it would be another one.
+func lastAnswer(call *dispatcher.Call) any {
+	if call.LastAnswer == nil || strictJSON(call.LastAnswer.Body) != nil {
+		return nil
+	}
+	value, err := decodeJSON(call.LastAnswer.Body)
+	if _, isNumber := value.(json.Number); err != nil || isNumber {
+		return nil
+	}
+	return value
 }
 
 // renderedBody is the body that was rendered, for a look-up's templates; nil where there was none, or not of these forms.

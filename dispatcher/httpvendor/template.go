@@ -25,6 +25,7 @@ type values struct {
 	Headers  map[string]string // the intent's
 	Payload  any               // decoded from JSON, numbers with the digits that they have; nil where it is no JSON
 	Rendered any               // of a look-up: the body that was rendered, decoded; of a form: its fields, each as text
+	Answer   any               // of a look-up: what the vendor last answered to an attempt, decoded from JSON; nil where it is none
 }
 
 func valuesOf(call *dispatcher.Call) values {
@@ -137,11 +138,17 @@ func (e *escaper) list(list *parse.ListNode) {
 	}
 }
 
+// branches both begin where they stand. Where one of them has the ? that begins the query, what follows may be of the
+// query, whose escape lets nothing break out of a path either.
 func (e *escaper) branches(list, otherwise *parse.ListNode) {
-	quoted := e.quoted
+	quoted, escape := e.quoted, e.escape
 	e.list(otherwise)
-	e.quoted = quoted
+	after := e.escape
+	e.quoted, e.escape = quoted, escape
 	e.list(list)
+	if after == asQuery {
+		e.escape = after
+	}
 }
 
 func (e *escaper) text(text []byte) {
@@ -198,7 +205,7 @@ func withoutValues(err error) error {
 	for _, known := range []string{"map has no entry for key", "nil pointer evaluating", "has no text", "longer than 2 MiB", "can't evaluate field"} {
 		if strings.Contains(text, known) {
 			if known == "nil pointer evaluating" {
-				text += " (the payload is no JSON, or has a member twice, or there is a null on the way)"
+				text += " (what it is a member of is no JSON, or has a member twice, or there is a null on the way)"
 			}
 			return errors.New(text)
 		}

@@ -45,3 +45,29 @@ func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (Outbox
 	)
 	return i, err
 }
+
+const OutboxHistoryLastAnswer = `-- name: OutboxHistoryLastAnswer :one
+select coalesce(h.code, '')::text as code, coalesce(h.response_type, '')::text as response_type, h.response
+from samekey.outbox_queue q
+join samekey.outbox_history h on h.intent_id = q.id
+where q.id = $1 and h.response is not null and h.at >= q.first_sent_at
+  and (h.event = 'attempt' or h.event = 'late' and h.attempt = q.sent_attempt)
+order by h.id desc
+limit 1
+`
+
+type OutboxHistoryLastAnswerRow struct {
+	Code         string
+	ResponseType string
+	Response     []byte
+}
+
+// What the vendor last answered to an attempt of an intent whose outcome is unknown, for its look-up. What was answered
+// before the intent was known to be unsent, as by a person, is about something else, and so is the late answer of an
+// attempt that was not the last one sent.
+func (q *Queries) OutboxHistoryLastAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryLastAnswerRow, error) {
+	row := q.db.QueryRow(ctx, OutboxHistoryLastAnswer, id)
+	var i OutboxHistoryLastAnswerRow
+	err := row.Scan(&i.Code, &i.ResponseType, &i.Response)
+	return i, err
+}

@@ -169,6 +169,7 @@ func (p planner) checkAll() {
 	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
 	p.check("put off", db.OutboxQueuePutOff, 3*n, db.OutboxQueuePutOffParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
 		Delays: repeat(int64(1), n), Unsends: repeat(true, n)})
+	p.check("last answer", db.OutboxHistoryLastAnswer, 10, ids[0])
 	p.check("settle late", db.OutboxQueueSettleLate, 30, db.OutboxQueueSettleLateParams{ID: ids[0], Attempt: 9, Outcome: "delivered", Worker: 7})
 
 	p.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 11, lease_until = now() + interval '1 minute', attempt = 1, repeatable = true
