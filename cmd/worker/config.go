@@ -131,7 +131,7 @@ func readDestination(r *reader, at entry) *destination {
 		return value
 	}
 	var mismatch dispatcher.Mismatch
-	var ruleLines map[string]int
+	var ruleLines, lookupLines map[string]int
 	dest.lines = r.fields(at, map[string]func(entry){
 		"preset":     func(entry) {}, // see readPreset
 		"url":        func(e entry) { dest.URL = secret(e) },
@@ -148,6 +148,7 @@ func readDestination(r *reader, at entry) *destination {
 		},
 		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
 		"rules":           func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
+		"lookup":          func(e entry) { dest.Lookup, lookupLines = readLookup(r, e) },
 		"concurrency":     func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
 		"rate":            func(e entry) { dest.Limits.Rate = readRate(r, e) },
 		"burst":           func(e entry) { dest.Limits.Burst = r.number(e, 1, 1_000_000) },
@@ -167,6 +168,7 @@ func readDestination(r *reader, at entry) *destination {
 	}
 	dest.Rules = append(dest.Rules, preset...)
 	maps.Copy(dest.lines, ruleLines)
+	maps.Copy(dest.lines, lookupLines)
 	return dest
 }
 
@@ -365,6 +367,9 @@ func (c *config) checkAction(r *reader, a *action) {
 	}
 	_, options, err := client.Handler(a.Action)
 	r.explain(err, a.at, a.lines)
+	if dest != nil && dest.client == nil && dest.Lookup != nil { // it could not be made, and is not missing
+		options = append(options, dispatcher.WithLookup(noLookup))
+	}
 	d, policy := dispatcher.New(nil, nil), a.Policy
 	if dest != nil {
 		policy.Destination = dest.Name
@@ -402,6 +407,10 @@ var anyClient = func() *httpvendor.Client {
 // nothing is a handler for a policy that is only checked.
 func nothing(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
 	return dispatcher.Answer{}, nil
+}
+
+func noLookup(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
+	return dispatcher.Finding{}, nil
 }
 
 // explain turns each of the joined errors of a package, "package: item: Field words", into a mistake at the line of the

@@ -44,6 +44,10 @@ destinations:
     mismatch: ignored
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
+    lookup:
+      request: GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
+      rules:
+        - {status: 200, means: found}
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
   hooks: {preset: webhooks, per_endpoint: 2}
   shops: {url: "https://shops.example", endpoint: "{{.Payload.shop}}"}
@@ -79,6 +83,11 @@ actions:
     class: non_idempotent_write
     resend_absent: true
     lookup: {request: "GET /sent?key={{.Key}}", list: /Messages, field: /Metadata/key}
+  once:
+    destination: own
+    request: POST /ops
+    class: non_idempotent_write
+    resend_absent: true
 `, map[string]string{"TOKEN": "sk_live_1", "HOOK": "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
 	if err != nil {
 		t.Fatal(err)
@@ -106,6 +115,9 @@ actions:
 		Place: dispatcher.KeyInHeader, Name: "X-Key", MaxLength: 40, Alphabet: "0123456789abcdef-", Quoted: true}}
 	if own.Vendor != want || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
+	}
+	if got := fmt.Sprint(*own.Lookup); got != "{GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}  [{{[[200 200]]   []} found}]}" {
+		t.Error(got)
 	}
 	if stripe.Limits != (dispatcher.Limits{Rate: 10, Burst: 20, BreakAfter: -1}) {
 		t.Errorf("%+v", stripe.Limits)
@@ -250,6 +262,26 @@ actions:
 	}
 	if t.Failed() {
 		t.Log(err)
+	}
+}
+
+// Its actions are not told of it, nor that they have no look-up.
+func TestAMistakeInADestinationsLookupIsSaidOnce(t *testing.T) {
+	_, err := loadText(t, `
+destinations:
+  a:
+    url: https://a.example
+    lookup:
+      request: GET /
+      rules:
+        - {status: 200, means: found}
+        - {status: 200, means: done}
+actions:
+  one: {destination: a, class: non_idempotent_write, request: POST /, resend_absent: true}
+  two: {destination: a, class: non_idempotent_write, request: POST /}
+`, nil)
+	if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), `worker.yaml:9: destinations.a.lookup.rules[2]: means "done" is none of`) {
+		t.Error(err)
 	}
 }
 

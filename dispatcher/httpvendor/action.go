@@ -43,7 +43,8 @@ type Action struct {
 	// success.
 	Accepted Statuses
 
-	// Lookup asks the vendor whether it acted. Default: none, and what is unknown is parked for a person.
+	// Lookup asks the vendor whether it acted. Default: the destination's, but for a read; where that has none either, what
+	// is unknown is parked for a person.
 	Lookup *Lookup
 
 	// Policy is the action's. Its Destination is set by [Client.Register], its KeyWindow defaults to the window of the

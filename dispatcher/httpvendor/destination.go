@@ -48,6 +48,10 @@ type Destination struct {
 	// Rules give this vendor's answers their meaning; those of an action come first.
 	Rules []Rule
 
+	// Lookup asks this vendor whether it acted: for the actions that have no look-up of their own, in Action.Lookup or
+	// among their Options, but for reads, which are made again. Default: none.
+	Lookup *Lookup
+
 	// Headers are sent with each call. They win over an intent's headers of the same name.
 	Headers map[string]string
 
@@ -92,6 +96,7 @@ type Client struct {
 	base      *url.URL
 	header    http.Header
 	keyHeader string // canonical; empty: the key is in none
+	lookup    *lookup
 
 	endpointName *template.Template // nil: there is one receiver
 	secrets      secrets
@@ -143,6 +148,11 @@ func New(dest Destination) (*Client, error) {
 	for i, rule := range dest.Rules {
 		if err := rule.check(true); err != nil {
 			fail("Rules", "number %d: %v", i+1, err)
+		}
+	}
+	if dest.Lookup != nil {
+		if c.lookup, err = newLookup(*dest.Lookup); err != nil {
+			fail("Lookup", "%v", err)
 		}
 	}
 	allowed, err := newAllowList(dest.AllowPrivate)

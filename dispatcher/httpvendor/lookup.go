@@ -60,14 +60,15 @@ type lookupRule struct {
 }
 
 func (e *endpoint) setLookup(fail func(field, format string, args ...any)) {
-	if e.action.Lookup == nil {
-		return
+	switch {
+	case e.action.Lookup != nil:
+		var err error
+		if e.lookup, err = newLookup(*e.action.Lookup); err != nil {
+			fail("Lookup", "%v", err)
+		}
+	case e.action.Policy.Class != dispatcher.Read:
+		e.lookup = e.client.lookup
 	}
-	l, err := newLookup(*e.action.Lookup)
-	if err != nil {
-		fail("Lookup", "%v", err)
-	}
-	e.lookup = l
 }
 
 func newLookup(from Lookup) (*lookup, error) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 // found names a finding, by the word of the history.
@@ -134,5 +135,47 @@ func TestLookupsThatCannotBeMeantAreRefused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "a: Lookup has ") || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", says, err)
 		}
+		_, err = New(Destination{Name: "d", URL: "https://a.example", Lookup: &lookup})
+		if err == nil || !strings.Contains(err.Error(), "d: Lookup has ") || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s, of a destination: %v", says, err)
+		}
+	}
+}
+
+// What the action has goes before what its destination has; a read is made again, and has none of the destination's.
+func TestAnActionWithoutALookupOfItsOwnHasTheDestinations(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	by := func(path string) *Lookup {
+		return &Lookup{Request: "GET " + path, Rules: []LookupRule{{Match{Status: status(200, 200)}, Found}}}
+	}
+	inGo := dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
+		return dispatcher.Found(dispatcher.Answer{Code: "in Go"}), nil
+	})
+	for name, tc := range map[string]struct {
+		class  dispatcher.Class
+		action Action
+		asked  string
+		code   string
+		calls  int
+	}{
+		"none":     {dispatcher.NonIdempotentWrite, Action{}, "[/destination]", "200", 1},
+		"its own":  {dispatcher.NonIdempotentWrite, Action{Lookup: by("/action")}, "[/action]", "200", 1},
+		"in Go":    {dispatcher.NonIdempotentWrite, Action{Options: []dispatcher.Option{inGo}}, "[]", "in Go", 1},
+		"a stored": {dispatcher.IdempotentWrite, Action{Rules: []Rule{{Match: Match{Status: status(500, 500)}, Means: Stuck}}}, "[/destination]", "200", 1},
+		"a read":   {dispatcher.Read, Action{}, "[]", "200", 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 500}, step{status: 200})
+			v.log = func(*http.Request) (int, string) { return 200, "{}" }
+			tc.action.Policy.Class = tc.class
+			entry := played(t, db, Destination{Lookup: by("/destination")}, v, tc.action)
+			if entry.Status != "delivered" || entry.Code != tc.code || fmt.Sprint(v.asked) != tc.asked || len(v.wire) != tc.calls {
+				t.Errorf("is %s with %s after %d calls and the look-ups %v", entry.Status, entry.Code, len(v.wire), v.asked)
+			}
+			_, options, err := testClient(t, Destination{URL: v.URL, Lookup: by("/destination")}).Handler(Action{Name: "a", Request: "POST /", Policy: dispatcher.Policy{Class: tc.class}})
+			if has := len(options) > 0; err != nil || has != (tc.class != dispatcher.Read) {
+				t.Errorf("it is registered with a look-up: %t, %v", has, err)
+			}
+		})
 	}
 }
