@@ -56,8 +56,9 @@
 // credentials. Errors are words of this package's own and a reply's code; in the text that is kept of a reply, user name and
 // password are struck out (from 4 bytes on), and of the replies to AUTH nothing is kept. The stored mail holds what you composed.
 //
-// Values with line breaks or other control characters in headers and addresses, which is how headers are injected, make the
-// intent dead before anything is sent. What go-mail's SetGenHeaderPreformatted is given is yours to check.
+// Values with line breaks or other control characters in headers, of the mail and of its parts, and in addresses, which is how
+// headers are injected, make the intent dead before anything is sent, and so does a carriage return without a line feed in a
+// text that is not encoded, which some servers take for the mail's end. What go-mail's SetGenHeaderPreformatted is given is yours to check.
 //
 // # Limits
 //

@@ -245,6 +245,18 @@ func TestWhatWouldInjectAHeaderOrARecipientIsDeadAndUnsent(t *testing.T) {
 		"a header's name": {byHand(func(m *mail.Msg, r Receipt) { m.SetGenHeader(mail.Header(r.Text), "x") }), func(r *Receipt) { r.Text = "Bcc" }},
 		"preformatted": {byHand(func(m *mail.Msg, r Receipt) { m.SetGenHeaderPreformatted("X-Order", r.Text) }),
 			func(r *Receipt) { r.Text = "a\r\nSubject: b" }},
+		"an attachment's type": {byHand(func(m *mail.Msg, r Receipt) {
+			_ = m.AttachReader("a", strings.NewReader("x"), mail.WithFileContentType(mail.ContentType(r.Text)))
+		}), func(r *Receipt) { r.Text = "text/plain\r\nX: b" }},
+		"an attachment's id": {byHand(func(m *mail.Msg, r Receipt) {
+			_ = m.EmbedReader("a", strings.NewReader("x"), mail.WithFileContentID(r.Text))
+		}), func(r *Receipt) { r.Text = "a>\r\nX: b" }},
+		"a part's type": {byHand(func(m *mail.Msg, r Receipt) { m.AddAlternativeString(mail.ContentType(r.Text), "x") }),
+			func(r *Receipt) { r.Text = "text/html\nX: b" }},
+		// Some servers take it for the end of a line, and ".\r\n" behind it for the end of the mail.
+		"a bare CR": {byHand(func(m *mail.Msg, r Receipt) {
+			m.SetBodyString(mail.TypeTextPlain, r.Text, mail.WithPartEncoding(mail.NoEncoding))
+		}), func(r *Receipt) { r.Text = "a\r.\r\nMAIL FROM:<eve@example.net>" }},
 		"nobody":  {func(context.Context, *dispatcher.Call, Receipt) (*mail.Msg, error) { return mail.NewMsg(), nil }, func(*Receipt) {}},
 		"no mail": {func(context.Context, *dispatcher.Call, Receipt) (*mail.Msg, error) { return nil, nil }, func(*Receipt) {}},
 	} {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"mime"
 	netmail "net/mail"
+	"slices"
 	"strings"
 
 	"github.com/wneessen/go-mail"
@@ -44,6 +45,9 @@ func (c *Client) fix(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, e
 	if err := q.check(); err != nil {
 		return dispatcher.Rendered{}, err
 	}
+	if err := checkParts(m); err != nil {
+		return dispatcher.Rendered{}, err
+	}
 	domain := q.From[strings.LastIndex(q.From, "@")+1:]
 	if !isWord(domain) {
 		domain = c.server.Hello
@@ -61,8 +65,12 @@ func (c *Client) fix(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, e
 	if _, err := m.WriteTo(stored); err != nil {
 		return dispatcher.Rendered{}, fmt.Errorf("the mail could not be written: %w", err)
 	}
-	if err := checkHeader(stored.Bytes()[len(head)+1:], "<"+id+">"); err != nil {
+	message := stored.Bytes()[len(head)+1:]
+	if err := checkHeader(message, "<"+id+">"); err != nil {
 		return dispatcher.Rendered{}, err
+	}
+	if bytes.Count(message, []byte("\r")) != bytes.Count(message, []byte("\r\n")) {
+		return dispatcher.Rendered{}, errors.New("the mail has a carriage return that ends no line, which some servers take for an end: encode the text as quoted-printable")
 	}
 	return dispatcher.Rendered{Request: stored.Bytes(), Type: letterType, MessageID: "<" + id + ">"}, nil
 }
@@ -106,6 +114,26 @@ func (q *letter) check() error {
 }
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
+
+// checkParts looks at what go-mail writes into the headers of parts as it is given.
+func checkParts(m *mail.Msg) error {
+	var values []string
+	for _, part := range m.GetParts() {
+		values = append(values, string(part.GetContentType()), string(part.GetCharset()))
+	}
+	for _, file := range slices.Concat(m.GetAttachments(), m.GetEmbeds()) {
+		values = append(values, string(file.ContentType))
+		for name, more := range file.Header {
+			values = append(append(values, name), more...)
+		}
+	}
+	for _, value := range values {
+		if strings.ContainsFunc(value, isControl) {
+			return errors.New("a part's or an attachment's type, id or header has a line break or another control character in it")
+		}
+	}
+	return nil
+}
 
 // once are the fields that a mail has at most once; a second one is what an injection would leave.
 var once = []string{"From", "Sender", "Reply-To", "To", "Cc", "Message-Id", "Date", "Subject", "Mime-Version", "Content-Type"}
