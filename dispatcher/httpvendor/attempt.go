@@ -194,7 +194,9 @@ func (e *endpoint) read(resp *http.Response, secrets secrets, looksIn bool) (ans
 
 // judge says what an answer means: the table of the package comment, line by line.
 func (e *endpoint) judge(r reply, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
+	blind := false
 	for _, rule := range e.rules {
+		blind = blind || r.opaque && rule.Field != "" && (len(rule.Status) == 0 || rule.Status.has(r.status))
 		fits, undecided := rule.fits(r, rule.Values)
 		switch {
 		case undecided:
@@ -211,6 +213,8 @@ func (e *endpoint) judge(r reply, answer dispatcher.Answer, broken error) (dispa
 	switch status := r.status; {
 	case broken != nil && (e.success.has(status) || e.action.Refused.has(status)):
 		return e.verdict(Unknown, brokeOff(broken), r, answer)
+	case e.success.has(status) && blind:
+		return e.verdict(Unknown, "its body is not JSON, and a rule looks into it: it may be a proxy's page", r, answer)
 	case e.success.has(status):
 		return e.verdict(Delivered, "", r, answer)
 	case e.action.Refused.has(status):

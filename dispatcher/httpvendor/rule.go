@@ -25,7 +25,8 @@ type Match struct {
 
 	// Field is a JSON Pointer (RFC 6901) into the body, such as "/error/code" or "/errors/0/code", where * stands for any
 	// element of an array or member of an object. It must be there and not be null, and be one of Values where there are
-	// any: a string's text, a number's digits as they stand there, true or false. A body that is not JSON has no fields.
+	// any: a string's text, a number's digits as they stand there, true or false. An empty body, or one that is not JSON, has
+	// no fields; but what would be a success is unknown where a rule for its status looks into a body that is not JSON.
 	Field string
 
 	// Values are what the field or the header may say. Empty: anything.
@@ -116,19 +117,25 @@ type reply struct {
 	header http.Header
 	body   any  // decoded JSON, numbers as json.Number; nil where it is none
 	broken bool // the body broke off, or is longer than what was read of it: it says nothing about what it lacks
+	opaque bool // there is a body, and it is not JSON
 }
 
 func newReply(resp *http.Response, body []byte, broken bool) reply {
 	r := reply{status: resp.StatusCode, header: resp.Header, broken: broken}
 	if !broken {
-		r.body, _ = decodeJSON(body)
+		var err error
+		r.body, err = decodeJSON(body)
+		r.opaque = err != nil && len(body) > 0
 	}
 	return r
 }
 
+// byteOrderMark is what some servers begin a text with.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
 // decodeJSON reads one JSON value, its numbers' digits as they are.
 func decodeJSON(text []byte) (value any, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder := json.NewDecoder(bytes.NewReader(bytes.TrimPrefix(text, byteOrderMark)))
 	decoder.UseNumber()
 	if err := decoder.Decode(&value); err != nil {
 		return nil, errors.New("is not JSON")
