@@ -66,8 +66,8 @@
 // refused where a write goes out once. Whether a 409 means "still running, ask again" or "used with another request,
 // never ask again" is for a rule to say, by a field of the body or a header: presets do.
 //
-// What is put off waits for Retry-After or the policy's backoff, whichever is longer: a vendor is never asked earlier than
-// it said, unless it said more than a day, which is cut to a day.
+// What is put off waits for Retry-After or the policy's backoff, whichever is longer, and so does what is unknown, stuck or
+// denied, and a look-up: a vendor is never asked earlier than it said, unless it said more than a day, which is cut to a day.
 //
 // No answer at all is unknown if the first byte of the request may have gone out, else unsent; so is a connection that is
 // refused because the name led to an address that is not public ([Destination.AllowPrivate]). An answer that breaks off is

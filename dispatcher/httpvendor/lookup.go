@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // Lookup asks a vendor whether it acted under a delivery key. It is one request, which changes nothing there, with the
@@ -33,8 +35,9 @@ type Lookup struct {
 	Body string
 
 	// Rules say what an answer means: the first that fits counts. Where none does, 401, 403, 408, 425, 429 and 500-599 mean
-	// that the vendor could not be asked, and it is asked again with the policy's backoff; anything else is inconclusive,
-	// and so is a body of more than 1 MiB where a rule looks into it. Required, with a rule for found.
+	// that the vendor could not be asked, and it is asked again with the policy's backoff, or when it said (Retry-After): 401,
+	// 429 and 5xx with Retry-After spend no attempt. Anything else is inconclusive, and so is a body of more than 1 MiB where
+	// a rule looks into it. Required, with a rule for found.
 	//
 	// A rule for absent should look for something that only an answer to this question has, such as the list in which
 	// nothing was found: a proxy's own page is a 200 too.
@@ -203,14 +206,19 @@ func (e *endpoint) find(r reply, answer dispatcher.Answer, broken error, data va
 		}
 		return dispatcher.Inconclusive(answer), nil
 	}
-	switch r.status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests:
-		return dispatcher.Inconclusive(answer), e.failed("the look-up was answered %d", r.status)
+	failed := e.failed("the look-up was answered %d", r.status)
+	_, waits := retryafter.Read(r.header, time.Now())
+	switch {
+	case r.status == http.StatusUnauthorized:
+		failed = dispatcher.NotBefore(waitOf(r.header), dispatcher.Denied(answer, failed))
+	case r.status == http.StatusTooManyRequests || mayHaveActed(r.status) && waits:
+		failed = dispatcher.RetryAfter(waitOf(r.header), failed)
+	case r.status == http.StatusForbidden || mayHaveActed(r.status):
+		failed = dispatcher.NotBefore(waitOf(r.header), failed)
+	default:
+		failed = nil
 	}
-	if mayHaveActed(r.status) {
-		return dispatcher.Inconclusive(answer), e.failed("the look-up was answered %d", r.status)
-	}
-	return dispatcher.Inconclusive(answer), nil
+	return dispatcher.Inconclusive(answer), failed
 }
 
 // lastAnswer is the body of what the vendor last answered, for a look-up's templates; nil where it is no JSON. A number by

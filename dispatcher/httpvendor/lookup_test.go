@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/samekeytest"
@@ -91,6 +92,17 @@ func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
 	e := testEndpoint(t, Destination{URL: cut.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log/{{.Payload.gone}}", "/data", "/ref")})
 	if finding, err := ask(t, e, testCall(`{}`)); err == nil || found(finding) != "inconclusive" {
 		t.Errorf("without what it asks for: is %s, %v", found(finding), err)
+	}
+}
+
+func TestALookupIsNotMadeAgainBeforeTheVendorSaid(t *testing.T) {
+	for status, want := range map[int]string{401: "denied", 429: "wait", 503: "wait", 403: "unknown"} {
+		server := replying(t, status, map[string]string{"Retry-After": "3600"}, "{}")
+		e := testEndpoint(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log?ref={{.Key}}", "/data", "/ref")})
+		finding, err := ask(t, e, testCall(`{}`))
+		if found(finding) != "inconclusive" || err == nil || verdict(err) != want || askedWait(err) != time.Hour {
+			t.Errorf("%d: is %s, %v", status, found(finding), err)
+		}
 	}
 }
 

@@ -225,14 +225,14 @@ func (e *endpoint) verdict(m Meaning, reason string, r reply, answer dispatcher.
 	case Accepted:
 		return answer, dispatcher.Accepted(answer, waitOf(r.header))
 	case Denied:
-		return answer, dispatcher.Denied(answer, say("correct the destination's credentials"))
+		return answer, dispatcher.NotBefore(waitOf(r.header), dispatcher.Denied(answer, say("correct the destination's credentials")))
 	case Dead:
 		return answer, dispatcher.Dead(answer, say("correct the action or the payload, then redrive"))
 	case Gone:
 		return answer, dispatcher.Gone(answer, say("the receiver wants no more calls"))
 	case Stuck:
-		return answer, dispatcher.Stuck(answer, say("the same key gets the same failure for ever"))
+		return answer, dispatcher.NotBefore(waitOf(r.header), dispatcher.Stuck(answer, say("the same key gets the same failure for ever")))
 	default:
-		return answer, dispatcher.Unknown(answer, say("the vendor may have acted"))
+		return answer, dispatcher.NotBefore(waitOf(r.header), dispatcher.Unknown(answer, say("the vendor may have acted")))
 	}
 }

@@ -88,6 +88,28 @@ func TestTheFirstRuleThatFitsGivesAnAnswerItsMeaning(t *testing.T) {
 	}
 }
 
+// Whatever an answer means, if something is still to come it does not come before the vendor said.
+func TestARetryAfterHoldsForWhatIsUnknownOrDeniedToo(t *testing.T) {
+	conflict := []Rule{{Match: Match{Status: Statuses{{409, 409}}}, Means: Unknown}, {Match: Match{Status: Statuses{{500, 500}}}, Means: Stuck}}
+	for _, tc := range []struct {
+		status int
+		class  dispatcher.Class
+		want   string
+	}{
+		{409, dispatcher.IdempotentWrite, "unknown"},
+		{500, dispatcher.IdempotentWrite, "stuck"},
+		{503, dispatcher.NonIdempotentWrite, "unknown"},
+		{401, dispatcher.IdempotentWrite, "denied"},
+	} {
+		server := replying(t, tc.status, map[string]string{"Retry-After": "3600"}, "{}")
+		handler := testHandler(t, Destination{URL: server.URL, Rules: conflict}, Action{Policy: dispatcher.Policy{Class: tc.class}})
+		_, err := attempt(t, handler, testCall("{}"), patience)
+		if verdict(err) != tc.want || askedWait(err) != time.Hour {
+			t.Errorf("%d: is %s and waits %v (%v), want %s and an hour", tc.status, verdict(err), askedWait(err), err, tc.want)
+		}
+	}
+}
+
 func TestRulesGoBeforeListsAndAnActionsBeforeTheDestinations(t *testing.T) {
 	server := replying(t, 402, nil, `{"code":"x"}`)
 	fits := func(m Meaning) []Rule {
