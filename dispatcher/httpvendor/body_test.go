@@ -168,6 +168,7 @@ func TestWhatCannotBeRenderedIsAnErrorThatQuotesNoValue(t *testing.T) {
 		"is null, an object":        {Action{Request: "POST /{{.Payload.a}}"}, `{"a":null}`},
 		`".." `:                     {Action{Request: "POST /x/{{.Payload.a}}/y"}, `{"a":".."}`},
 		"part of the path is empty": {Action{Request: "POST /x/{{.Payload.a}}/y"}, `{"a":""}`},
+		"a form has a field twice":  {Action{Request: "POST /", Body: Body{Format: Form, Fields: []Field{{"metadata[order]", "7"}}}}, `{"metadata":{"order":"s3cret"}}`},
 		"no null":                   {Action{Request: "POST /", Body: Body{Format: Form}}, `{"a":null,"b":"s3cret"}`},
 		"added is there already":    {Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"a", "b"}}}}, `{"\u0061":"s3cret"}`},
 		"longer than 2 MiB":         {json(`{"a": {{printf "%03000000d" 1}}}`), `{}`},

@@ -30,8 +30,8 @@ const (
 // Body says what a request carries. The zero Body is the payload's bytes as they are.
 //
 // A body that is [JSON] or [Form] is made once of an object: what Template makes, or else the payload, and Fields behind
-// it. The order of the members is the object's, and numbers keep their digits. In a form null is an error, and an empty
-// array or object leaves nothing.
+// it. The order of the members is the object's, and numbers keep their digits. In a form null is an error, so is a field that
+// two members come to, and an empty array or object leaves nothing.
 type Body struct {
 	Format Format
 
@@ -139,9 +139,11 @@ func add(object []byte, name, value string) []byte {
 	return object
 }
 
-// form writes an object's members as a form's fields, in their order.
+// form writes an object's members as a form's fields, in their order. Two members may come to one field, such as
+// {"metadata": {"order": 1}, "metadata[order]": 2}, of which every reader takes another.
 func form(object []byte) ([]byte, error) {
 	var out []byte
+	seen := map[string]bool{}
 	decoder := jsontext.NewDecoder(bytes.NewReader(object))
 	var walk func(name string) error
 	walk = func(name string) error {
@@ -183,6 +185,10 @@ func form(object []byte) ([]byte, error) {
 				return err
 			}
 		}
+		if seen[name] {
+			return errors.New("a form has a field twice: leave it out of the payload, the template or the fields")
+		}
+		seen[name] = true
 		if out != nil {
 			out = append(out, '&')
 		}
