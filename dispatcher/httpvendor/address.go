@@ -8,6 +8,9 @@ import (
 	"net/url"
 	"slices"
 	"syscall"
+	"time"
+
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // errAddress says that an address may not be called.
@@ -86,7 +89,18 @@ func (l allowList) checkURL(u *url.URL) error {
 	return nil
 }
 
+// describe is [wire.Describe], and knows the refusal too.
+func describe(err error) (code, text string) {
+	if errors.Is(err, errAddress) {
+		return "address", "the host's name leads to an address that is not public: name its range in AllowPrivate if it is meant"
+	}
+	return wire.Describe(err, "HTTP/1.1")
+}
+
+// dialTimeout is for connections that net/http goes on dialling after their request has gone.
+const dialTimeout = time.Minute
+
 // dialer looks names up, checks what they lead to, and connects.
 func (l allowList) dialer(resolver *net.Resolver) *net.Dialer {
-	return &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive, Resolver: resolver, Control: l.control}
+	return &net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second, Resolver: resolver, Control: l.control}
 }

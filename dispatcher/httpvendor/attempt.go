@@ -17,6 +17,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/keyheader"
 	"github.com/samekey/samekey/internal/retryafter"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // attempt is the action's dispatcher.Handler.
@@ -39,18 +40,18 @@ func (e *endpoint) attempt(ctx context.Context, call *dispatcher.Call) (dispatch
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, body, err := e.read(resp, to.secrets, e.looksIn)
-	w.end()
+	w.End()
 	return e.judge(newReply(resp, body, err != nil), answer, err)
 }
 
 // call puts one request on the wire. Its errors are verdicts.
-func (e *endpoint) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire, error) {
-	w := newWire(ctx)
-	resp, err := transport.RoundTrip(req.WithContext(w.trace(ctx)))
+func (e *endpoint) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, error) {
+	w := wire.New(ctx)
+	resp, err := transport.RoundTrip(req.WithContext(w.Trace(ctx)))
 	if err == nil {
 		return resp, w, nil
 	}
-	connected, sent := w.end()
+	connected, sent := w.End()
 	code, text := describe(err)
 	switch {
 	case sent:

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // Destination is a vendor account that is reached over HTTP, or many receivers that are called alike. Name is required, and
@@ -226,7 +227,7 @@ const idleTimeout = 30 * time.Second
 
 func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
 	t := &http.Transport{
-		DialContext:            dial(dialer),
+		DialContext:            wire.Dial(dialer),
 		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    10 * time.Second,
 		DisableKeepAlives:      idle == 0,

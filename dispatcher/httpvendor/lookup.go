@@ -143,7 +143,7 @@ func (e *endpoint) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (di
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, body, err := e.read(resp, to.secrets, true)
-	w.end()
+	w.End()
 	return e.find(newReply(resp, body, err != nil), answer, err, data)
 }
 

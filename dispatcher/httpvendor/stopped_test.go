@@ -6,14 +6,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http/httptrace"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -145,32 +143,5 @@ func TestAProcessThatWasStoppedInMidWriteSendsNothingMore(t *testing.T) {
 		if late := <-counted; late != 0 || before >= 16<<20 {
 			t.Errorf("%d bytes arrived late, after %d in time", late, before)
 		}
-	}
-}
-
-// A large write is many of the system's, with waits between: what check says holds for each of them.
-func TestALargeWriteAsksBeforeEachPartOfIt(t *testing.T) {
-	taken := make(chan int64, 1)
-	stop := make(chan struct{})
-	server := startRaw(t, func(s *rawServer, c net.Conn) {
-		<-stop
-		n, _ := io.Copy(io.Discard, c)
-		taken <- n
-	})
-	c, err := net.Dial("tcp", strings.TrimPrefix(server.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	late, asked := errors.New("late"), 0
-	n, err := writeChecked(c, make([]byte, 64<<20), func() error {
-		if asked++; asked == 2 { // the sockets were full, and now there is room again
-			return late
-		}
-		close(stop)
-		return nil
-	})
-	_ = c.Close()
-	if got := <-taken; !errors.Is(err, late) || got != int64(n) || n == 0 || n >= 64<<20 {
-		t.Errorf("wrote %d, arrived %d, %v", n, got, err)
 	}
 }

@@ -2,9 +2,6 @@ package httpvendor
 
 import (
 	"bufio"
-	"context"
-	"errors"
-	"io"
 	"net"
 	"testing"
 	"time"
@@ -85,35 +82,6 @@ func TestAWriteThatMayNotBeRepeatedHasAConnectionOfItsOwn(t *testing.T) {
 				t.Errorf("3 attempts took %d connections, want %d", n, want)
 			}
 		})
-	}
-}
-
-func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
-	client, server := net.Pipe()
-	t.Cleanup(func() { _ = client.Close(); _ = server.Close() })
-	go func() { _, _ = io.Copy(io.Discard, server) }()
-
-	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Nanosecond))
-	defer cancel()
-	w := newWire(ctx)
-	if n, err := w.write(client, []byte("POST")); n != 0 || !errors.Is(err, errLate) {
-		t.Errorf("wrote %d bytes past the deadline: %v", n, err)
-	}
-	if _, sent := w.end(); sent {
-		t.Error("the wire says that something was sent")
-	}
-
-	ctx, cancel = context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	w = newWire(ctx)
-	if n, err := w.write(client, []byte("POST")); n != 4 || err != nil {
-		t.Errorf("wrote %d bytes in time: %v", n, err)
-	}
-	if _, sent := w.end(); !sent {
-		t.Error("the wire says that nothing was sent")
-	}
-	if n, err := w.write(client, []byte("POST")); n != 0 || !errors.Is(err, errEnded) {
-		t.Errorf("wrote %d bytes after the attempt's end: %v", n, err)
 	}
 }
 

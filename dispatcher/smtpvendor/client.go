@@ -11,11 +11,11 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/wneessen/go-mail/smtp"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // Vendor is what is known of SMTP: the key goes into the Message-ID, and nothing is deduplicated by it. [Handle] registers
@@ -97,27 +97,10 @@ func isWord(text string) bool {
 }
 
 var (
-	errLate       = errors.New("smtpvendor: the attempt's deadline is past: nothing more is sent")
 	errNoEnd      = errors.New("smtpvendor: the mail's end did not go out")
 	errNoStartTLS = errors.New("smtpvendor: the server offers no STARTTLS")
 	errNoAuth     = errors.New("smtpvendor: the server offers none of SCRAM-SHA-256, PLAIN and LOGIN")
 )
-
-// conn lets nothing out past the attempt's deadline: a process that was stopped for hours must not send a mail's end.
-type conn struct {
-	net.Conn
-	deadline time.Time // zero: none
-	written  int
-}
-
-func (c *conn) Write(p []byte) (int, error) {
-	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
-		return 0, errLate
-	}
-	n, err := c.Conn.Write(p)
-	c.written += n
-	return n, err
-}
 
 // stage is how far an attempt has come.
 type stage string
@@ -140,15 +123,14 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 	if err != nil {
 		return atConnect, "", err
 	}
-	wire := &conn{Conn: raw}
 	if deadline, ok := ctx.Deadline(); ok {
-		wire.deadline = deadline
 		_ = raw.SetDeadline(deadline)
 	}
+	out := wire.New(ctx)
 	defer context.AfterFunc(ctx, func() { _ = raw.Close() })()
 	defer func() { _ = raw.Close() }()
 
-	session, at, err := c.open(ctx, wire)
+	session, at, err := c.open(ctx, out.Hold(raw))
 	if err != nil {
 		return at, "", err
 	}
@@ -166,7 +148,7 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 	if err != nil {
 		return atData, "", err
 	}
-	if said, err = finish(text, wire, q.message); err != nil {
+	if said, err = finish(text, out, q.message); err != nil {
 		if errors.Is(err, errNoEnd) {
 			return atText, "", err
 		}
@@ -178,16 +160,16 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 
 // finish writes the text and its end. The error is errNoEnd where the end provably did not go out: the text's own bytes are
 // never taken for it, and what is left of them goes out before it.
-func finish(text io.WriteCloser, wire *conn, message []byte) (said string, err error) {
+func finish(text io.WriteCloser, out *wire.Wire, message []byte) (said string, err error) {
 	if _, err := text.Write(message); err != nil {
 		return "", fmt.Errorf("%w: %w", errNoEnd, err)
 	}
-	before := wire.written
+	before := out.Written()
 	err = text.Close()
-	switch {
-	case wire.written == before && err == nil:
+	switch nothing := out.Written() == before; {
+	case nothing && err == nil:
 		return "", fmt.Errorf("%w, and yet the server answered", errNoEnd)
-	case wire.written == before:
+	case nothing:
 		return "", fmt.Errorf("%w: %w", errNoEnd, err)
 	case err != nil:
 		return "", err
@@ -199,11 +181,10 @@ func finish(text io.WriteCloser, wire *conn, message []byte) (said string, err e
 }
 
 // open brings a connection to where a mail can be handed over.
-func (c *Client) open(ctx context.Context, wire *conn) (session *smtp.Client, at stage, err error) {
+func (c *Client) open(ctx context.Context, to net.Conn) (session *smtp.Client, at stage, err error) {
 	config := &tls.Config{ServerName: c.server.Host, RootCAs: c.server.RootCAs, MinVersion: tls.VersionTLS12}
-	var to net.Conn = wire
 	if c.server.ImplicitTLS {
-		secure := tls.Client(wire, config)
+		secure := tls.Client(to, config)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			return nil, atTLS, err
 		}

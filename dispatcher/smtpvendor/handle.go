@@ -2,22 +2,19 @@ package smtpvendor
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/textproto"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/wneessen/go-mail"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // Handle registers an action whose intents are each one mail, composed by compose from the payload, which is decoded as by
@@ -130,17 +127,9 @@ func (c *Client) reply(at stage, code int, text string) dispatcher.Answer {
 	return answer
 }
 
-// describe says in fixed words what went wrong, and a code for it.
+// describe is [wire.Describe], and knows what only SMTP and this package say.
 func describe(err error) (code, text string) {
-	var (
-		name   *net.DNSError
-		errno  syscall.Errno
-		record tls.RecordHeaderError
-		alert  tls.AlertError
-		cert   *tls.CertificateVerificationError
-		netErr net.Error
-		said   *textproto.Error
-	)
+	var said *textproto.Error
 	switch {
 	case errors.Is(err, errNoStartTLS):
 		return "starttls", "the server offers no STARTTLS, and without TLS nothing is sent"
@@ -148,22 +137,8 @@ func describe(err error) (code, text string) {
 		return "protocol", "the server offers none of SCRAM-SHA-256, PLAIN and LOGIN"
 	case errors.As(err, &said):
 		return strconv.Itoa(said.Code), "it was answered " + strconv.Itoa(said.Code)
-	case errors.Is(err, errLate), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "timeout", "the attempt's time was over"
-	case errors.Is(err, context.Canceled), errors.Is(err, net.ErrClosed):
+	case errors.Is(err, net.ErrClosed): // by send
 		return "stopped", "the attempt was stopped, or its time was over"
-	case errors.As(err, &name):
-		return "dns", "the host's name could not be looked up"
-	case errors.As(err, &cert):
-		return "tls", "the certificate is not valid for this host, or its authority is not known here"
-	case errors.As(err, &record), errors.As(err, &alert):
-		return "tls", "TLS failed"
-	case errors.As(err, &errno):
-		return "connection", errno.Error()
-	case errors.As(err, &netErr) && netErr.Timeout():
-		return "timeout", "it took too long"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return "connection", "the other side closed the connection"
 	}
-	return "protocol", "the other side did not speak SMTP as it should"
+	return wire.Describe(err, "SMTP")
 }

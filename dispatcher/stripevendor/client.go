@@ -1,7 +1,6 @@
 package stripevendor
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -13,6 +12,7 @@ import (
 	"github.com/stripe/stripe-go/v85"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // Vendor is what Stripe's documents say of keys in its API v1: they go bare into the header Idempotency-Key, have at most
@@ -87,7 +87,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // connection turns out dead.
 func newTransport(proxy *url.URL) *http.Transport {
 	t := &http.Transport{
-		DialContext:            dial,
+		DialContext:            wire.Dial(&net.Dialer{Timeout: time.Minute}),
 		DisableKeepAlives:      true,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    10 * time.Second,
@@ -99,30 +99,4 @@ func newTransport(proxy *url.URL) *http.Transport {
 		t.Proxy = http.ProxyURL(proxy)
 	}
 	return t
-}
-
-// dial's context has the values of the request's, and a connection serves one request only.
-func dial(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := (&net.Dialer{Timeout: time.Minute}).DialContext(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	if x := exchangeOf(ctx); x != nil {
-		return &conn{Conn: c, exchange: x}, nil
-	}
-	return c, nil
-}
-
-// conn lets nothing out once its attempt is over or past its deadline: a process that was stopped for hours must not send
-// what it had in hands.
-type conn struct {
-	net.Conn
-	exchange *exchange
-}
-
-func (c *conn) Write(p []byte) (int, error) {
-	if err := c.exchange.check(); err != nil {
-		return 0, err
-	}
-	return c.Conn.Write(p)
 }

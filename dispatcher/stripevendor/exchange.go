@@ -8,30 +8,30 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"net/url"
 	"strings"
 	"sync"
-	"time"
+
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // exchange is one run of a function that was registered: what it may ask of Stripe, and what came of it.
 type exchange struct {
-	purpose  purpose
-	deadline time.Time // zero: none
-	key      string    // what is carried
-	stored   *request  // what is sent, whatever the SDK made now; nil: what it made
+	purpose purpose
+	key     string   // what is carried
+	stored  *request // what is sent, whatever the SDK made now; nil: what it made
+	wire    *wire.Wire
 
-	mu        sync.Mutex
-	over      bool
-	asked     int      // requests that the function has made
-	refused   error    // why one of them was not let out
-	made      *request // of a rendering
-	connected bool     // from here on a byte may have gone out
-	status    int      // zero: there was no answer
-	header    http.Header
-	body      []byte
-	failure   error // of the connection, or while the answer was read
+	mu      sync.Mutex
+	over    bool
+	asked   int      // requests that the function has made
+	refused error    // why one of them was not let out
+	made    *request // of a rendering
+	sent    bool     // at the end: a byte of a request may have gone out
+	status  int      // zero: there was no answer
+	header  http.Header
+	body    []byte
+	failure error // of the connection, or while the answer was read
 }
 
 type purpose int
@@ -45,7 +45,7 @@ const (
 type exchangeKey struct{}
 
 func (x *exchange) in(ctx context.Context) context.Context {
-	x.deadline, _ = ctx.Deadline()
+	x.wire = wire.New(ctx)
 	return context.WithValue(ctx, exchangeKey{}, x)
 }
 
@@ -57,8 +57,6 @@ func exchangeOf(ctx context.Context) *exchange {
 var (
 	errOutside  = errors.New("stripevendor: this client serves calls that were given its context: pass the ctx of the function on")
 	errRendered = errors.New("stripevendor: the request is stored, and sent at the attempt")
-	errEnded    = errors.New("stripevendor: the attempt has ended: nothing more is sent")
-	errLate     = errors.New("stripevendor: the attempt's deadline is past: nothing more is sent")
 	errSecond   = errors.New("it made more than one request: an intent is one request, under one key")
 	errMethod   = errors.New("its request is no POST: Stripe takes a key with nothing else. Read before the intent is written, or in the look-up")
 	errAPI      = errors.New("its request is none of the API v1: keys of other APIs follow other rules")
@@ -66,28 +64,12 @@ var (
 	errTooLong  = errors.New("the answer is too long")
 )
 
-// check says whether anything may go out now.
-func (x *exchange) check() error {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.checkLocked()
-}
-
-func (x *exchange) checkLocked() error {
-	switch {
-	case x.over:
-		return errEnded
-	case !x.deadline.IsZero() && !time.Now().Before(x.deadline):
-		return errLate
-	}
-	return nil
-}
-
 // end lets nothing more out, also of what the function may have left behind. From here on nothing of x changes.
 func (x *exchange) end() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.over = true
+	_, x.sent = x.wire.End()
 }
 
 // note changes x, unless its end has come.
@@ -103,7 +85,7 @@ func (x *exchange) note(change func()) {
 func (x *exchange) admit(c *Client, r *http.Request) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if err := x.checkLocked(); err != nil {
+	if err := x.wire.Check(); err != nil {
 		return err
 	}
 	x.asked++
@@ -153,10 +135,7 @@ func (c *Client) roundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (x *exchange) send(ctx context.Context, c *Client, out *http.Request) (*http.Response, error) {
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
-		x.note(func() { x.connected = true })
-	}})
-	response, err := c.transport.RoundTrip(out.WithContext(ctx))
+	response, err := c.transport.RoundTrip(out.WithContext(x.wire.Trace(ctx)))
 	if err == nil {
 		defer func() { _ = response.Body.Close() }()
 		var body []byte

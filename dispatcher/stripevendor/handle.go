@@ -97,13 +97,14 @@ func WithLookup[T, R any](c *Client, list func(ctx context.Context, sc *stripe.C
 }
 
 func (x *exchange) lookupFailed(action string) error {
+	x.end() // which says whether anything was sent
 	switch {
 	case x.refused != nil:
 		return fmt.Errorf("stripevendor: %s: %w", action, x.refused)
 	case x.failure != nil:
 		_, text := describe(x.failure)
 		err := fmt.Errorf("stripevendor: %s: the look-up got no answer: %s", action, text)
-		if !x.connected {
+		if !x.sent {
 			err = dispatcher.Unsent(err)
 		}
 		return err

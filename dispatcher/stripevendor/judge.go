@@ -3,22 +3,18 @@ package stripevendor
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/retryafter"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // judge says what an attempt came to: the table of the package comment. said is what the registered function returned.
@@ -33,9 +29,9 @@ func (c *Client) judge(ctx context.Context, x *exchange, action string, said err
 		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, errOutside)
 	case x.asked == 0:
 		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, failed("the function made no request"))
-	case x.refused != nil && x.refused != errSecond && !x.connected:
+	case x.refused != nil && x.refused != errSecond && !x.sent:
 		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, failed("%v", x.refused))
-	case !x.connected:
+	case !x.sent:
 		code, text := describe(x.failure)
 		return dispatcher.Answer{Code: code}, dispatcher.Unsent(failed("nothing was sent: %s", text))
 	case x.status == 0:
@@ -131,35 +127,13 @@ func (c *Client) answer(x *exchange) dispatcher.Answer {
 	return dispatcher.Answer{Code: strconv.Itoa(x.status), ContentType: kind, Body: body}
 }
 
-// describe says in fixed words what went wrong with a call, and a code for it.
+// describe is [wire.Describe], and knows what only this package says.
 func describe(err error) (code, text string) {
-	var (
-		name   *net.DNSError
-		errno  syscall.Errno
-		record tls.RecordHeaderError
-		alert  tls.AlertError
-		cert   *tls.CertificateVerificationError
-		netErr net.Error
-	)
 	switch {
-	case err == nil, errors.Is(err, errEnded), errors.Is(err, context.Canceled):
-		return "stopped", "the attempt was stopped"
-	case errors.Is(err, errLate), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "timeout", "the attempt's time was over"
+	case err == nil: // it had not come when the function returned
+		err = wire.ErrEnded
 	case errors.Is(err, errTooLong):
 		return "too_long", errTooLong.Error()
-	case errors.As(err, &name):
-		return "dns", "the host's name could not be looked up"
-	case errors.As(err, &cert):
-		return "tls", "the certificate is not valid for this host, or its authority is not known here"
-	case errors.As(err, &record), errors.As(err, &alert):
-		return "tls", "TLS failed"
-	case errors.As(err, &errno):
-		return "connection", errno.Error()
-	case errors.As(err, &netErr) && netErr.Timeout():
-		return "timeout", "connecting took too long"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return "connection", "the other side closed the connection"
 	}
-	return "protocol", "the other side did not speak HTTP/1.1 as it should"
+	return wire.Describe(err, "HTTP/1.1")
 }

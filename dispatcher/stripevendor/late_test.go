@@ -1,47 +1,86 @@
 package stripevendor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptrace"
 	"testing"
 	"time"
+
+	"github.com/stripe/stripe-go/v85"
+
+	"github.com/samekey/samekey/internal/wire"
 )
+
+// stopped is the context of a process that was stopped and goes on: its deadline has passed, and no timer has fired yet.
+type stopped struct {
+	context.Context
+	deadline time.Time
+}
+
+func (s stopped) Deadline() (time.Time, bool) { return s.deadline, true }
 
 // A process that was stopped past the key's window and goes on must not send what it had in hands.
 func TestNothingLeavesPastTheDeadlineOrTheEnd(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	x := new(exchange)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	c, err := dial(x.in(ctx), "tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = other.Close() }()
-	if _, err := c.Write([]byte("in time")); err != nil {
-		t.Error(err)
-	}
-	x.deadline = time.Now()
-	if _, err := c.Write([]byte("late")); !errors.Is(err, errLate) {
-		t.Error(err)
-	}
-	x.deadline = time.Time{}
-	x.end()
-	if _, err := c.Write([]byte("over")); !errors.Is(err, errEnded) {
-		t.Error(err)
-	}
-	_ = c.Close()
-	if text, err := io.ReadAll(other); string(text) != "in time" {
-		t.Errorf("%q, %v", text, err)
+	small, large := []byte("amount=1"), bytes.Repeat([]byte("x"), 32<<20) // more than the sockets hold
+	for name, tc := range map[string]struct {
+		body  []byte
+		early bool // before the first byte, and not after it
+		end   bool // by the function's return, and not by the clock
+		want  error
+	}{
+		"stopped with a connection":             {small, true, false, wire.ErrLate},
+		"stopped in the middle of the request":  {large, false, false, wire.ErrLate},
+		"returned in the middle of the request": {large, false, true, wire.ErrEnded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = listener.Close() }()
+			c, err := New(Account{Key: "sk_test_1", URL: "http://" + listener.Addr().String()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := &exchange{purpose: sending, key: "key", stored: &request{Path: "/v1/payment_intents", Header: http.Header{}, Body: tc.body}}
+			timed, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			deadline, _ := timed.Deadline()
+			if tc.end {
+				deadline = deadline.Add(time.Hour)
+			}
+			ctx := context.Context(stopped{t.Context(), deadline})
+			if tc.early {
+				ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { <-timed.Done() }})
+			}
+			ctx = x.in(ctx)
+			arrived := make(chan int64, 1)
+			go func() {
+				other, err := listener.Accept()
+				if err != nil {
+					arrived <- -1
+					return
+				}
+				defer func() { _ = other.Close() }()
+				first, _ := io.ReadFull(other, make([]byte, 1))
+				if tc.end {
+					x.end()
+				}
+				<-timed.Done()
+				_ = other.SetReadDeadline(time.Now().Add(5 * time.Second)) // who sends all of it waits for an answer
+				rest, _ := io.Copy(io.Discard, other)
+				arrived <- int64(first) + rest
+			}()
+			_, err = c.stripe.V1PaymentIntents.Create(ctx, &stripe.PaymentIntentCreateParams{Amount: stripe.Int64(1)})
+			x.end()
+			if n := <-arrived; n < 0 || n >= int64(len(tc.body)) || tc.early && n > 0 || x.sent != (n > 0) || !errors.Is(err, tc.want) {
+				t.Errorf("%d bytes arrived, sent: %v, %v", n, x.sent, err)
+			}
+		})
 	}
 }

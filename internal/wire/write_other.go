@@ -1,6 +1,6 @@
 //go:build !unix
 
-package httpvendor
+package wire
 
 import "net"
 

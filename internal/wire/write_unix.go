@@ -1,8 +1,9 @@
 //go:build unix
 
-package httpvendor
+package wire
 
 import (
+	"errors"
 	"net"
 	"syscall"
 )
@@ -12,7 +13,7 @@ import (
 func writeChecked(to net.Conn, p []byte, check func() error) (n int, err error) {
 	socket, ok := to.(syscall.Conn)
 	if !ok {
-		return to.Write(p)
+		return 0, errors.New("the connection is no socket: nothing is sent")
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {

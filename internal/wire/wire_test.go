@@ -1,0 +1,130 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+const patience = 10 * time.Second
+
+// link is a connection over a real socket, which w holds, and its other side.
+func link(t *testing.T, w *Wire) (c, other net.Conn) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	raw, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err = listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = raw.Close(); _ = other.Close() })
+	_ = other.SetDeadline(time.Now().Add(patience))
+	return w.Hold(raw), other
+}
+
+func inAnHour(t *testing.T) *Wire {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	t.Cleanup(cancel)
+	return New(ctx)
+}
+
+// late is what happens to a process that is stopped past the deadline.
+func (w *Wire) late() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.deadline = time.Now()
+}
+
+var ways = map[string]struct {
+	over func(w *Wire)
+	want error
+}{
+	"the deadline passes": {(*Wire).late, ErrLate},
+	"the attempt ends":    {func(w *Wire) { w.End() }, ErrEnded},
+}
+
+func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
+	for name, way := range ways {
+		for _, first := range []string{"", "in time"} {
+			t.Run(name+" after "+first, func(t *testing.T) {
+				w := inAnHour(t)
+				c, other := link(t, w)
+				if first != "" {
+					if _, err := io.WriteString(c, first); err != nil {
+						t.Fatal(err)
+					}
+				}
+				way.over(w)
+				if n, err := io.WriteString(c, "late"); n != 0 || !errors.Is(err, way.want) {
+					t.Errorf("wrote %d bytes: %v", n, err)
+				}
+				if _, sent := w.End(); sent != (first != "") || w.Written() != len(first) {
+					t.Errorf("the wire says that it sent: %v, %d bytes", sent, w.Written())
+				}
+				_ = c.Close()
+				if text, err := io.ReadAll(other); string(text) != first {
+					t.Errorf("there arrived %q, %v", text, err)
+				}
+			})
+		}
+	}
+}
+
+// The buffer is larger than those of the sockets, so that the time is over in the middle of it. Then there is room again.
+func TestAWriteOfMuchStopsInItsMiddleWhenTheTimeIsOver(t *testing.T) {
+	const much = 32 << 20
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			w := inAnHour(t)
+			c, other := link(t, w)
+			type result struct {
+				n   int
+				err error
+			}
+			wrote := make(chan result, 1)
+			go func() {
+				n, err := c.Write(make([]byte, much))
+				_ = c.Close()
+				wrote <- result{n, err}
+			}()
+			if _, err := io.ReadFull(other, make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			way.over(w)
+			rest, err := io.Copy(io.Discard, other)
+			got := <-wrote
+			if got.n != int(rest)+1 || got.n >= much || !errors.Is(got.err, way.want) {
+				t.Errorf("wrote %d, %v; there arrived %d, %v", got.n, got.err, rest+1, err)
+			}
+		})
+	}
+}
+
+func TestWhatIsUnderWayAtTheEndMayHaveBeenSent(t *testing.T) {
+	w := inAnHour(t)
+	c, other := link(t, w)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(make([]byte, 32<<20))
+		wrote <- err
+	}()
+	if _, err := io.ReadFull(other, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, sent := w.End(); !sent || w.Written() != 0 {
+		t.Errorf("the wire says that it sent: %v, %d bytes", sent, w.Written())
+	}
+	_ = c.Close()
+	if err := <-wrote; err == nil {
+		t.Error("all of it was written")
+	}
+}
