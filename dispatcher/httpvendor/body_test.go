@@ -159,8 +159,8 @@ func TestWhatCannotBeRenderedIsAnErrorThatQuotesNoValue(t *testing.T) {
 	}{
 		`no entry for key "gone"`:   {json(`{"a": {{.Payload.gone}}}`), `{"a":"s3cret"}`},
 		`key "deep"`:                {json(`{"a": {{.Payload.deep.er}}}`), `{"a":"s3cret"}`},
-		`{}.a (the payload is no`:   {json(`{"a": {{.Payload.a}}}`), `s3cret`},
-		`{}.b (the payload is no`:   {json(`{"a": {{.Payload.b}}}`), "{\"b\":1,\"b\":\"s3cret\"}"},
+		`{}.a (what it is a member`: {json(`{"a": {{.Payload.a}}}`), `s3cret`},
+		`{}.b (what it is a member`: {json(`{"a": {{.Payload.b}}}`), "{\"b\":1,\"b\":\"s3cret\"}"},
 		"no JSON object":            {json(`["a"]`), `{}`},
 		"or has a member twice":     {json(`{"a": {{.Payload.a}}, {{.Payload.a}}: 1}`), `{"a":"a"}`},
 		"failed at":                 {json(`{"a": {{index .Payload.a 7}}}`), `{"a":"s3cret"}`},
