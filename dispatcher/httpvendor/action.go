@@ -18,6 +18,7 @@ type Action struct {
 
 	// Request is the method and the path, with a query if there is one: "POST /v1/charges?expand=card". The path is
 	// added to that of the URL; a method alone is for the URL as it stands. GET and HEAD are sent without a body, DELETE, PATCH, POST and PUT with Body.
+	// A dispatcher.Read is a GET, a HEAD, or a POST that searches.
 	// Path and query may be a template: "POST /v1/orders/{{.Payload.order_id}}/capture". A value is escaped by itself, so
 	// that none makes another path; a part of the path that comes out empty, "." or ".." makes the intent dead.
 	Request string
@@ -173,6 +174,8 @@ func (c *Client) endpoint(action Action) (*endpoint, error) {
 	var err error
 	if e.target, err = parseTarget(action.Request); err != nil {
 		fail("Request", "%v", err)
+	} else if m := e.target.method; class == dispatcher.Read && hasBody(m) && m != http.MethodPost { // a search may be a POST
+		fail("Request", "is a %s, which no %v is: give it the class of a write", m, class)
 	}
 	header, err := operatorHeader(action.Headers, c.keyHeader)
 	if err != nil {

@@ -401,6 +401,17 @@ func TestEveryMistakeIsReportedAtOnceAndNoValueIsPrinted(t *testing.T) {
 	}
 }
 
+// A read is made again freely, past every window: what changes something there must not be one.
+func TestAReadThatChangesSomethingIsRefused(t *testing.T) {
+	client := testClient(t, Destination{URL: "https://api.example.com"})
+	for method, fine := range map[string]bool{"GET": true, "HEAD": true, "POST": true, "PUT": false, "PATCH": false, "DELETE": false} {
+		_, _, err := client.Handler(Action{Name: "a", Request: method + " /x", Policy: dispatcher.Policy{Class: dispatcher.Read}})
+		if fine != (err == nil) || !fine && !strings.Contains(err.Error(), "a: Request is a "+method+", which no read is") {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
+
 func TestRegisterFillsInTheDestination(t *testing.T) {
 	d := dispatcher.New(nil, nil)
 	client := testClient(t, Destination{URL: "https://api.example.com", Vendor: dispatcher.Vendor{Window: 24 * time.Hour}})
