@@ -23,7 +23,9 @@ type claim struct {
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
 	visit  visit
 
-	endpoint *storedEndpoint // where the call goes; nil: not to a stored one
+	endpointName string
+	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
+	endpointErr  error           // why that is not known
 }
 
 func (c *claim) call() Call {
@@ -107,7 +109,7 @@ func (n *node) attempt(c *claim) settlement {
 		s.delay = time.Second // no hot loop against a database that is slower than the calls
 		return s
 	}
-	if s, ok := n.toEndpoint(ctx, c); !ok {
+	if s, ok := n.mayCall(ctx, c); !ok {
 		return s
 	}
 	if s, ok := n.fix(ctx, c); !ok {
@@ -129,7 +131,7 @@ func (n *node) lookUp(c *claim) settlement {
 	}
 	ctx, cancel := c.context(n.calls)
 	defer cancel()
-	switch _, err := n.findEndpoint(ctx, c); {
+	switch err := c.endpointErr; {
 	case errors.Is(err, errNoEndpoint):
 		return c.action.afterLookup(row, Finding{}, err)
 	case err != nil:

@@ -214,6 +214,7 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 	if err != nil || name == "" {
 		return 0, true
 	}
+	c.endpointName = name
 	now := time.Now()
 	e, epoch, delay, broken := l.endpoints.enter(sha256.Sum256([]byte(name)), now)
 	if e != nil {

@@ -272,7 +272,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 		l.breaker.record(epoch, healthNone, time.Now())
 	}
 	var latest time.Time
-	var off []*claim
+	var on, off []*claim
 	var delays []time.Duration
 	for i := range rows {
 		if rows[i].DueAt.After(latest) {
@@ -283,6 +283,12 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 			off, delays = append(off, c), append(delays, delay)
 			continue
 		}
+		on = append(on, c)
+	}
+	if a.stored {
+		l.readEndpoints(ctx, on)
+	}
+	for _, c := range on {
 		l.node.open.Add(1)
 		go func() {
 			defer l.release(1)

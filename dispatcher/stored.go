@@ -7,19 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
 )
 
 // WithStoredEndpoint is [WithEndpoint] for endpoints that are kept in samekey.endpoints, under the action's destination and
-// the name that fn returns (package outbox/endpoints puts them there): right before each call its URL and secrets are read
-// into [Call.Endpoint], and what people changed counts from the next call on.
+// the name that fn returns (package outbox/endpoints puts them there): right before its calls URL and secrets are read into
+// [Call.Endpoint], in one statement for all that are claimed at once, and what people changed counts from the next call on.
 //
 // Nothing is sent to an endpoint that is stopped, by a person or by [Gone], or that is not there, or where fn returns no name:
 // the intent is dead with the code "endpoint_stopped" or "endpoint_missing", and a redrive sends it once that was mended. A
@@ -58,6 +58,7 @@ func (Secrets) MarshalText() ([]byte, error) { return []byte(hiddenSecrets), nil
 type storedEndpoint struct {
 	Endpoint
 	version uuid.UUID
+	stopped bool
 }
 
 // The codes of intents that name an endpoint to which nothing is sent.
@@ -71,37 +72,52 @@ const maxEndpointName = 255
 
 var errNoEndpoint = errors.New("the endpoint that the intent names is not in samekey.endpoints: put it there (outbox/endpoints), then redrive")
 
-// findEndpoint reads where a claim's call goes, if to a stored endpoint.
-func (n *node) findEndpoint(ctx context.Context, c *claim) (stopped bool, err error) {
-	if !c.action.stored {
-		return false, nil
+// readEndpoints reads where the calls of a claim go, in one statement.
+func (l *lane) readEndpoints(ctx context.Context, claims []*claim) {
+	p := db.EndpointsCallParams{Destination: l.name}
+	for _, c := range claims {
+		c.endpointErr = errNoEndpoint
+		if isEndpointName(c.endpointName) {
+			p.Names = append(p.Names, c.endpointName)
+		}
 	}
-	call := c.call()
-	name, err := guard(func() (string, error) { return c.action.endpoint(&call), nil })
-	if err != nil || name == "" || len(name) > maxEndpointName || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
-		return false, errNoEndpoint
+	if len(p.Names) == 0 {
+		return
 	}
-	row, err := n.q.EndpointsCall(ctx, db.EndpointsCallParams{Destination: n.byName[c.action.name].name, Name: name})
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, errNoEndpoint
+	slices.Sort(p.Names)
+	p.Names = slices.Compact(p.Names)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	rows, err := l.node.q.EndpointsCall(ctx, p)
+	found := map[string]*storedEndpoint{}
+	for _, row := range rows {
+		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
 	}
-	c.endpoint = &storedEndpoint{Endpoint: Endpoint{Name: name, URL: row.Url, Secrets: row.Secrets}, version: row.Version}
-	return row.Stopped, err
+	for _, c := range claims {
+		if c.endpoint = found[c.endpointName]; c.endpoint != nil {
+			c.endpointErr = nil
+		} else if err != nil && isEndpointName(c.endpointName) {
+			c.endpointErr = err
+		}
+	}
 }
 
-// toEndpoint finds where an attempt goes. Where ok is false nothing is sent, and s says why.
-func (n *node) toEndpoint(ctx context.Context, c *claim) (s settlement, ok bool) {
-	stopped, err := n.findEndpoint(ctx, c)
-	code := codeEndpointMissing
+func isEndpointName(name string) bool {
+	return name != "" && len(name) <= maxEndpointName && utf8.ValidString(name) && !strings.ContainsRune(name, 0)
+}
+
+// mayCall says whether an attempt's endpoint may be called. Where it may not nothing is sent, and s says why.
+func (n *node) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
+	row := &c.OutboxQueueClaimRow
 	switch {
-	case err == nil && !stopped:
-		return settlement{}, true
-	case err == nil:
-		code, err = codeEndpointStopped, errors.New("the endpoint is stopped: start it (outbox/endpoints), then redrive")
-	case !errors.Is(err, errNoEndpoint):
-		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read, nothing was sent", err), false
+	case errors.Is(c.endpointErr, errNoEndpoint):
+		return c.action.deadUnsent(row, codeEndpointMissing, errNoEndpoint), false
+	case c.endpointErr != nil:
+		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read, nothing was sent", c.endpointErr), false
+	case c.endpoint != nil && c.endpoint.stopped:
+		return c.action.deadUnsent(row, codeEndpointStopped, errors.New("the endpoint is stopped: start it (outbox/endpoints), then redrive")), false
 	}
-	return c.action.deadUnsent(&c.OutboxQueueClaimRow, code, err), false
+	return settlement{}, true
 }
 
 // stopIfGone stops the endpoint that said that it wants no more calls, if it is still the one that was called.

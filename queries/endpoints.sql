@@ -45,11 +45,17 @@ select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, 
 from samekey.endpoints
 where destination = @destination and name = @name;
 
--- name: EndpointsCall :one
--- What a call needs, right before it.
-select url, secrets, version, (stopped_at is not null)::boolean as stopped
-from samekey.endpoints
-where destination = @destination and name = @name;
+-- name: EndpointsCall :many
+-- What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
+-- planner reads all that a destination has, 24 ms for 100,000.
+select e.name, e.url, e.secrets, e.version, e.stopped
+from unnest(@names::text[]) as n (name)
+cross join lateral (
+    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
+    from samekey.endpoints x
+    where x.destination = @destination and x.name = n.name
+    offset 0
+) e;
 
 -- name: EndpointsGone :execrows
 -- By the receiver itself, in its answer to a call that was made by this version.

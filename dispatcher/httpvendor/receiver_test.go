@@ -375,4 +375,3 @@ func TestAHandlerWithoutItsOptionsSaysSo(t *testing.T) {
 		t.Error(err)
 	}
 }
-

@@ -12,35 +12,56 @@ import (
 	"github.com/google/uuid"
 )
 
-const EndpointsCall = `-- name: EndpointsCall :one
-select url, secrets, version, (stopped_at is not null)::boolean as stopped
-from samekey.endpoints
-where destination = $1 and name = $2
+const EndpointsCall = `-- name: EndpointsCall :many
+select e.name, e.url, e.secrets, e.version, e.stopped
+from unnest($1::text[]) as n (name)
+cross join lateral (
+    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
+    from samekey.endpoints x
+    where x.destination = $2 and x.name = n.name
+    offset 0
+) e
 `
 
 type EndpointsCallParams struct {
+	Names       []string
 	Destination string
-	Name        string
 }
 
 type EndpointsCallRow struct {
+	Name    string
 	Url     string
 	Secrets []string
 	Version uuid.UUID
 	Stopped bool
 }
 
-// What a call needs, right before it.
-func (q *Queries) EndpointsCall(ctx context.Context, arg EndpointsCallParams) (EndpointsCallRow, error) {
-	row := q.db.QueryRow(ctx, EndpointsCall, arg.Destination, arg.Name)
-	var i EndpointsCallRow
-	err := row.Scan(
-		&i.Url,
-		&i.Secrets,
-		&i.Version,
-		&i.Stopped,
-	)
-	return i, err
+// What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
+// planner reads all that a destination has, 24 ms for 100,000.
+func (q *Queries) EndpointsCall(ctx context.Context, arg EndpointsCallParams) ([]EndpointsCallRow, error) {
+	rows, err := q.db.Query(ctx, EndpointsCall, arg.Names, arg.Destination)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []EndpointsCallRow
+	for rows.Next() {
+		var i EndpointsCallRow
+		if err := rows.Scan(
+			&i.Name,
+			&i.Url,
+			&i.Secrets,
+			&i.Version,
+			&i.Stopped,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const EndpointsDelete = `-- name: EndpointsDelete :execrows

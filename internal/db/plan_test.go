@@ -193,7 +193,11 @@ func (p planner) checkAll() {
 	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', 'payload')`)
 	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', 'payload', ordering_key => 'order-1')`)
 	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', 'payload', ordering_key => 'another')`)
-	p.check("endpoint of a call", db.EndpointsCall, 1, db.EndpointsCallParams{Destination: "hooks", Name: "shop-77"})
+	names := make([]string, 100)
+	for i := range names {
+		names[i] = fmt.Sprintf("shop-%d", 1000*i+1)
+	}
+	p.check("endpoints of calls", db.EndpointsCall, 2*len(names), db.EndpointsCallParams{Destination: "hooks", Names: names})
 	p.check("find a record", db.ProcessedEventsFind, 5, db.ProcessedEventsFindParams{IdemKey: "finished 0000001", Scope: "s"})
 }
 
