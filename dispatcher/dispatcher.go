@@ -187,6 +187,9 @@ func (d *Dispatcher) resolve() (errs []error) {
 		if a.policy.ResendAbsent && a.lookup == nil {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a look-up: register one with WithLookup", a.name))
 		}
+		if p.Attempts > 1 && a.lookup == nil && (p.Class == NonIdempotentWrite || p.Class == IrreversibleWrite) {
+			errs = append(errs, fmt.Errorf("dispatcher: %s: Attempts %d contradicts %v, which is never sent again by itself: leave it out (it would bound the tries of a look-up: register one with WithLookup)", a.name, p.Attempts, p.Class))
+		}
 		if a.stored && a.policy.Deadline == 0 {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: Deadline is missing: an endpoint that cannot be reached spends no attempts, so say when to give up", a.name))
 		}

@@ -27,7 +27,8 @@ type Policy struct {
 
 	// Attempts is how often an intent may be sent before it is dead; attempts that were provably unsent or that the
 	// vendor put off do not count. Default: as many as fit the KeyWindow, at most 25. For a [NonIdempotentWrite] and an
-	// [IrreversibleWrite] the number bounds look-ups instead: they are sent again only where nothing was sent.
+	// [IrreversibleWrite] the number bounds look-ups instead: they are sent again only where nothing was sent. More than one is
+	// refused for them where there is no look-up.
 	Attempts int
 
 	// Backoff is the longest wait before the second attempt; it doubles with each further one up to MaxBackoff, and the

@@ -28,6 +28,8 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 		MaxBackoff: -2, Deadline: -1, KeyWindow: -1}, ok)
 	d.Handle("too_much", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour + 1, Lease: 24*time.Hour + 1, Attempts: 1001,
 		ResponseCap: 1<<20 + 1, MaxBackoff: 30*24*time.Hour + 1}, ok)
+	d.Handle("retried", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Attempts: 2}, ok)
+	d.Handle("paid_twice", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Attempts: 2}, ok)
 	d.Handle("short_lease", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Minute, Lease: time.Minute}, ok)
 	d.Handle("nowhere", dispatcher.Policy{Class: dispatcher.Read, Destination: "nowhere"}, ok)
 	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
@@ -47,6 +49,7 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 		"negative: Deadline -1ns", "negative: KeyWindow -1ns",
 		"too_much: Timeout 1h0m0.000000001s", "too_much: Lease 24h0m0.000000001s", "too_much: Attempts 1001", "too_much: ResponseCap 1048577",
 		"too_much: MaxBackoff 720h0m0.000000001s",
+		"retried: Attempts 2 contradicts non_idempotent_write", "paid_twice: Attempts 2 contradicts irreversible_write",
 		"short_lease: Lease 1m0s is not longer than Timeout 1m0s",
 		`nowhere: Destination "nowhere" is not declared`, `"twice" is registered twice`, `action "Bad Name"`, `"no_handler" has no handler`,
 	} {
