@@ -171,12 +171,13 @@ func (n *node) count(s settlement, settled bool) {
 // error stays in the history too, since it may quote a vendor.
 func (n *node) report(c *claim, s settlement) {
 	level := slog.LevelInfo
-	switch s.status {
-	case statusDelivered, statusRefused, statusAnswered:
+	switch {
+	case s.finishes(), s.status == statusAnswered, s.outcome == outcomeAccepted:
 		level = slog.LevelDebug
-	case statusDead, statusParked:
+	case s.answer.Code == codeEndpointStopped: // that it was stopped has been said
+	case s.status == statusDead, s.status == statusParked:
 		level = slog.LevelError
-	case statusUnknown:
+	case s.status == statusUnknown:
 		level = slog.LevelWarn
 	}
 	if !n.log.Enabled(n.calls, level) {

@@ -356,6 +356,28 @@ func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
 	}
 }
 
+// The vendor that has accepted a call and can then not be asked does not get more time by that.
+func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.T) {
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.CompletionTime = 5 * time.Hour
+	found, err := dispatcher.Finding{}, errors.New("the vendor is away")
+	b, d, s := scriptedSetup(t, p, finding(&found, &err))
+	s.next = failing(dispatcher.Accepted(dispatcher.Answer{Code: "202"}, time.Minute))
+	id := b.insert("charge_card")
+	b.expect(d, unknown)
+	for range 3 {
+		b.elapse(90 * time.Minute)
+		b.expect(d, unknown)
+	}
+	b.elapse(90 * time.Minute)
+	b.expect(d, parked)
+	const failed = " lookup:retry:lookup_failed"
+	b.wantHistory(id, "attempt:accepted:accepted"+failed+failed+failed+" lookup:parked:not_completed")
+	if s.calls != 1 {
+		t.Errorf("%d calls, want 1", s.calls)
+	}
+}
+
 func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) {
 	found, err := dispatcher.Found(dispatcher.Answer{Code: "200"}), errors.New("the vendor is away")
 	p := policyOf(dispatcher.NonIdempotentWrite)

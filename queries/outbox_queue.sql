@@ -91,7 +91,8 @@ with u as materialized (
         plain         = q.plain and not u.unsend,
         resent        = q.resent or coalesce(u.resent, false),
         ordering_key  = case when u.leave then null else q.ordering_key end,
-        last_code     = nullif(u.code, '')
+        -- A look-up that found nothing out leaves what is known: that it was accepted, or absent once.
+        last_code     = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int
       and u.status not in ('delivered', 'refused')
