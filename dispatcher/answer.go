@@ -2,6 +2,8 @@ package dispatcher
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"time"
@@ -219,6 +221,35 @@ func WithRender[T any](fn func(ctx context.Context, call *Call, payload T) (Rend
 		}
 		return nil
 	}
+}
+
+// WithForm names the form in which an action's intents go out beside the payload, the carried key and what is rendered: where
+// the key is carried, such as the name of its header, and the request's line where it is not rendered. To a vendor the same
+// key in another form may be another call: what an earlier release may have sent of an [IdempotentWrite] in another form is
+// looked up, else parked, and not sent. An empty text is not compared. Vendors' packages name theirs; a handler of your own
+// does where its requests may change.
+func WithForm(key, request string) Option {
+	return func(a *action) error {
+		a.form = form{digest(key), digest(request)}
+		return nil
+	}
+}
+
+// form is how an action's intents go out, in digests; empty: nothing is known.
+type form struct{ key, request string }
+
+// differs says whether both are known in some way and not the same in it.
+func (f form) differs(other form) bool {
+	differ := func(a, b string) bool { return a != "" && b != "" && a != b }
+	return differ(f.key, other.key) || differ(f.request, other.request)
+}
+
+func digest(text string) string {
+	if text == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:4])
 }
 
 // Outcome is what an intent came to, as its Apply is told.

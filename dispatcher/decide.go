@@ -54,6 +54,9 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	case !p.Class.repeatable() && !c.FirstSend:
 		// It may have been sent before, and nobody said that it was not.
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "maybe_sent"
+	case a.reformed(c):
+		s.status, s.outcome, s.answer.Code, s.spent = statusUnknown, outcomeUnknown, codeForm, 0
+		s.err = "it may have been sent as another request, or with its key in another header, than the action's now: it is looked up, else parked"
 	case c.PastWindow && p.Class == IdempotentWrite:
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "key_window"
 		s.err = fmt.Sprintf("the key window of %v is over, or would be before the attempt's end: it is looked up, else parked", p.KeyWindow)
@@ -210,7 +213,17 @@ const codeMoved = "moved"
 
 // moved: another destination may have acted on it, and this one would act again. Neither can this one say what became of it.
 func (a *action) moved(c *db.OutboxQueueClaimRow) bool {
-	return a.policy.Class != Read && !c.FirstSend && c.SentTo != "" && c.SentTo != a.destination()
+	return a.policy.Class != Read && !c.FirstSend && c.SentTo != "" && sentDestination(c) != a.destination()
+}
+
+func sentDestination(c *db.OutboxQueueClaimRow) string { return strings.Split(c.SentTo, " ")[0] }
+
+// codeForm marks an intent that may have been sent in another form than its action's now.
+const codeForm = "form"
+
+func (a *action) reformed(c *db.OutboxQueueClaimRow) bool {
+	sent := append(strings.Split(c.SentTo, " "), "", "") // destination, key, request, as far as they are known
+	return a.policy.Class == IdempotentWrite && !c.FirstSend && a.form.differs(form{sent[1], sent[2]})
 }
 
 // beforeLookup decides whether an unknown intent is looked up now; ask is true where it is.
@@ -223,7 +236,7 @@ func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool
 		s.err = fmt.Sprintf("the vendor accepted it, and has not completed it within %v: find out what became of it, then resolve the intent", a.policy.CompletionTime)
 	case a.moved(c):
 		s.answer.Code = codeMoved
-		s.err = fmt.Sprintf("destination %q may have acted on it, and the action goes to %q now: find out what happened there, then resolve the intent", c.SentTo, a.destination())
+		s.err = fmt.Sprintf("destination %q may have acted on it, and the action goes to %q now: find out what happened there, then resolve the intent", sentDestination(c), a.destination())
 	case a.lookup == nil:
 		s.answer.Code = "no_lookup"
 		s.err = "the action has no look-up: find out what happened at the vendor, then resolve the intent"

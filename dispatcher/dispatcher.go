@@ -11,6 +11,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,12 +112,18 @@ type action struct {
 	lookup   func(context.Context, *Call) (Finding, error)
 	render   func(context.Context, *Call) (Rendered, error)
 	apply    applyFunc
+	form     form
 	endpoint func(*Call) string
 	stored   bool // the endpoint is one of samekey.endpoints
 }
 
 // destination is the name of its destination.
 func (a *action) destination() string { return or(a.policy.Destination, a.name) }
+
+// sentTo is where and in what form its intents go.
+func (a *action) sentTo() string {
+	return strings.TrimRight(strings.Join([]string{a.destination(), a.form.key, a.form.request}, " "), " ")
+}
 
 // destination is a vendor account, shared by the actions that name it.
 type destination struct {

@@ -334,7 +334,7 @@ func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQue
 	p := db.OutboxQueueClaimParams{
 		Action: a.name, Mark: from, Worker: l.node.session.id, Queue: l.queue, MaxCount: int32(maxCount),
 		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, Reserve: a.policy.Timeout + windowMargin,
-		Fixes: a.fixes(), Destination: l.name,
+		Fixes: a.fixes(), SentTo: a.sentTo(),
 	}
 	switch w := a.policy.KeyWindow; {
 	case w == Forever:

@@ -33,7 +33,7 @@ with picked as materialized (
         repeatable    = @repeatable::boolean or (@needs_approval::boolean and q.approved_at is null),
         first_sent_at = case when q.status = 'pending' and not (@needs_approval::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        sent_to       = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then @destination::text else q.sent_to end,
+        sent_to       = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then @sent_to::text else q.sent_to end,
         plain         = q.plain or q.status = 'pending' and not @fixes::boolean,
         window_ends   = case q.status when 'pending' then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
                         else q.window_ends end

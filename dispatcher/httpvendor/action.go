@@ -137,6 +137,9 @@ func (c *Client) Handler(action Action) (dispatcher.Handler, []dispatcher.Option
 	if e.lookup != nil {
 		options = append(options, dispatcher.WithLookup(e.ask))
 	}
+	if action.Policy.Class == dispatcher.IdempotentWrite {
+		options = append(options, dispatcher.WithForm(e.form()))
+	}
 	return e.attempt, append(options, action.Options...), nil
 }
 

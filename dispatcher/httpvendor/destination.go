@@ -42,8 +42,8 @@ type Destination struct {
 	// "Idempotency-Key", or that of Key.Name, and Replay is dispatcher.ReplayAnswer. No other setting and no header of an
 	// intent can override the key. A key in a body makes every body that carries it a JSON object or a form. The
 	// Message-ID is no place of a request: where a mail API takes no key, that is dispatcher.KeyNowhere. The key is kept with
-	// an intent from its first attempt on; a header's name and Key.Quoted are not, so change those while no intent of the
-	// destination has been sent and is unfinished.
+	// an intent from its first attempt on; a header's name and Key.Quoted are not, so where they change, what may have been
+	// sent under the former is looked up, else parked.
 	Vendor dispatcher.Vendor
 
 	// Rules give this vendor's answers their meaning; those of an action come first.

@@ -32,7 +32,8 @@
 // A request with a template in its path, a body that is not the payload itself, and a body that carries the key are made
 // once, before the first attempt, and kept: method, path, query, content type and body. Every attempt sends those bytes,
 // whatever became of template, environment or release; only the destination's URL, headers and credentials are those of
-// the moment. What cannot be made makes the intent dead, with nothing sent.
+// the moment. What cannot be made makes the intent dead, with nothing sent. Of a request without a template method and path
+// are not kept: where they change, an idempotent write that may have been sent by the former is looked up, else parked.
 //
 // Templates are those of text/template. They find .Payload (numbers with the digits that they have), .Key (the delivery
 // key as it is carried), .ID, .Action, .Part and .Headers of the intent; a member that is not there is an error, and

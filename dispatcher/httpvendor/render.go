@@ -283,6 +283,18 @@ func (e *endpoint) fill(call *dispatcher.Call) (s sending, err error) {
 // renders reports whether what is sent has to be made, and kept, before it is sent first.
 func (e *endpoint) renders() bool { return e.target.tmpl != nil || e.body.format != AsIs }
 
+// form is what of a request is neither rendered nor the payload, as far as it makes another call of the same key.
+func (e *endpoint) form() (key, request string) {
+	key = e.client.keyHeader
+	if e.client.dest.Vendor.Key.Quoted {
+		key = strconv.Quote(key)
+	}
+	if !e.renders() {
+		request = e.target.method + " " + e.target.text
+	}
+	return key, request
+}
+
 // sending is what this attempt sends: what was rendered before the first one, where anything was. Its errors are verdicts.
 func (e *endpoint) sending(call *dispatcher.Call) (s sending, err error) {
 	stuck := func(format string, args ...any) error {

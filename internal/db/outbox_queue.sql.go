@@ -75,7 +75,7 @@ type OutboxQueueClaimParams struct {
 	Lease         time.Duration
 	Repeatable    bool
 	NeedsApproval bool
-	Destination   string
+	SentTo        string
 	Fixes         bool
 	Forever       bool
 }
@@ -132,7 +132,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.Lease,
 		arg.Repeatable,
 		arg.NeedsApproval,
-		arg.Destination,
+		arg.SentTo,
 		arg.Fixes,
 		arg.Forever,
 	)

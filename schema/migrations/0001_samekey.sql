@@ -62,7 +62,7 @@ create table samekey.outbox_queue (
     status        text        collate "C" not null,
     ordering_key  text        collate "C",
     last_code     text        collate "C",
-    sent_to       text        collate "C",-- the destination that may have seen it; counts while first_sent_at is set
+    sent_to       text        collate "C",-- the destination that may have seen it, and a digest of the form; counts while first_sent_at is set
 
     constraint outbox_queue_status check (status in
         ('pending', 'blocked', 'leased', 'unknown', 'answered', 'awaiting_approval', 'parked', 'dead')),

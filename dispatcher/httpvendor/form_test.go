@@ -1,0 +1,58 @@
+package httpvendor
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// A key is good for the request that it came with: another path, or the key in another header, is another call to the
+// vendor. What a release before may have sent is looked up, else parked, where this one would send it otherwise.
+func TestWhatMayHaveBeenSentIsNotSentByAnotherRequestOrUnderAnotherHeader(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	named := func(name string, quoted bool) Destination {
+		return Destination{Vendor: dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: name, Quoted: quoted}}}
+	}
+	once := SentLog("GET /log?ref={{.Key}}", "/data", "/ref")
+	template := Body{Format: JSON, Template: `{"id": {{.Payload.id}}}`}
+	for name, tc := range map[string]struct {
+		before, after Action
+		from, to      Destination
+		want          outbox.Status
+		calls         int
+	}{
+		"the same":                  {Action{}, Action{}, named("X-Key", false), named("x-key", false), "delivered", 2},
+		"another path":              {Action{}, Action{Request: "POST /v1/orders"}, Destination{}, Destination{}, "parked", 1},
+		"another path, found":       {Action{}, Action{Request: "POST /v1/orders", Lookup: once}, Destination{}, Destination{}, "delivered", 1},
+		"another method":            {Action{}, Action{Request: "PUT /v1/charges"}, Destination{}, Destination{}, "parked", 1},
+		"another header":            {Action{}, Action{}, named("X-Key", false), named("X-Idem", false), "parked", 1},
+		"quoted":                    {Action{}, Action{}, named("X-Key", false), named("X-Key", true), "parked", 1},
+		"what was rendered is kept": {Action{Body: template}, Action{Body: template, Request: "POST /v1/orders"}, Destination{}, Destination{}, "delivered", 2},
+		"rendered, another header":  {Action{Body: template}, Action{Body: template}, named("X-Key", false), named("X-Idem", false), "parked", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := startVendor(t, header("Idempotency-Key"), step{lose: true}, step{status: 200, body: "{}"})
+			id := inserted(t, db)
+			drain(t, db, tc.from, v, tc.before)
+			v.log = func(r *http.Request) (int, string) { return 200, `{"data":[{"ref":"` + r.FormValue("ref") + `"}]}` }
+			for range 3 {
+				samekeytest.Elapse(t, db, time.Minute)
+				drain(t, db, tc.to, v, tc.after)
+			}
+			entry, err := outbox.Get(t.Context(), db.Pool, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if entry.Status != tc.want || len(v.wire) != tc.calls {
+				t.Errorf("is %s after %+v, want %s after %d calls", entry.Status, v.wire, tc.want, tc.calls)
+			}
+			if tc.calls == 2 && v.wire[0].target != v.wire[1].target {
+				t.Errorf("sent %+v", v.wire)
+			}
+		})
+	}
+}
