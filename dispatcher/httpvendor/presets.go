@@ -35,7 +35,8 @@ func status(low, high int) Statuses { return Statuses{{low, high}} }
 // The same key with other parameters is an idempotency_error: dead. Where the first call still runs it is a 409: put off.
 // "Stripe-Should-Retry" says of a 5xx whether it makes sense to try again. 402 is a declined card: refused.
 //
-// Unverified: the code idempotency_key_in_use beside a 409, and that other parameters are answered 400.
+// The code idempotency_key_in_use and "Stripe-Should-Retry" are in the vendor's own SDK. Unverified: that the code comes with
+// a 409, and that other parameters are answered 400.
 func Stripe() Destination {
 	return Destination{
 		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),

@@ -30,7 +30,7 @@ import (
 // intent is dead, and the endpoint is stopped ([Gone]). For how long a receiver remembers an id is the receiver's: each
 // action's Policy.KeyWindow must say what you rely on.
 //
-// Unverified: that a secret has 24 to 64 bytes.
+// Signatures are the symmetric ones (v1, HMAC-SHA256), not the specification's ed25519 (v1a).
 func StandardWebhooks(secrets ...string) Destination {
 	dest := Destination{
 		Vendor:         inHeader("webhook-id", 0, 0, dispatcher.ReplaySuccess),
