@@ -20,7 +20,8 @@ type Action struct {
 	// added to that of the URL; a method alone is for the URL as it stands. GET and HEAD are sent without a body, DELETE, PATCH, POST and PUT with Body.
 	// A dispatcher.Read is a GET, a HEAD, or a POST that searches.
 	// Path and query may be a template: "POST /v1/orders/{{.Payload.order_id}}/capture". A value is escaped by itself, so
-	// that none makes another path; a part of the path that comes out empty, "." or ".." makes the intent dead.
+	// that none makes another path; a part of the path that comes out empty, "." or "..", also for who unescapes it first,
+	// makes the intent dead.
 	Request string
 
 	// Body says what is sent. Default: the payload's bytes, as they are.

@@ -124,12 +124,34 @@ func TestAFormHasTheObjectsOrderAndTheFieldsBehindIt(t *testing.T) {
 	}
 }
 
+// Many servers unescape a path and resolve its dots: what comes of a value must be one part of it for them, too.
+func TestAValueThatWouldLeadToAnotherPathIsRefused(t *testing.T) {
+	for _, tc := range []struct{ request, value string }{
+		{"DELETE /v1/customers/{{.Payload.id}}", ""},
+		{"DELETE /v1/customers/{{.Payload.id}}?force=1", ""},
+		{"DELETE /v1/customers/{{.Payload.id}}/", ""},
+		{"DELETE /{{.Payload.id}}", ""},
+		{"DELETE /{{.Payload.id}}/cards", ""},
+		{"POST /v1/orders/{{.Payload.id}}/capture", "x/../../refunds/7"},
+		{"POST /v1/orders/{{.Payload.id}}/capture", `x\\..\\7`},
+		{"POST /v1/orders/{{.Payload.id}}/capture", "7/."},
+		{"POST /v1/orders/{{.Payload.id}}", "../refunds"},
+		{"POST /v1/orders/{{.Payload.id}}", "7/"},
+	} {
+		call, _, err := rendered(t, Destination{URL: "https://a.example"}, Action{Request: tc.request}, testCall(`{"id":"`+tc.value+`"}`))
+		if err == nil || !strings.Contains(err.Error(), "a part of the path") {
+			t.Errorf("%s with %q: %v, %s", tc.request, tc.value, err, call.Rendered.Request)
+		}
+	}
+}
+
 // A value never makes another path, another parameter, or another host.
 func TestAValueInAPathIsEscapedByItself(t *testing.T) {
 	server, requests := recorder(t)
 	for _, tc := range []struct{ request, payload, want string }{
-		{"PUT /v1/orders/{{.Payload.id}}/capture?ref={{.Payload.id}}&x=1", `{"id":"a b/../c?d#e&f=g"}`,
-			"PUT /base/v1/orders/a%20b%2F..%2Fc%3Fd%23e&f=g/capture?token=t&ref=a+b%2F..%2Fc%3Fd%23e%26f%3Dg&x=1"},
+		{"PUT /v1/orders/{{.Payload.id}}/capture?ref={{.Payload.id}}&x=1", `{"id":"a b/..c?d#e&f=g"}`,
+			"PUT /base/v1/orders/a%20b%2F..c%3Fd%23e&f=g/capture?token=t&ref=a+b%2F..c%3Fd%23e%26f%3Dg&x=1"},
+		{"POST /x/?to={{.Payload.id}}", `{"id":"../a"}`, "POST /base/x/?token=t&to=..%2Fa"},
 		{"GET /n/{{.Payload.id}}", `{"id":9007199254740993}`, "GET /base/n/9007199254740993?token=t"},
 		{"POST /{{if .Payload.id}}x?{{end}}a={{.Payload.id}}", `{"id":"?&"}`, "POST /base/x?token=t&a=%3F%26"},
 	} {

@@ -3,6 +3,7 @@ package httpvendor
 import (
 	"encoding/json"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -39,7 +40,9 @@ func FuzzAValueStaysWhereItStands(f *testing.F) {
 		call := testCall(string(payload))
 		for _, e := range []*endpoint{asJSON, asForm} {
 			made, err := e.render(t.Context(), call, call.Payload)
-			if value == "" || value == "." || value == ".." {
+			parts := strings.Split(value, "/")
+			between := strings.FieldsFunc(value, func(r rune) bool { return r == '/' || r == '\\' })
+			if slices.Contains(parts, "") || slices.Contains(between, ".") || slices.Contains(between, "..") {
 				if err == nil {
 					t.Fatalf("%q makes %s", value, made.Request)
 				}
@@ -60,7 +63,7 @@ func FuzzAValueStaysWhereItStands(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			parts := strings.Split(at.EscapedPath(), "/")
+			parts = strings.Split(at.EscapedPath(), "/")
 			if len(parts) != 5 || parts[1] != "base" || parts[2] != "v1" || parts[4] != "end" || at.Host != "a.example" {
 				t.Fatalf("%q asks for %s", value, at)
 			}

@@ -259,6 +259,22 @@ func parsePath(path string) (*url.URL, error) {
 	return ref, nil
 }
 
+// plainPath reports whether each part of a path is one for whoever unescapes it, too, as many servers do before they look at
+// its dots.
+func plainPath(path string) bool {
+	plain, err := url.PathUnescape(path)
+	if err != nil {
+		return false
+	}
+	for part := range strings.SplitSeq(strings.TrimPrefix(plain, "/"), "/") {
+		between := strings.Split(part, `\`)
+		if part == "" || slices.Contains(between, ".") || slices.Contains(between, "..") {
+			return false
+		}
+	}
+	return true
+}
+
 // fill returns the path with its query.
 func (t target) fill(data values) (string, error) {
 	if t.tmpl == nil {
@@ -269,10 +285,11 @@ func (t target) fill(data values) (string, error) {
 		return "", err
 	}
 	path, _, _ := strings.Cut(text, "?")
-	for segment := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
-		if segment == "." || segment == ".." || segment == "" && path != "/" {
-			return "", errors.New(`a part of the path is empty, "." or ".."`)
-		}
+	if own, _, _ := strings.Cut(t.text, "?"); strings.HasSuffix(own, "/") { // which is meant, and no value's doing
+		path = strings.TrimSuffix(path, "/")
+	}
+	if path != "" && !plainPath(path) {
+		return "", errors.New(`a part of the path is empty, "." or ".."`)
 	}
 	if _, err := parsePath(text); err != nil {
 		return "", errors.New("does not make a path")
