@@ -140,7 +140,7 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 	}
 	for _, to := range q.To {
 		if err := session.Rcpt("<" + to + ">"); err != nil {
-			_ = session.Quit()
+			farewell(session, raw)
 			return atRcpt, "", err
 		}
 	}
@@ -154,8 +154,16 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 		}
 		return atEnd, "", err
 	}
-	_ = session.Quit() // whatever it comes to, the mail was accepted
+	farewell(session, raw) // whatever it comes to, the mail was accepted
 	return atEnd, said, nil
+}
+
+// farewellTime is how long a server may take to answer QUIT: what the attempt came to is known, and only kept once it ends.
+const farewellTime = 500 * time.Millisecond
+
+func farewell(session *smtp.Client, raw net.Conn) {
+	_ = raw.SetDeadline(time.Now().Add(farewellTime))
+	_ = session.Quit()
 }
 
 // finish writes the text and its end. The error is errNoEnd where the end provably did not go out: the text's own bytes are

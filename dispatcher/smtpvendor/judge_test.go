@@ -61,6 +61,9 @@ func (s *lines) serve(c net.Conn) {
 			_ = c.(*net.TCPConn).SetLinger(0)
 			return false
 		}
+		if text == "nothing" {
+			return true
+		}
 		_, err := fmt.Fprintf(c, "%s\r\n", text)
 		return err == nil
 	}
@@ -172,6 +175,19 @@ func TestEachReplyMeansWhatTheTableSays(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What was accepted is written back at once: a worker that is killed while it waits for a farewell leaves nothing unknown.
+func TestAServerThatDoesNotAnswerQUITHoldsUpNothing(t *testing.T) {
+	b, s := setup(t), startLines(t)
+	s.answers = map[string]string{"QUIT": "nothing"}
+	id := b.insert()
+	began := time.Now()
+	b.expect(b.worker(smtpvendor.Server{Host: "127.0.0.1", Port: s.Addr().(*net.TCPAddr).Port, Plaintext: true}, policy, compose), delivered)
+	if took := time.Since(began); took > policy.Timeout/2 {
+		t.Errorf("it took %v", took)
+	}
+	b.wantHistory(id, "attempt:delivered:250 2.0.0")
 }
 
 func TestAServerThatCannotBeReachedIsUnsent(t *testing.T) {
