@@ -287,6 +287,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	}
 	if a.stored {
 		l.readEndpoints(ctx, on)
+		l.rate.unused(uncallable(on)) // what rests for one that is stopped takes nothing from the others
 	}
 	for _, c := range on {
 		l.node.open.Add(1)

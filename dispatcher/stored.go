@@ -102,6 +102,16 @@ func (l *lane) readEndpoints(ctx context.Context, claims []*claim) {
 	}
 }
 
+// uncallable is how many of the claims lead to no call by their endpoints.
+func uncallable(claims []*claim) (n int) {
+	for _, c := range claims {
+		if c.endpointErr != nil || c.endpoint.stopped && c.Status != statusUnknown {
+			n++
+		}
+	}
+	return n
+}
+
 func isEndpointName(name string) bool {
 	return name != "" && len(name) <= maxEndpointName && utf8.ValidString(name) && !strings.ContainsRune(name, 0)
 }

@@ -231,6 +231,22 @@ func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
+// At the rate, the 100 would take as many seconds.
+func TestWhatIsNotSentToAStoppedEndpointTakesNothingOfTheRate(t *testing.T) {
+	b := setup(t)
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{Rate: 1, Burst: 1})
+	d.Handle("charge_card", storedPolicy(dispatcher.IdempotentWrite), b.post, storedByPart)
+	b.putEndpoint("to-1", b.vendor.URL)
+	b.putEndpoint("to-2", b.vendor.URL)
+	b.stopEndpoint("to-1")
+	b.exec(`select samekey.enqueue('tenant/bulk', 'bulk-' || g, 'charge_card', '{}', part => 'to-1') from generate_series(1, 100) g`)
+	id := b.insert("charge_card", to("to-2"))
+	b.start(d)
+	b.untilStatus(id, "delivered")
+	b.wantCalls(1)
+}
+
 func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	d := dispatcher.New(nil, nil)
 	d.Destination("vendor", dispatcher.Limits{})
