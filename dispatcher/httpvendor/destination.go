@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"text/template"
 	"time"
@@ -24,7 +25,7 @@ type Destination struct {
 	// Name is the destination's in dispatcher.Policy.Destination and in errors: lowercase letters, digits, _ and -.
 	Name string
 
-	// URL is where the vendor is: http or https, a host, a path that those of the actions are added to, a query that
+	// URL is where the vendor is: http or https, a host, a path that those of the actions are added to, an escaped query that
 	// each call is sent with. "user:password@" becomes basic authentication. TLS is always verified; there is no way to
 	// turn that off.
 	URL string
@@ -258,8 +259,20 @@ func parseURL(text string) (*url.URL, error) {
 		return nil, errors.New("has no host")
 	case u.Fragment != "":
 		return nil, errors.New("has a fragment (#...), which is never sent")
+	case strings.ContainsFunc(u.RawQuery, mustEscape):
+		return nil, errors.New("has a query with a space, or with what is not ASCII: escape it, such as by %20")
+	case !isPort(u.Port()):
+		return nil, errors.New("has a port outside of 1 to 65535")
 	}
 	return u, nil
+}
+
+// mustEscape: a query goes out as it stands, and servers answer 400 to a space in it.
+func mustEscape(r rune) bool { return r <= ' ' || r > '~' }
+
+func isPort(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16)
+	return text == "" || err == nil && port > 0
 }
 
 func proxyURL(text string) (*url.URL, error) {

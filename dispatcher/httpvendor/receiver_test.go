@@ -253,6 +253,10 @@ func TestAReceiverThatCannotBeCalledIsToldToAPerson(t *testing.T) {
 	w := setupHooks(t)
 	for what, c := range map[string]struct{ url, secret, says string }{
 		"no URL":      {"http:///path", endpoints.NewSecret(), "URL has no host"},
+		"a space":     {w.hooks.URL + "/?a=b c", endpoints.NewSecret(), "query with a space"},
+		"not ASCII":   {w.hooks.URL + "/?a=ü", endpoints.NewSecret(), "not ASCII"},
+		"port 0":      {"http://shop.example:0/", endpoints.NewSecret(), "port outside"},
+		"a high port": {"http://shop.example:70000/", endpoints.NewSecret(), "port outside"},
 		"no secret":   {w.hooks.URL, "", "no secret to sign with"},
 		"another one": {w.hooks.URL, "not base64 at all: s3cret", "is not whsec_"},
 	} {

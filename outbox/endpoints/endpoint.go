@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -25,9 +26,10 @@ type Endpoint struct {
 	// httpvendor.StandardWebhooks it is the intent's part.
 	Name string
 
-	// URL is where it is: http or https, a host, at most 2048 bytes. A path or a
-	// query in it may be a secret of the receiver's, and it appears in no log.
-	// Whether its address may be called, the worker says at each call.
+	// URL is where it is: http or https, a host, at most 2048 bytes, the query
+	// escaped. A path or a query in it may be a secret of the receiver's, and it
+	// appears in no log. Whether its address may be called, the worker says at
+	// each call.
 	URL string
 
 	// Secrets sign each call, at most 8 of together 4096 bytes. By Standard
@@ -112,8 +114,20 @@ func checkURL(text string) error {
 		return errors.New("URL has no host")
 	case u.Fragment != "":
 		return errors.New("URL has a fragment (#...), which is never sent")
+	case strings.ContainsFunc(u.RawQuery, mustEscape):
+		return errors.New("URL has a query with a space, or with what is not ASCII: escape it, such as by %20")
+	case !isPort(u.Port()):
+		return errors.New("URL has a port outside of 1 to 65535")
 	}
 	return nil
+}
+
+// mustEscape: a query goes out as it stands, and servers answer 400 to a space in it.
+func mustEscape(r rune) bool { return r <= ' ' || r > '~' }
+
+func isPort(text string) bool {
+	port, err := strconv.ParseUint(text, 10, 16)
+	return text == "" || err == nil && port > 0
 }
 
 // checkSecret looks into those of Standard Webhooks only: a handler of your own may sign in another way.

@@ -147,6 +147,32 @@ func TestEveryMistakeIsSaidAtOnceAndNoSecretWithIt(t *testing.T) {
 	}
 }
 
+func TestAURLThatNoServerCouldTakeIsRefused(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	for url, want := range map[string]string{
+		"https://shop.example/hooks?t0ken=a b":               "query with a space",
+		"https://shop.example/hooks?t0ken=ü":                 "not ASCII",
+		"https://shop.example/hooks?t0ken HTTP/1.1":          "query with a space",
+		"https://shop.example:0/t0ken":                       "outside of 1 to 65535",
+		"https://shop.example:65536/t0ken":                   "outside of 1 to 65535",
+		"https://shop.example/t0ken#part":                    "fragment",
+		"https://shop.example/t0ken\r\nHost: inside.example": "not a valid one",
+		"https://:443/t0ken":                                 "no host",
+		"HTTPS://shop.example/t0ken":                         "begin with https://",
+	} {
+		e := shop("shop-1")
+		e.URL = url
+		if err := endpoints.Put(t.Context(), on, e); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "t0ken") {
+			t.Errorf("%q: %v", url, err)
+		}
+	}
+	for _, url := range []string{"https://shop.example:65535?a=%20b+c", "http://[2001:db8::1]:1/a b", "https://bücher.example/ü"} { // the path is escaped when it is sent
+		e := shop("shop-1")
+		e.URL = url
+		put(t, on, e)
+	}
+}
+
 // What Put refuses the table refuses too, whoever writes it, as far as a CHECK can say it; and what it takes, the table takes.
 func TestTheTableHoldsWhatPutHolds(t *testing.T) {
 	on := samekeytest.NewDB(t)
