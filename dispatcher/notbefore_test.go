@@ -117,7 +117,9 @@ func TestNotBeforeIsCutToADayAndChangesNoEnd(t *testing.T) {
 }
 
 func TestAnApprovalDoesNotComeBeforeWhatTheVendorSaid(t *testing.T) {
-	b, d, s := scriptedSetup(t, impatient(dispatcher.IrreversibleWrite))
+	p := impatient(dispatcher.IrreversibleWrite)
+	p.Attempts = 0 // there is no look-up
+	b, d, s := scriptedSetup(t, p)
 	id := b.insert("charge_card")
 	b.expect(d, awaiting)
 	b.approve(id)
