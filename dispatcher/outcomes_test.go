@@ -63,7 +63,7 @@ func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
 
 func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
-	p.Attempts, p.Backoff, p.MaxBackoff = 2, time.Millisecond, time.Millisecond
+	p.Attempts, p.Backoff, p.MaxBackoff = 1, time.Millisecond, time.Millisecond
 	b, d, s := scriptedSetup(t, p)
 	id := b.insert("charge_card")
 	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {

@@ -121,7 +121,15 @@ func (b *bundle) start(d *dispatcher.Dispatcher) *running {
 		}
 		_ = r.stop()
 	})
-	b.until("the dispatcher is ready", func() bool { return d.Ready() == nil })
+	b.until("the dispatcher is ready", func() bool {
+		select {
+		case err := <-r.done:
+			r.done <- err
+			b.Fatalf("Run ended at once: %v", err)
+		default:
+		}
+		return d.Ready() == nil
+	})
 	return r
 }
 
