@@ -85,8 +85,8 @@ type Destination struct {
 	// Secrets are texts of this destination that no answer may carry into the database, such as a token in Headers,
 	// or in the headers of an action, in case the vendor echoes it: each is replaced by "[redacted]", in its URL- and
 	// JSON-escaped forms too. The password of URL, what Auth and WebhookSecrets hold, and the credentials in an
-	// Authorization header, the destination's or an action's, are added by themselves. Those shorter than 6 bytes are
-	// ignored.
+	// Authorization header, the destination's or an action's, are added by themselves; and of an endpoint that is kept in
+	// the database the secrets, the password, the path and the query. Those shorter than 6 bytes are ignored.
 	Secrets []string
 
 	resolver *net.Resolver // of tests; nil: the system's

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/samekey/samekey/dispatcher"
@@ -89,7 +90,7 @@ func (e *endpoint) receiver(call *dispatcher.Call) (receiver, error) {
 	case signer == nil && e.client.keyHeader == webhookID:
 		return receiver{}, fmt.Errorf("the endpoint has no secret to sign with: %s", mend)
 	}
-	r := receiver{base: base, header: e.header.Clone(), signer: signer, secrets: e.secrets.with(userSecrets(base)).with(hooks)}
+	r := receiver{base: base, header: e.header.Clone(), signer: signer, secrets: e.secrets.with(slices.Concat(userSecrets(base), addressSecrets(base), hooks))}
 	takeUser(r.base, r.header)
 	return r, nil
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -246,6 +248,25 @@ func TestTheSecretsOfAReceiverAreNotKeptAndGoToNoOther(t *testing.T) {
 	e := w.get(id)
 	if body := string(e.History[len(e.History)-1].Response); body != "Basic [redacted]" {
 		t.Errorf("kept %q", body)
+	}
+}
+
+// The pages of many a server say which path it is that they do not know.
+func TestTheURLOfAReceiverIsStruckOutOfItsAnswers(t *testing.T) {
+	w := setupHooks(t)
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.WriteHeader(http.StatusNotFound)
+		_, _ = fmt.Fprintf(rw, "Cannot POST %s. No route %q, hook %q, token %q", r.RequestURI, r.URL.Path, path.Base(r.URL.Path), r.URL.Query().Get("t"))
+	}))
+	defer server.Close()
+	w.put("shop-1", server.URL+"/hooks/0p3n%2fS3same-0p3nS3same/?t=t0ken+1", endpoints.NewSecret())
+	id := w.insert("shop-1", `{}`)
+	w.want(map[uuid.UUID]string{id: "pending 404"})
+	body := string(w.get(id).History[0].Response)
+	for _, secret := range []string{"0p3n", "S3same", "t0ken"} {
+		if strings.Contains(body, secret) || !strings.Contains(body, "No route") {
+			t.Errorf("%s is kept: %s", secret, body)
+		}
 	}
 }
 

@@ -31,6 +31,24 @@ func userSecrets(base *url.URL) []string {
 	return []string{password, base64.StdEncoding.EncodeToString([]byte(base.User.Username() + ":" + password))}
 }
 
+// longSegment is how long a part of a path must be to count for a secret by itself.
+const longSegment = 16
+
+// addressSecrets are what else may be secret in the URL of a receiver, who is often told apart by nothing else: its path,
+// what is long in that, its query, and the values in that. Pages such as "Cannot POST /hooks/..." say them again.
+func addressSecrets(base *url.URL) []string {
+	out := []string{strings.TrimRight(base.Path, "/"), strings.TrimRight(base.EscapedPath(), "/"), base.RawQuery}
+	for segment := range strings.SplitSeq(base.Path, "/") {
+		if len(segment) >= longSegment {
+			out = append(out, segment)
+		}
+	}
+	for _, values := range base.Query() {
+		out = append(out, values...)
+	}
+	return out
+}
+
 // credentials are what an Authorization header holds.
 func credentials(header http.Header) []string {
 	authorization := header.Get("Authorization")

@@ -27,9 +27,10 @@ type Endpoint struct {
 	Name string
 
 	// URL is where it is: http or https, a host, at most 2048 bytes, the query
-	// escaped. A path or a query in it may be a secret of the receiver's, and it
-	// appears in no log. Whether its address may be called, the worker says at
-	// each call.
+	// escaped. A path or a query in it may be a secret of the receiver's, so it
+	// appears in no log, and is struck out of the answers that are kept, if it has
+	// 6 bytes or more. Whether its address may be called, the worker says at each
+	// call.
 	URL string
 
 	// Secrets sign each call, at most 8 of together 4096 bytes. By Standard
