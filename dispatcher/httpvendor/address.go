@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -85,6 +86,25 @@ func (l allowList) checkURL(u *url.URL) error {
 	addr, err := netip.ParseAddr(u.Hostname())
 	if err == nil && !l.allows(addr) {
 		return errors.New("leads to an address that is not public: name its range in AllowPrivate if it is meant")
+	}
+	return nil
+}
+
+// checkProxied refuses the host of an endpoint that a proxy is asked for, as far as the text tells: an address that is not
+// public, in any way that some resolver takes for one (2130706433, 0x7f.1), or in letters that stand for one.
+func (l allowList) checkProxied(u *url.URL) error {
+	host := strings.TrimSuffix(u.Hostname(), ".")
+	last := host[strings.LastIndexByte(host, '.')+1:]
+	addr, err := netip.ParseAddr(host)
+	switch {
+	case err == nil && l.allows(addr):
+		return nil
+	case err == nil:
+		return errors.New("leads to an address that is not public")
+	case last == "" || '0' <= last[0] && last[0] <= '9':
+		return errors.New("has a host that may be a number for an address: write it as a name, or as four numbers")
+	case strings.ContainsFunc(host, func(r rune) bool { return r > '~' }):
+		return errors.New("has a host that is not ASCII: write it as xn--")
 	}
 	return nil
 }

@@ -79,7 +79,8 @@ type Destination struct {
 	// the look-up of the name, before a byte is sent: a private, loopback, link-local, shared, multicast or reserved one,
 	// and a cloud's metadata service, is refused unless it is in here, in any way of writing it. Behind a Proxy it is the
 	// proxy's address that is checked, and the proxy that looks up the vendor's name; what it may reach is for the proxy to
-	// say. Use such as 10.20.0.0/16; 127.0.0.0/8 for tests.
+	// say. An address that stands in a URL itself, an endpoint's too, is refused behind a proxy as well. Use such as
+	// 10.20.0.0/16; 127.0.0.0/8 for tests.
 	AllowPrivate []netip.Prefix
 
 	// Secrets are texts of this destination that no answer may carry into the database, such as a token in Headers,
@@ -102,6 +103,7 @@ type Client struct {
 
 	endpointName *template.Template // nil: there is one receiver
 	secrets      secrets
+	allowed      allowList
 	signer       signer          // nil: calls are not signed
 	reusing      *http.Transport // connections are kept and used again
 	single       *http.Transport // each call has a connection of its own
@@ -157,8 +159,7 @@ func New(dest Destination) (*Client, error) {
 			fail("Lookup", "%v", err)
 		}
 	}
-	allowed, err := newAllowList(dest.AllowPrivate)
-	if err != nil {
+	if c.allowed, err = newAllowList(dest.AllowPrivate); err != nil {
 		fail("AllowPrivate", "%v", err)
 	}
 	roots, err := authorities(dest.CAFile)
@@ -169,11 +170,11 @@ func New(dest Destination) (*Client, error) {
 	if err != nil {
 		fail("Proxy", "%v", err)
 	}
-	if err := allowed.checkURL(c.base); err != nil {
+	if err := c.allowed.checkURL(c.base); err != nil {
 		fail("URL", "%v", err)
 	}
 	if proxy != nil {
-		if err := allowed.checkURL(proxy); err != nil {
+		if err := c.allowed.checkURL(proxy); err != nil {
 			fail("Proxy", "%v", err)
 		}
 	}
@@ -182,7 +183,7 @@ func New(dest Destination) (*Client, error) {
 	}
 	c.secrets = newSecrets(c.base, c.header, dest.Secrets).with(credentials).with(hooks)
 	takeUser(c.base, c.header)
-	dialer := allowed.dialer(dest.resolver)
+	dialer := c.allowed.dialer(dest.resolver)
 	c.reusing = newTransport(dialer, roots, proxy, max(c.dest.Limits.Concurrency, 32))
 	c.single = newTransport(dialer, roots, proxy, 0)
 	return c, nil

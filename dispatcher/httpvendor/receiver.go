@@ -83,6 +83,11 @@ func (e *endpoint) receiver(call *dispatcher.Call) (receiver, error) {
 	if err != nil {
 		return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, mend)
 	}
+	if e.client.reusing.Proxy != nil {
+		if err := e.client.allowed.checkProxied(base); err != nil {
+			return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, mend)
+		}
+	}
 	signer, hooks, err := newSigner(call.Endpoint.Secrets)
 	switch {
 	case err != nil:

@@ -317,6 +317,38 @@ func TestAReceiverInsideIsNotCalledAndGivenUpAtTheDeadline(t *testing.T) {
 	}
 }
 
+// The proxy looks names up, and says what they may lead to. What the customer wrote as an address it need not be asked.
+func TestAProxyIsNotAskedForAnAddressInside(t *testing.T) {
+	w := setupHooks(t)
+	var mu sync.Mutex
+	var asked []string
+	proxy := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.Host)
+	}))
+	defer proxy.Close()
+	w.dest.Proxy = proxy.URL
+	want := map[uuid.UUID]string{}
+	for _, host := range []string{"169.254.169.254", "10.0.0.1.", "[::ffff:10.0.0.1]", "[fe80::1%25eth0]:80", "2130706433", "0x7f.1", "127.1", "0177.0.0.1", "１２７.0.0.1", "ⓛocalhost", "."} {
+		for _, scheme := range []string{"http", "https"} {
+			name := scheme + " " + host
+			w.put(name, scheme+"://"+host+"/", endpoints.NewSecret())
+			want[w.insert(name, `{}`)] = "dead endpoint"
+		}
+	}
+	for _, host := range []string{"shop.example", "8.8.8.8", "xn--bcher-kva.example", "127.0.0.1:81"} { // the last is one of AllowPrivate
+		w.put(host, "http://"+host+"/", endpoints.NewSecret())
+		want[w.insert(host, `{}`)] = "delivered 200"
+	}
+	w.want(want)
+	mu.Lock()
+	defer mu.Unlock()
+	if len(asked) != 4 {
+		t.Errorf("the proxy was asked for %q", asked)
+	}
+}
+
 func TestTheEndpointsNameMayComeFromThePayload(t *testing.T) {
 	w := setupHooks(t)
 	w.dest.Endpoint = `shop-{{.Payload.shop}}`
