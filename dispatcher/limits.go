@@ -96,7 +96,7 @@ func (l Limits) check(destination string, endpoints bool) (errs []error) {
 	case l.PerEndpoint < 0 || l.Concurrency >= 0 && l.PerEndpoint > with.Concurrency:
 		fail("PerEndpoint %d is outside 1 to Concurrency %d", l.PerEndpoint, with.Concurrency)
 	case l.PerEndpoint > 0 && !endpoints:
-		fail("PerEndpoint %d has no meaning: none of its actions has WithEndpoint", l.PerEndpoint)
+		fail("PerEndpoint %d has no meaning: none of its actions has an endpoint", l.PerEndpoint)
 	}
 	return errs
 }

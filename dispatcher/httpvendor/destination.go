@@ -147,6 +147,8 @@ func New(dest Destination) (*Client, error) {
 		fail("WebhookSecrets", "%v", err)
 	} else if c.signer != nil && c.keyHeader == "" {
 		fail("WebhookSecrets", "need the key in a header, by which the receiver knows what comes twice")
+	} else if c.signer == nil && c.keyHeader == webhookID && !c.stored() {
+		fail("WebhookSecrets", "is missing: a receiver of Standard Webhooks takes nothing that is not signed")
 	}
 	c.checkEndpoint(fail)
 	for i, rule := range dest.Rules {

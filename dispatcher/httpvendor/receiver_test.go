@@ -392,6 +392,11 @@ func TestWhatWouldGoToEveryEndpointIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	dest = StandardWebhooks()
+	dest.Name, dest.URL, dest.Endpoint = "webhooks", "https://shop.example", ""
+	if _, err := New(dest); err == nil || !strings.Contains(err.Error(), "WebhookSecrets is missing") {
+		t.Error(err)
+	}
+	dest = StandardWebhooks()
 	dest.Name = "webhooks"
 	client, err := New(dest)
 	if err != nil {

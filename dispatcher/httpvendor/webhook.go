@@ -18,7 +18,7 @@ import (
 // time of the attempt; and webhook-signature holds one signature for each secret, see [Destination.WebhookSecrets].
 //
 // Without secrets it sends to many: each intent's part names an endpoint that the package outbox/endpoints keeps, with its
-// URL and its secrets. With secrets it is for one receiver, whose URL you set.
+// URL and its secrets. With secrets it is for one receiver, whose URL you set; [New] refuses a URL without them.
 //
 //	dest := httpvendor.StandardWebhooks()
 //	dest.Name = "webhooks"
