@@ -189,6 +189,7 @@ type visit struct {
 	start    time.Time
 	health   health
 	told     bool
+	broken   bool // put off, since the endpoint's breaker is open
 }
 
 // enter lets a claim go on to its call, or says for how long it is put off. What leads to no call is let by.
@@ -221,9 +222,7 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 		c.visit = visit{breaker: e.breaker, epoch: epoch, endpoint: e, start: now}
 		return 0, true
 	}
-	if !broken {
-		l.busy(now.Add(delay))
-	}
+	c.visit.broken = broken
 	return delay, false
 }
 
@@ -276,6 +275,12 @@ func (l *lane) putOff(ctx context.Context, claims []*claim, delays []time.Durati
 		p.Unsends = append(p.Unsends, c.FirstSend)
 	}
 	if _, err := l.node.q.OutboxQueuePutOff(ctx, p); err == nil {
+		now := time.Now() // after the statement, by whose clock they are due
+		for i, c := range claims {
+			if !c.visit.broken {
+				l.busy(now.Add(delays[i]))
+			}
+		}
 		return
 	}
 	for i, c := range claims {
