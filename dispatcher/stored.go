@@ -22,8 +22,9 @@ import (
 // [Call.Endpoint], in one statement for all that are claimed at once, and what people changed counts from the next call on.
 //
 // Nothing is sent to an endpoint that is stopped, by a person or by [Gone], or that is not there, or where fn returns no name:
-// the intent is dead with the code "endpoint_stopped" or "endpoint_missing", and a redrive sends it once that was mended. A
-// look-up is made at a stopped endpoint too.
+// the intent is dead with the code "endpoint_stopped" or "endpoint_missing", and a redrive sends it once that was mended, within
+// its Deadline; an approval is asked for again then. A look-up is made at a stopped endpoint too. Where the endpoint is not
+// there any more, what is unknown is parked in the end.
 //
 // The policy needs a Deadline: an endpoint that cannot be reached spends no attempts.
 func WithStoredEndpoint(fn func(call *Call) string) Option {

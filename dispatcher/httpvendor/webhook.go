@@ -24,9 +24,11 @@ import (
 //	dest.Name = "webhooks"
 //	...
 //	httpvendor.Action{Name: "notify", Request: "POST", Policy: dispatcher.Policy{
-//		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 3 * 24 * time.Hour}}
+//		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 7 * 24 * time.Hour,
+//		Attempts: 20, Backoff: time.Minute, MaxBackoff: 8 * time.Hour}}
 //
-// Anything but a 2xx is a failure and tried again, up to the policy's attempts. 410 says that the receiver wants no more: the
+// Anything but a 2xx is a failure and tried again, up to the policy's attempts; by its defaults those are over within hours,
+// and receivers expect days. 410 says that the receiver wants no more: the
 // intent is dead, and the endpoint is stopped ([Gone]). For how long a receiver remembers an id is the receiver's: each
 // action's Policy.KeyWindow must say what you rely on.
 //

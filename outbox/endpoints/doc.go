@@ -28,6 +28,10 @@
 // put both, until the receiver has the new one, then the new one alone: each
 // call is signed by each.
 //
+// A name stands for one receiver, wherever its URL leads: what was sent to the
+// old URL is tried again, and looked up, at the new one. Give another receiver
+// another name, also after [Delete].
+//
 // # When it is stopped
 //
 // A receiver that answers 410 wants no more, and stops its endpoint; a person
@@ -36,6 +40,9 @@
 // the receiver is back, [Start] it, and redrive them:
 //
 //	outbox.RedriveAll(ctx, pool, outbox.Filter{Action: "notify", Part: "shop-17", Code: "endpoint_stopped", Status: outbox.StatusDead}, by)
+//
+// A redrive sends nothing that is older than the policy's Deadline: make that as
+// long as an event is still worth sending.
 //
 // An answer to a call that was made before a change does not stop what was
 // changed: who starts an endpoint again is not undone by a 410 that was under way.
