@@ -54,7 +54,7 @@ type Answer struct {
 }
 
 // Handler makes one attempt. Its context ends at the attempt's deadline; what it sends after that may meet the attempt
-// that came after it. A nil error means delivered. [Refused], [RetryAfter], [Unsent], [Dead], [Denied],
+// that came after it. A nil error means delivered. [Refused], [RetryAfter], [Throttled], [Unsent], [Dead], [Denied],
 // [Gone], [Accepted], [Stuck] and [Unknown] say what kind of error it was, and [NotBefore] when the vendor wants the next call; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
 // error of net that says "dial", or that a name was not found, counts as a vendor that cannot be reached: it spends no
 // attempt. It is no proof that nothing was sent; where you have that, say [Unsent].
@@ -80,6 +80,7 @@ type attemptError struct {
 	after   time.Duration
 	answer  Answer
 	err     error
+	account bool // the wait is for all calls, not for this intent alone
 	guessed bool // the verdict is ours, from the look of the error
 }
 
@@ -103,6 +104,14 @@ func Refused(answer Answer) error {
 // backoff, at most a day: a vendor that asks for more is asked again after a day. Any class may be retried after it but an irreversible write, which waits for approval.
 func RetryAfter(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
+}
+
+// Throttled says what [RetryAfter] says, of the whole account (429 with Retry-After): until d is over, but no longer than the
+// destination's MaxBreakDelay, this process makes no call there, or of the endpoint where the call had one; then one to try.
+// What is due waits unclaimed, with nothing spent. It is the breaker that waits: where there is none, or d is zero, it is
+// RetryAfter alone.
+func Throttled(d time.Duration, err error) error {
+	return &attemptError{verdict: verdictRetryAfter, after: d, account: d > 0, err: orText(err, "the vendor wants fewer calls")}
 }
 
 // NotBefore says beside what err says that the vendor wants no call before d is over, as a Retry-After does beside an answer

@@ -20,6 +20,8 @@ import (
 //	two drains, or two actions, at its end    one gets the probe, the other nothing
 //	it opens while a claim is under way       the calls of that claim are made: they are of the epoch that is over
 //	failures and answers mixed                an answer begins a new row: it never opens on a vendor that mostly answers
+//	it is throttled by several calls at once  the first opens it for as long as it was told; the others are of the epoch
+//	                                          that is over
 //
 // A library does not fit well: failsafe-go's breaker brings the requirements of grpc and protobuf along, its half-open
 // state has no way to give a permit back without a verdict, and it counts one kind of failure, by one threshold.
@@ -44,6 +46,7 @@ const (
 	healthGood                 // it answered, whatever it said
 	healthBad                  // it could not be reached, or nobody knows what it did
 	healthDenied               // it refused the credentials
+	healthThrottled            // it answered that it wants fewer calls
 )
 
 const (
@@ -141,6 +144,20 @@ func (b *breaker) record(epoch int, h health, now time.Time) (c change) {
 	return c
 }
 
+// throttle takes that the vendor, which answers, wants no call for a time.
+func (b *breaker) throttle(epoch int, d time.Duration, now time.Time) (c change) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if epoch != b.epoch || b.after < 0 {
+		return change{}
+	}
+	b.trips++
+	c = change{opened: true, trips: b.trips, delay: min(d, b.maxDelay)}
+	b.failures, b.denied, b.until, b.probed = 0, 0, now.Add(c.delay), time.Time{}
+	b.epoch++
+	return c
+}
+
 // ceiling is the longest wait after so many trips.
 func (b *breaker) ceiling() time.Duration {
 	wait := b.delay
@@ -163,6 +180,10 @@ func healthOf(err error) health {
 		return healthBad
 	case verdictDenied:
 		return healthDenied
+	case verdictRetryAfter:
+		if failure.account {
+			return healthThrottled
+		}
 	case verdictUnknown:
 		if errors.As(err, &panicked) || errors.Is(err, context.Canceled) {
 			return healthNone

@@ -136,6 +136,29 @@ func TestABurstOfRefusedCredentialsPausesTheDestinationAndSpendsNothing(t *testi
 	}
 }
 
+// 10,000 are due, and the vendor says 429: it is not asked 10,000 times.
+func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
+	b := setup(t)
+	var calls atomic.Int32
+	throttled := func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		calls.Add(1)
+		return dispatcher.Answer{}, dispatcher.Throttled(10*time.Minute, errors.New("429"))
+	}
+	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 4, MaxBreakDelay: time.Hour}, throttled)
+	b.insertMany("charge_card", 10_000)
+	sum := b.drain(d)
+	if n := int(calls.Load()); n < 1 || n > 4 || sum != (dispatcher.Summary{Retried: n}) {
+		t.Errorf("%d calls, the drain came to %+v", n, sum)
+	}
+	if n := b.unspent("charge_card"); n != 10_000-sum.Retried {
+		t.Errorf("%d intents are as they were written", n)
+	}
+	if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+		t.Errorf("%d intents had something spent", n)
+	}
+	b.untilLogged("wants fewer calls")
+}
+
 func TestABusinessNoOpensNoBreaker(t *testing.T) {
 	for name, err := range map[string]error{
 		"refused": dispatcher.Refused(dispatcher.Answer{Code: "card_declined"}),

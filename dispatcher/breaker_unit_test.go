@@ -138,11 +138,37 @@ func TestAProbeThatNeverReturnsIsGivenAgain(t *testing.T) {
 	}
 }
 
+func TestAVendorThatWantsFewerCallsIsLeftAloneForSoLong(t *testing.T) {
+	c := newClocked(t)
+	c.records(healthBad, healthBad, healthBad)
+	first, second := c.wantAdmitted(1, 1), c.wantAdmitted(1, 1)
+	if made := c.throttle(first, 5*time.Second, c.now); !made.opened || made.delay != 5*time.Second {
+		t.Fatalf("it came to %+v", made)
+	}
+	if made := c.throttle(second, 7*time.Second, c.now); made.opened { // of the same moment
+		t.Fatalf("the second came to %+v", made)
+	}
+	c.now = c.now.Add(5*time.Second - 1)
+	c.wantAdmitted(32, 0)
+	c.now = c.now.Add(1)
+	probe := c.wantAdmitted(32, 1)
+	if made := c.throttle(probe, time.Hour, c.now); made.delay != 8*time.Second { // the longest
+		t.Fatalf("the probe came to %+v", made)
+	}
+	c.now = c.now.Add(8 * time.Second)
+	if made := c.record(c.wantAdmitted(32, 1), healthGood, c.now); !made.closed {
+		t.Fatal("an answer did not close it")
+	}
+	c.records(healthBad, healthBad, healthBad) // those before were forgotten: it is not open
+	c.wantAdmitted(32, 32)
+}
+
 func TestABreakerThatIsTurnedOffNeverOpens(t *testing.T) {
 	c := newClocked(t)
 	c.after = -1
 	for range 100 {
 		c.records(healthBad, healthDenied)
+		c.throttle(c.wantAdmitted(1, 1), time.Second, c.now)
 	}
 	c.wantAdmitted(32, 32)
 }
@@ -158,6 +184,8 @@ func TestWhatTheEndOfACallSaysOfTheVendor(t *testing.T) {
 		{"refused", Refused(Answer{Code: "card_declined"}), healthGood},
 		{"dead", Dead(Answer{Code: "404"}, broken), healthGood},
 		{"429", RetryAfter(time.Second, broken), healthGood},
+		{"429 for the account", NotBefore(time.Minute, Throttled(time.Second, broken)), healthThrottled},
+		{"429 without a time", Throttled(0, broken), healthGood},
 		{"202", Accepted(Answer{}, time.Second), healthGood},
 		{"503", fmt.Errorf("wrapped: %w", Unknown(Answer{Code: "503"}, broken)), healthBad},
 		{"unlisted", broken, healthBad},

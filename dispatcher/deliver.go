@@ -119,7 +119,7 @@ func (n *node) attempt(c *claim) settlement {
 	answer, err := guard(func() (Answer, error) { return c.action.handle(ctx, &call) })
 	s := c.action.afterCall(row, answer, err)
 	s.took = time.Since(began)
-	n.judge(c, s.answer.Code, healthOf(err))
+	n.judge(c, s.answer.Code, err)
 	n.stopIfGone(c, err)
 	return s
 }
@@ -146,7 +146,7 @@ func (n *node) lookUp(c *claim) settlement {
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
 	s := c.action.afterLookup(row, finding, err)
 	s.took = time.Since(began)
-	n.judge(c, s.answer.Code, healthOf(err))
+	n.judge(c, s.answer.Code, err)
 	return s
 }
 

@@ -227,13 +227,20 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 }
 
 // judge tells a claim's breaker what its call says of the vendor, as soon as it has ended.
-func (n *node) judge(c *claim, code string, h health) {
+func (n *node) judge(c *claim, code string, err error) {
 	v := &c.visit
 	if v.told || v.breaker == nil {
 		return
 	}
-	v.told, v.health = true, h
-	made := v.breaker.record(v.epoch, h, time.Now())
+	v.told, v.health = true, healthOf(err)
+	says := "dispatcher: calls fail; none is made until the delay is over, then one to try"
+	var made change
+	if v.health == healthThrottled {
+		says = "dispatcher: the vendor wants fewer calls; none is made until the delay is over, then one to try"
+		made = v.breaker.throttle(v.epoch, classify(err, false).after, time.Now())
+	} else {
+		made = v.breaker.record(v.epoch, v.health, time.Now())
+	}
 	where := []any{slog.String("destination", n.byName[c.action.name].name)}
 	level := slog.LevelWarn
 	if v.endpoint != nil {
@@ -244,8 +251,8 @@ func (n *node) judge(c *claim, code string, h health) {
 	}
 	switch {
 	case made.opened:
-		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try", append(where,
-			slog.String("code", clean(code, codeLimit)), slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
+		n.log.Log(n.calls, level, says, append(where, slog.String("code", clean(code, codeLimit)),
+			slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
 	case made.closed:
 		n.log.Info("dispatcher: calls are answered again", where...)
 	}
@@ -256,8 +263,10 @@ func (n *node) judge(c *claim, code string, h health) {
 
 // leave ends a claim's visit.
 func (l *lane) leave(c *claim) {
-	l.node.judge(c, "", healthNone)
 	v := &c.visit
+	if v.breaker != nil && !v.told { // nobody was called
+		v.breaker.record(v.epoch, healthNone, time.Now())
+	}
 	if v.endpoint != nil && l.endpoints.leave(v.endpoint, v.start, time.Now(), v.health) {
 		l.node.wake(c.action.name)
 	}

@@ -54,7 +54,9 @@
 //	Action.Success, default 200-299           delivered
 //	Action.Refused, default none              refused: a business no, and the intent is finished
 //	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it
-//	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent
+//	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent; the Retry-After
+//	                                          of a 429 holds for all calls of the destination, or of the endpoint, as far
+//	                                          as dispatcher.Throttled says
 //	408, 425, 500-599 with                    stuck: the answer is stored, and the same key gets it for ever; looked up,
 //	  Idempotent-Replayed: true               else parked
 //	408, 425, 500-599 with Retry-After        put off likewise; once: unknown

@@ -212,7 +212,7 @@ func (e *endpoint) find(r reply, answer dispatcher.Answer, broken error, data va
 	case r.status == http.StatusUnauthorized:
 		failed = dispatcher.NotBefore(waitOf(r.header), dispatcher.Denied(answer, failed))
 	case r.status == http.StatusTooManyRequests || mayHaveActed(r.status) && waits:
-		failed = dispatcher.RetryAfter(waitOf(r.header), failed)
+		failed = later(r, failed)
 	case r.status == http.StatusForbidden || mayHaveActed(r.status):
 		failed = dispatcher.NotBefore(waitOf(r.header), failed)
 	default:

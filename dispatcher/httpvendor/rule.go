@@ -207,6 +207,14 @@ func textOf(value any) (string, bool) {
 	return "", false
 }
 
+// later is for what the vendor did not do now: a 429 is about all calls of the account, anything else about this one.
+func later(r reply, err error) error {
+	if r.status == http.StatusTooManyRequests {
+		return dispatcher.Throttled(waitOf(r.header), err)
+	}
+	return dispatcher.RetryAfter(waitOf(r.header), err)
+}
+
 // verdict turns a meaning into what the dispatcher is told.
 func (e *endpoint) verdict(m Meaning, reason string, r reply, answer dispatcher.Answer) (dispatcher.Answer, error) {
 	say := func(words string) error {
@@ -221,7 +229,7 @@ func (e *endpoint) verdict(m Meaning, reason string, r reply, answer dispatcher.
 	case Refused:
 		return answer, dispatcher.Refused(answer)
 	case Retry:
-		return answer, dispatcher.RetryAfter(waitOf(r.header), say("ask again later"))
+		return answer, later(r, say("ask again later"))
 	case Accepted:
 		return answer, dispatcher.Accepted(answer, waitOf(r.header))
 	case Denied:

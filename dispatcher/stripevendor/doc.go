@@ -45,7 +45,8 @@
 //	2xx                                         delivered, or what your function says       the status
 //	402                                         refused, and the intent is finished         decline code, else error code
 //	401                                         denied: made again, spends nothing          error code, else 401
-//	429, lock_timeout too                       put off, by Retry-After; spends nothing     error code, else 429
+//	429, lock_timeout too                       put off, by Retry-After, and with it all    error code, else 429
+//	                                            calls; spends nothing
 //	any other 409                               put off likewise                            error code, else 409
 //	500-599 with Idempotent-Replayed: true      stuck: never sent again, looked up          replayed_500 and so on
 //	500-599 with Stripe-Should-Retry: false     stuck likewise                              error code, else the status

@@ -117,7 +117,7 @@ func (x *exchange) lookupFailed(action string) error {
 	case http.StatusUnauthorized:
 		err = dispatcher.Denied(dispatcher.Answer{Code: "401"}, err)
 	case http.StatusTooManyRequests:
-		err = dispatcher.RetryAfter(wait, err)
+		err = dispatcher.Throttled(wait, err)
 	}
 	return dispatcher.NotBefore(wait, err)
 }

@@ -67,7 +67,7 @@ func (c *Client) judge(ctx context.Context, x *exchange, action string, said err
 	case x.status == http.StatusUnauthorized:
 		return answer, dispatcher.NotBefore(wait, dispatcher.Denied(answer, failed("answered 401: correct the account's key")))
 	case x.status == http.StatusTooManyRequests:
-		return answer, dispatcher.RetryAfter(wait, failed("answered 429: ask again later"))
+		return answer, dispatcher.Throttled(wait, failed("answered 429: ask again later"))
 	case x.status == http.StatusConflict:
 		return answer, dispatcher.RetryAfter(wait, failed("answered 409: it conflicts with a call that is still running"))
 	case x.status >= 500 && strings.EqualFold(x.header.Get("Idempotent-Replayed"), "true"):
