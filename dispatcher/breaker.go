@@ -42,11 +42,11 @@ type breaker struct {
 type health int
 
 const (
-	healthNone   health = iota // nothing: nobody was called
-	healthGood                 // it answered, whatever it said
-	healthBad                  // it could not be reached, or nobody knows what it did
-	healthDenied               // it refused the credentials
-	healthThrottled            // it answered that it wants fewer calls
+	healthNone      health = iota // nothing: nobody was called
+	healthGood                    // it answered, whatever it said
+	healthBad                     // it could not be reached, or nobody knows what it did
+	healthDenied                  // it refused the credentials
+	healthThrottled               // it answered that it wants fewer calls
 )
 
 const (

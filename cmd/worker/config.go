@@ -147,6 +147,7 @@ func readDestination(r *reader, at entry) *destination {
 			}
 		},
 		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"json_answers":    func(e entry) { dest.JSONAnswers = readBool(r, e) },
 		"rules":           func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
 		"lookup":          func(e entry) { dest.Lookup, lookupLines = readLookup(r, e) },
 		"concurrency":     func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },

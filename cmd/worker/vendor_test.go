@@ -42,6 +42,7 @@ destinations:
     key_window: forever
     replay: state
     mismatch: ignored
+    json_answers: true
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
     lookup:
@@ -113,7 +114,7 @@ actions:
 	}
 	want := dispatcher.Vendor{Window: dispatcher.Forever, Replay: dispatcher.ReplayState, Mismatch: dispatcher.MismatchIgnored, Key: dispatcher.KeyRules{
 		Place: dispatcher.KeyInHeader, Name: "X-Key", MaxLength: 40, Alphabet: "0123456789abcdef-", Quoted: true}}
-	if own.Vendor != want || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
+	if own.Vendor != want || !own.JSONAnswers || !stripe.JSONAnswers || c.destinations[7].JSONAnswers || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
 	}
 	if got := fmt.Sprint(*own.Lookup); got != "{GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}  [{{[[200 200]]   []} found}]}" {

@@ -233,7 +233,7 @@ func (e *endpoint) setMeaning(fail func(field, format string, args ...any)) {
 		}
 	}
 	e.rules = slices.Concat(e.action.Rules, e.client.dest.Rules)
-	e.looksIn = slices.ContainsFunc(e.rules, func(r Rule) bool { return r.Field != "" })
+	e.looksIn = e.client.dest.JSONAnswers || slices.ContainsFunc(e.rules, func(r Rule) bool { return r.Field != "" })
 	e.success = e.action.Success
 	if len(e.success) == 0 {
 		e.success = defaultSuccess(e.action.Accepted)

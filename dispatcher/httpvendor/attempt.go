@@ -195,7 +195,7 @@ func (e *endpoint) read(resp *http.Response, secrets secrets, looksIn bool) (ans
 
 // judge says what an answer means: the table of the package comment, line by line.
 func (e *endpoint) judge(r reply, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
-	blind := false
+	blind := r.opaque && e.client.dest.JSONAnswers
 	for _, rule := range e.rules {
 		blind = blind || r.opaque && rule.Field != "" && (len(rule.Status) == 0 || rule.Status.has(r.status))
 		fits, undecided := rule.fits(r, rule.Values)
@@ -215,7 +215,7 @@ func (e *endpoint) judge(r reply, answer dispatcher.Answer, broken error) (dispa
 	case broken != nil && (e.success.has(status) || e.action.Refused.has(status)):
 		return e.verdict(Unknown, brokeOff(broken), r, answer)
 	case e.success.has(status) && blind:
-		return e.verdict(Unknown, "its body is not JSON, and a rule looks into it: it may be a proxy's page", r, answer)
+		return e.verdict(Unknown, "its body is not JSON, as it should be: it may be a proxy's page", r, answer)
 	case e.success.has(status):
 		return e.verdict(Delivered, "", r, answer)
 	case e.action.Refused.has(status):

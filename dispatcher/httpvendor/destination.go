@@ -50,6 +50,10 @@ type Destination struct {
 	// Rules give this vendor's answers their meaning; those of an action come first.
 	Rules []Rule
 
+	// JSONAnswers says that this vendor's answers with a body are JSON: a success whose body is not, such as the page of a
+	// proxy, is unknown. Default: false.
+	JSONAnswers bool
+
 	// Lookup asks this vendor whether it acted: for the actions that have no look-up of their own, in Action.Lookup or
 	// among their Options, but for reads, which are made again. Default: none.
 	Lookup *Lookup

@@ -50,7 +50,8 @@
 //	                                          429 is unknown
 //	  a rule cannot see the whole body        unknown
 //	  it would be a success, has a body that
-//	  is not JSON, and a rule looks into it   unknown: it may be a proxy's page
+//	  is not JSON, where a rule or
+//	  JSONAnswers says that it is             unknown: it may be a proxy's page
 //	Action.Success, default 200-299           delivered
 //	Action.Refused, default none              refused: a business no, and the intent is finished
 //	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it

@@ -39,7 +39,8 @@ func status(low, high int) Statuses { return Statuses{{low, high}} }
 // a 409, and that other parameters are answered 400.
 func Stripe() Destination {
 	return Destination{
-		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
+		JSONAnswers: true,
+		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Means: Dead, Reason: reused},
@@ -62,7 +63,8 @@ func Stripe() Destination {
 // which of the result codes are final.
 func Adyen() Destination {
 	return Destination{
-		Vendor: inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
+		JSONAnswers: true,
+		Vendor:      inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
 		Rules: []Rule{
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Means: Refused},
 			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Means: Unknown, Reason: "the vendor says that the error passes"},
@@ -83,7 +85,8 @@ func Adyen() Destination {
 // spends an attempt.
 func PayPal() Destination {
 	return Destination{
-		Vendor: refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
+		JSONAnswers: true,
+		Vendor:      refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
 		Rules: []Rule{
 			{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
 			{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
@@ -102,6 +105,7 @@ func PayPal() Destination {
 // IDEMPOTENCY_KEY_REUSED; and the category PAYMENT_METHOD_ERROR of a declined card.
 func Square() Destination {
 	return Destination{
+		JSONAnswers: true,
 		Vendor: dispatcher.Vendor{
 			Key:    dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "idempotency_key", MaxLength: 45},
 			Replay: dispatcher.ReplaySuccess, Mismatch: dispatcher.MismatchRefused,
@@ -123,7 +127,8 @@ func Square() Destination {
 // request gets.
 func Checkout() Destination {
 	return Destination{
-		Vendor: inHeader("Cko-Idempotency-Key", 0, 24*time.Hour, dispatcher.ReplaySuccess),
+		JSONAnswers: true,
+		Vendor:      inHeader("Cko-Idempotency-Key", 0, 24*time.Hour, dispatcher.ReplaySuccess),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409)}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(200, 299), Field: "/approved", Values: []string{"false"}}, Means: Refused},
@@ -141,7 +146,8 @@ func Checkout() Destination {
 // Unverified in the vendor's own pages: the two names, which programs that use it know by the field "name".
 func Resend() Destination {
 	return Destination{
-		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
+		JSONAnswers: true,
+		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"concurrent_idempotent_requests"}}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"invalid_idempotent_request"}}, Means: Dead, Reason: reused},

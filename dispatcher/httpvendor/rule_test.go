@@ -225,3 +225,26 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A proxy's page is a 200 too.
+func TestASuccessOfAVendorThatAnswersInJSONIsJSON(t *testing.T) {
+	const page = "<html>Welcome to the hotel's network</html>"
+	for name, tc := range map[string]struct {
+		dest Destination
+		body string
+		want string
+	}{
+		"stripe": {Stripe(), page, "unknown"}, "adyen": {Adyen(), page, "unknown"}, "paypal": {PayPal(), page, "unknown"},
+		"square": {Square(), page, "unknown"}, "checkout": {Checkout(), page, "unknown"}, "resend": {Resend(), page, "unknown"},
+		"any other": {Generic(), page, "delivered"}, "no body": {Stripe(), "", "delivered"}, "JSON": {Stripe(), `{"id":"ch_1"}`, "delivered"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.dest.URL = replying(t, 200, nil, tc.body).URL
+			call := testCall(`{}`)
+			call.Rendered = &dispatcher.Rendered{Type: renderedType, Request: sending{method: "POST", path: "/v1/charges", body: []byte("{}")}.bytes()}
+			if _, err := attempt(t, testHandler(t, tc.dest, Action{}), call, patience); verdict(err) != tc.want {
+				t.Errorf("it is %s, want %s", verdict(err), tc.want)
+			}
+		})
+	}
+}
