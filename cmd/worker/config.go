@@ -166,6 +166,9 @@ func readDestination(r *reader, at entry) *destination {
 	}
 	if dest.lines["url"] > 0 && dest.lines["endpoint"] == 0 {
 		dest.Endpoint = "" // one receiver, whatever the preset says
+		if dest.lines["concurrency"] == 0 {
+			dest.Limits.Concurrency = 0
+		}
 	}
 	dest.Rules = append(dest.Rules, preset...)
 	maps.Copy(dest.lines, ruleLines)

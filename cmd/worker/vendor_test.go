@@ -130,7 +130,7 @@ actions:
 	if hook.Vendor.Key.Name != "webhook-id" || strings.Join(hook.WebhookSecrets, " ") != "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" {
 		t.Errorf("%+v", hook.Destination)
 	}
-	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || shops.Endpoint != "{{.Payload.shop}}" {
+	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || hooks.Limits.Concurrency != 1000 || hook.Limits.Concurrency != 0 || shops.Endpoint != "{{.Payload.shop}}" {
 		t.Errorf("%q, %+v, %q", hook.Endpoint, hooks.Destination, shops.Endpoint)
 	}
 	charge, send := c.actions[1], c.actions[2]

@@ -349,6 +349,49 @@ func TestAProxyIsNotAskedForAnAddressInside(t *testing.T) {
 	}
 }
 
+// Of thousands of receivers there are always some that hang. Here they hold 160 calls.
+func TestReceiversThatHangLeaveRoomForTheOthers(t *testing.T) {
+	w := setupHooks(t)
+	release, reached := make(chan struct{}), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hangs" {
+			<-release
+			return
+		}
+		close(reached)
+	}))
+	defer server.Close()
+	defer close(release)
+	for i := range 40 {
+		name := fmt.Sprint("hangs-", i)
+		w.put(name, server.URL+"/hangs", endpoints.NewSecret())
+		for range 4 {
+			w.insert(name, `{}`)
+		}
+	}
+	w.put("works", server.URL+"/works", endpoints.NewSecret())
+	w.insert("works", `{}`)
+	client, err := New(w.dest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	d := dispatcher.New(w.db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(w.Output(), nil)), StopTimeout: time.Millisecond})
+	if err := client.Register(d, w.action); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	select {
+	case <-reached:
+	case <-time.After(20 * time.Second): // less than their Timeout
+		t.Error("it is not called")
+	}
+	cancel()
+	<-ended
+}
+
 func TestTheEndpointsNameMayComeFromThePayload(t *testing.T) {
 	w := setupHooks(t)
 	w.dest.Endpoint = `shop-{{.Payload.shop}}`

@@ -18,7 +18,8 @@ import (
 // time of the attempt; and webhook-signature holds one signature for each secret, see [Destination.WebhookSecrets].
 //
 // Without secrets it sends to many: each intent's part names an endpoint that the package outbox/endpoints keeps, with its
-// URL and its secrets. With secrets it is for one receiver, whose URL you set; [New] refuses a URL without them.
+// URL and its secrets; and Limits.Concurrency is 1000, since each receiver that hangs holds up to Limits.PerEndpoint calls
+// until its breaker opens, and one from then on. With secrets it is for one receiver, whose URL you set; [New] refuses a URL without them.
 //
 //	dest := httpvendor.StandardWebhooks()
 //	dest.Name = "webhooks"
@@ -44,10 +45,13 @@ func StandardWebhooks(secrets ...string) Destination {
 		},
 	}
 	if len(secrets) == 0 {
-		dest.Endpoint = "{{.Part}}"
+		dest.Endpoint, dest.Limits.Concurrency = "{{.Part}}", manyReceivers
 	}
 	return dest
 }
+
+// manyReceivers are so many calls under way that those to receivers that hang leave room for the others.
+const manyReceivers = 1000
 
 const webhookID = "Webhook-Id" // canonical
 
