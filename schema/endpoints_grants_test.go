@@ -2,6 +2,7 @@ package schema_test
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -76,6 +77,41 @@ func TestEachRoleKeepsEndpointsByThePackage(t *testing.T) {
 	} {
 		if _, err := b.app.Exec(t.Context(), text); err == nil || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// Other languages write the table: what the page shows them works as the application's role, and changes the version.
+func TestThePageOfWebhooksShowsSQLThatTheApplicationMayRun(t *testing.T) {
+	b := setupGrants(t)
+	page, err := os.ReadFile("../docs/vendors/webhooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(page), "```sql\n")
+	block, _, _ = strings.Cut(block, "```")
+	put, rest, _ := strings.Cut(block, "-- stop it")
+	stop, start, ok := strings.Cut(rest, "-- start it")
+	if !ok {
+		t.Fatal("the page has no such SQL")
+	}
+	versions := map[string]bool{}
+	for i, step := range []struct {
+		text    string
+		stopped bool
+	}{{put, false}, {put, false}, {stop, true}, {start, false}} {
+		if _, err := b.app.Exec(t.Context(), step.text); err != nil {
+			t.Fatalf("%s: %v", step.text, err)
+		}
+		var version string
+		err := b.app.QueryRow(t.Context(), `select version from samekey.endpoints where name = 'shop-17'`).Scan(&version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		versions[version] = true
+		e, err := endpoints.Get(t.Context(), b.app, "webhooks", "shop-17")
+		if err != nil || e.Stopped() != step.stopped || len(versions) != i+1 {
+			t.Errorf("after %s: stopped %v, %d versions, %v", step.text, e.Stopped(), len(versions), err)
 		}
 	}
 }

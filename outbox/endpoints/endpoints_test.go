@@ -142,6 +142,16 @@ func TestEveryMistakeIsSaidAtOnceAndNoSecretWithIt(t *testing.T) {
 			t.Errorf("%v: shows %q", err, secret)
 		}
 	}
+	err = pgx.BeginFunc(t.Context(), on, func(tx pgx.Tx) error {
+		if _, err := endpoints.Get(t.Context(), tx, "webhooks", "shop\x00"); err == nil || !strings.Contains(err.Error(), "Name must be text") {
+			t.Errorf("get: %v", err)
+		}
+		put(t, tx, shop("shop-1")) // the transaction goes on
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 	if err := endpoints.Stop(t.Context(), on, "webhooks", "", outbox.By{}); err == nil || !strings.Contains(err.Error(), "Name") || !strings.Contains(err.Error(), "Actor") {
 		t.Errorf("stop: %v", err)
 	}

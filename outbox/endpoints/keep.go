@@ -72,7 +72,11 @@ func change(verb, destination, name string, bad error, write func() (int64, erro
 
 // Get returns an endpoint, without its secrets. [ErrNotFound] means that there is none of this name.
 func Get(ctx context.Context, on samekey.Tx, destination, name string) (Endpoint, error) {
-	row, err := db.New(on).EndpointsGet(ctx, db.EndpointsGetParams{Destination: destination, Name: name})
+	err := checkName(destination, name) // else the statement may fail, and with it the caller's transaction
+	var row db.EndpointsGetRow
+	if err == nil {
+		row, err = db.New(on).EndpointsGet(ctx, db.EndpointsGetParams{Destination: destination, Name: name})
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = ErrNotFound
 	}
