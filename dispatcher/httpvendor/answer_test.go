@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -329,6 +330,44 @@ func waitClosed(t *testing.T, vendor *samekeytest.VendorServer) {
 		case <-tick.C:
 		case <-deadline:
 			t.Fatal("the call stays open at the vendor")
+		}
+	}
+}
+
+// A read of such a connection ends when the other side wants it to: it held the attempt for ever, and its slot.
+func TestAServerThatSwitchesProtocolsHoldsNothing(t *testing.T) {
+	hold := make(chan struct{})
+	s := startRaw(t, func(s *rawServer, c net.Conn) {
+		if _, err := s.readRequest(bufio.NewReader(c)); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello")
+		<-hold
+	})
+	defer close(hold)
+	lookup := &Lookup{Request: "GET /seen", Rules: []LookupRule{{Match{Status: status(200, 200)}, Found}}}
+	client := testClient(t, Destination{URL: s.url})
+	e, err := client.endpoint(Action{Name: "notify", Request: "POST /", Lookup: lookup, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	go func() {
+		_, err := e.attempt(ctx, testCall("{}"))
+		ended <- err
+		_, err = e.ask(ctx, testCall("{}"), nil)
+		ended <- err
+	}()
+	for _, what := range []string{"the attempt", "the look-up"} {
+		select {
+		case err := <-ended:
+			if ctx.Err() != nil || what == "the attempt" && (verdict(err) != "unknown" || !strings.Contains(err.Error(), "answered 101")) {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s does not end with its time", what)
 		}
 	}
 }

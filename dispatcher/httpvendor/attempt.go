@@ -49,6 +49,11 @@ func (e *endpoint) call(ctx context.Context, transport *http.Transport, req *htt
 	w := wire.New(ctx)
 	resp, err := transport.RoundTrip(req.WithContext(w.Trace(ctx)))
 	if err == nil {
+		if resp.StatusCode == http.StatusSwitchingProtocols {
+			// net/http hands the connection over, and no deadline ends a read of it. Nobody asked for another protocol.
+			_ = resp.Body.Close()
+			resp.Body = http.NoBody
+		}
 		return resp, w, nil
 	}
 	connected, sent := w.End()
