@@ -138,6 +138,10 @@ func (x *exchange) send(ctx context.Context, c *Client, out *http.Request) (*htt
 	response, err := c.transport.RoundTrip(out.WithContext(x.wire.Trace(ctx)))
 	if err == nil {
 		defer func() { _ = response.Body.Close() }()
+		if response.StatusCode == http.StatusSwitchingProtocols { // no deadline ends a read of it
+			_ = response.Body.Close()
+			response.Body = http.NoBody
+		}
 		var body []byte
 		if body, err = io.ReadAll(io.LimitReader(response.Body, maxAnswer+1)); err == nil && len(body) > maxAnswer {
 			err = errTooLong

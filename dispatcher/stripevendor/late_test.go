@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"testing"
 	"time"
@@ -82,5 +83,46 @@ func TestNothingLeavesPastTheDeadlineOrTheEnd(t *testing.T) {
 				t.Errorf("%d bytes arrived, sent: %v, %v", n, x.sent, err)
 			}
 		})
+	}
+}
+
+// net/http hands such a connection over, and a read of it ends when the other side wants it to.
+func TestA101HoldsNothing(t *testing.T) {
+	hold := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		socket, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(socket, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		<-hold
+		_ = socket.Close()
+	}))
+	defer server.Close()
+	defer close(hold)
+	c, err := New(Account{Key: "sk_test_1", URL: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	x := &exchange{purpose: sending, key: "key", wire: wire.New(ctx)}
+	out, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := x.send(ctx, c, out)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != nil || x.status != http.StatusSwitchingProtocols {
+			t.Errorf("status %d, %v", x.status, err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it does not end with its time")
 	}
 }
