@@ -9,7 +9,9 @@ import (
 // Limits are a destination's. The zero value of each field is its default. [Dispatcher.Check] returns every contradiction,
 // naming destination and field.
 type Limits struct {
-	// Concurrency is how many calls are under way at once, at most, in this process. Default 32, at most 10,000.
+	// Concurrency is how many calls are under way at once, at most, in this process. Default 32, at most 10,000. Of many
+	// endpoints ([WithEndpoint]) those that hang hold up to PerEndpoint of them each until their breakers open, and one
+	// from then on: give the others room beside them.
 	Concurrency int
 
 	// Rate is how many calls a second all workers together make, at most, look-ups included: it is shared by means of the

@@ -150,6 +150,34 @@ func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
 	}
 }
 
+// As of a worker that was killed between the stop and the end of the intent.
+func TestAnIntentThatStoppedItsEndpointAndIsTakenOverIsNotSentAgain(t *testing.T) {
+	for class, want := range map[dispatcher.Class]string{dispatcher.IdempotentWrite: "dead", dispatcher.NonIdempotentWrite: "parked"} {
+		t.Run(class.String(), func(t *testing.T) {
+			b, d, s := scriptedSetup(t, storedPolicy(class), storedByPart)
+			b.putEndpoint("to-1", "https://one.example")
+			id := b.insert("charge_card", to("to-1"))
+			s.next = func(*dispatcher.Call) (dispatcher.Answer, error) {
+				b.exec(`update samekey.outbox_queue set status = case when repeatable then 'pending' else 'unknown' end, leased_by = null, lease_until = null,
+					last_code = 'orphaned', attempt = attempt + 1, due_at = clock_timestamp() + interval '1 hour'`)
+				return dispatcher.Answer{}, gone
+			}
+			b.drain(d)
+			if !b.endpoint("to-1").Stopped() {
+				t.Fatal("it is not stopped")
+			}
+			b.elapse(2 * time.Hour)
+			b.drain(d)
+			b.elapse(time.Hour)
+			b.drain(d)
+			b.wantStatus(id, want)
+			if s.calls != 1 {
+				t.Errorf("%d calls", s.calls)
+			}
+		})
+	}
+}
+
 func (b *bundle) stopEndpoint(name string) {
 	b.Helper()
 	if err := endpoints.Stop(b.ctx, b.db, "vendor", name, by); err != nil {
