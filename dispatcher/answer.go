@@ -107,9 +107,8 @@ func RetryAfter(d time.Duration, err error) error {
 }
 
 // Throttled says what [RetryAfter] says, of the whole account (429 with Retry-After): until d is over, but no longer than the
-// destination's MaxBreakDelay, this process makes no call there, or of the endpoint where the call had one; then one to try.
-// What is due waits unclaimed, with nothing spent. It is the breaker that waits: where there is none, or d is zero, it is
-// RetryAfter alone.
+// destination's MaxBreakDelay, this process makes no call there, or of the endpoint where the call had one. What is due waits
+// unclaimed, with nothing spent. Where there is no breaker, or d is zero, it is RetryAfter alone.
 func Throttled(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, account: d > 0, err: orText(err, "the vendor wants fewer calls")}
 }

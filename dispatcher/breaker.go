@@ -20,8 +20,8 @@ import (
 //	two drains, or two actions, at its end    one gets the probe, the other nothing
 //	it opens while a claim is under way       the calls of that claim are made: they are of the epoch that is over
 //	failures and answers mixed                an answer begins a new row: it never opens on a vendor that mostly answers
-//	it is throttled by several calls at once  the first opens it for as long as it was told; the others are of the epoch
-//	                                          that is over
+//	it is throttled by several calls at once  it holds until the last of the times that it was told; then all go on, since
+//	                                          the vendor answers: it is neither open nor asked by one call alone
 //
 // A library does not fit well: failsafe-go's breaker brings the requirements of grpc and protobuf along, its half-open
 // state has no way to give a permit back without a verdict, and it counts one kind of failure, by one threshold.
@@ -35,6 +35,7 @@ type breaker struct {
 	trips            int       // how often it opened since it was last closed
 	until            time.Time // open until then, and until a probe is answered; zero while it is closed
 	probed           time.Time // when the probe that is out was given; zero where none is
+	held             time.Time // nothing is admitted before: the vendor asked for that
 	epoch            int
 }
 
@@ -67,10 +68,10 @@ func (b *breaker) admit(now time.Time, want int) (may, epoch int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
-	case b.until.IsZero():
-		return want, b.epoch
 	case b.waits(now) > 0:
 		return 0, b.epoch
+	case b.until.IsZero():
+		return want, b.epoch
 	}
 	b.probed = now
 	return 1, b.epoch
@@ -84,27 +85,32 @@ func (b *breaker) wait(now time.Time) time.Duration {
 }
 
 func (b *breaker) waits(now time.Time) time.Duration {
+	held := max(b.held.Sub(now), 0)
 	switch {
 	case b.until.IsZero():
-		return 0
+		return held
 	case !b.probed.IsZero():
-		return max(b.probed.Add(probePatience).Sub(now), 0)
+		return max(b.probed.Add(probePatience).Sub(now), held)
 	}
-	return max(b.until.Sub(now), 0)
+	return max(b.until.Sub(now), held)
 }
 
-// delayEnds is when the delay of the last opening ends, or ended; zero while it is closed. A probe may still be out.
-func (b *breaker) delayEnds() time.Time {
+// delayEnds is when the delay of the last opening ends, or ended, or until when it is held; zero while it admits all. A probe
+// may still be out.
+func (b *breaker) delayEnds(now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.held.After(now) && b.held.After(b.until) {
+		return b.held
+	}
 	return b.until
 }
 
 // spotless says whether there is nothing to remember.
-func (b *breaker) spotless() bool {
+func (b *breaker) spotless(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.until.IsZero() && b.failures == 0
+	return b.until.IsZero() && b.failures == 0 && !b.held.After(now)
 }
 
 // A change is what a record made of the breaker.
@@ -144,18 +150,24 @@ func (b *breaker) record(epoch int, h health, now time.Time) (c change) {
 	return c
 }
 
-// throttle takes that the vendor, which answers, wants no call for a time.
-func (b *breaker) throttle(epoch int, d time.Duration, now time.Time) (c change) {
+// throttle takes that the vendor answered a claim of that epoch that it wants no call for a time: nothing is admitted before.
+// It returns for how long where it was not held already.
+func (b *breaker) throttle(epoch int, d time.Duration, now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if epoch != b.epoch || b.after < 0 {
-		return change{}
+	if epoch == b.epoch {
+		b.failures, b.denied, b.trips, b.until, b.probed = 0, 0, 0, time.Time{}, time.Time{}
 	}
-	b.trips++
-	c = change{opened: true, trips: b.trips, delay: min(d, b.maxDelay)}
-	b.failures, b.denied, b.until, b.probed = 0, 0, now.Add(c.delay), time.Time{}
-	b.epoch++
-	return c
+	d = min(d, b.maxDelay)
+	already, until := b.held.After(now), now.Add(d)
+	if b.after < 0 || !until.After(b.held) {
+		return 0
+	}
+	b.held = until
+	if already {
+		return 0
+	}
+	return d
 }
 
 // ceiling is the longest wait after so many trips.

@@ -141,25 +141,36 @@ func TestAProbeThatNeverReturnsIsGivenAgain(t *testing.T) {
 func TestAVendorThatWantsFewerCallsIsLeftAloneForSoLong(t *testing.T) {
 	c := newClocked(t)
 	c.records(healthBad, healthBad, healthBad)
-	first, second := c.wantAdmitted(1, 1), c.wantAdmitted(1, 1)
-	if made := c.throttle(first, 5*time.Second, c.now); !made.opened || made.delay != 5*time.Second {
-		t.Fatalf("it came to %+v", made)
+	epoch := c.wantAdmitted(3, 3)
+	for _, told := range []struct{ asked, held time.Duration }{{5 * time.Second, 5 * time.Second}, {3 * time.Second, 0}, {6 * time.Second, 0}} {
+		if held := c.throttle(epoch, told.asked, c.now); held != told.held {
+			t.Fatalf("told to wait %v it says %v", told.asked, held)
+		}
 	}
-	if made := c.throttle(second, 7*time.Second, c.now); made.opened { // of the same moment
-		t.Fatalf("the second came to %+v", made)
-	}
-	c.now = c.now.Add(5*time.Second - 1)
+	c.now = c.now.Add(6*time.Second - 1) // the longest counts
 	c.wantAdmitted(32, 0)
 	c.now = c.now.Add(1)
-	probe := c.wantAdmitted(32, 1)
-	if made := c.throttle(probe, time.Hour, c.now); made.delay != 8*time.Second { // the longest
-		t.Fatalf("the probe came to %+v", made)
-	}
-	c.now = c.now.Add(8 * time.Second)
-	if made := c.record(c.wantAdmitted(32, 1), healthGood, c.now); !made.closed {
-		t.Fatal("an answer did not close it")
-	}
-	c.records(healthBad, healthBad, healthBad) // those before were forgotten: it is not open
+	c.wantAdmitted(32, 32)                     // not one alone: it answers
+	c.records(healthBad, healthBad, healthBad) // those before were forgotten
+	c.throttle(c.wantAdmitted(1, 1), time.Hour, c.now)
+	c.now = c.now.Add(8*time.Second - 1) // no longer than the longest delay
+	c.wantAdmitted(32, 0)
+	c.now = c.now.Add(1)
+	c.wantAdmitted(32, 32)
+}
+
+func TestAProbeThatIsThrottledClosesTheBreakerAndAnOlderCallDoesNot(t *testing.T) {
+	c := newClocked(t)
+	older := c.wantAdmitted(1, 1)
+	c.open()
+	c.throttle(older, 2*time.Second, c.now)
+	c.now = c.now.Add(time.Second)
+	c.wantAdmitted(32, 0) // its delay is over, but it is held
+	c.now = c.now.Add(time.Second)
+	probe := c.wantAdmitted(32, 1) // and still open
+	c.throttle(probe, time.Second, c.now)
+	c.wantAdmitted(32, 0)
+	c.now = c.now.Add(time.Second)
 	c.wantAdmitted(32, 32)
 }
 

@@ -102,7 +102,7 @@ func (es *endpoints) enter(id endpointID, now time.Time) (e *endpoint, epoch int
 	if e.trouble.IsZero() {
 		e.trouble = now
 	}
-	broken = !e.breaker.delayEnds().IsZero()
+	broken = !e.breaker.delayEnds(now).IsZero()
 	return nil, 0, e.putOff(now, es.per, broken), broken
 }
 
@@ -120,7 +120,7 @@ func (e *endpoint) putOff(now time.Time, per int, broken bool) time.Duration {
 	if e.next.Before(now) {
 		e.next = now
 	}
-	if until := e.breaker.delayEnds(); e.next.Before(until) {
+	if until := e.breaker.delayEnds(now); e.next.Before(until) {
 		e.next = until
 	}
 	e.off++
@@ -149,7 +149,7 @@ func (es *endpoints) leave(e *endpoint, start, now time.Time, h health) (others 
 		e.trouble, e.off = time.Time{}, 0
 	}
 	e.touched = now
-	if len(e.starts) == 0 && !e.next.After(now) && e.breaker.spotless() {
+	if len(e.starts) == 0 && !e.next.After(now) && e.breaker.spotless(now) {
 		delete(es.known, e.id)
 	}
 	return e.next.After(now) && e.breaker.wait(now) == 0
@@ -233,32 +233,36 @@ func (n *node) judge(c *claim, code string, err error) {
 		return
 	}
 	v.told, v.health = true, healthOf(err)
-	says := "dispatcher: calls fail; none is made until the delay is over, then one to try"
-	var made change
+	level := slog.LevelInfo // it is no failure, and there may be many
 	if v.health == healthThrottled {
-		says = "dispatcher: the vendor wants fewer calls; none is made until the delay is over, then one to try"
-		made = v.breaker.throttle(v.epoch, classify(err, false).after, time.Now())
-	} else {
-		made = v.breaker.record(v.epoch, v.health, time.Now())
-	}
-	where := []any{slog.String("destination", n.byName[c.action.name].name)}
-	level := slog.LevelWarn
-	if v.endpoint != nil {
-		where = append(where, slog.String("endpoint", endpointDigest(v.endpoint.id)))
-		if made.trips > 1 { // there may be many
-			level = slog.LevelDebug
+		if held := v.breaker.throttle(v.epoch, classify(err, false).after, time.Now()); held > 0 {
+			n.log.Log(n.calls, level, "dispatcher: the vendor wants fewer calls; none is made until the delay is over",
+				append(n.where(c), slog.String("code", clean(code, codeLimit)), slog.Duration("again_in", held))...)
 		}
+		return
+	}
+	made := v.breaker.record(v.epoch, v.health, time.Now())
+	level = slog.LevelWarn
+	if v.endpoint != nil && made.trips > 1 { // there may be many
+		level = slog.LevelDebug
 	}
 	switch {
 	case made.opened:
-		n.log.Log(n.calls, level, says, append(where, slog.String("code", clean(code, codeLimit)),
-			slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
+		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try", append(n.where(c),
+			slog.String("code", clean(code, codeLimit)), slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
 	case made.closed:
-		n.log.Info("dispatcher: calls are answered again", where...)
-	}
-	if made.closed {
+		n.log.Info("dispatcher: calls are answered again", n.where(c)...)
 		n.wake(c.action.name)
 	}
+}
+
+// where names whom a claim calls, in logs.
+func (n *node) where(c *claim) []any {
+	where := []any{slog.String("destination", n.byName[c.action.name].name)}
+	if e := c.visit.endpoint; e != nil {
+		where = append(where, slog.String("endpoint", endpointDigest(e.id)))
+	}
+	return where
 }
 
 // leave ends a claim's visit.

@@ -26,7 +26,7 @@ type Limits struct {
 
 	// BreakAfter is how many failures in a row open the breaker: calls that could not be sent, that timed out or whose
 	// outcome is unknown. So do three refusals of the credentials ([Denied]) in a row. A refusal, an answer for a person
-	// ([Dead]) and [RetryAfter] are no failures. [Throttled] opens it at once, for as long as the vendor asked, up to MaxBreakDelay. While it is open this process claims nothing of the destination, so that
+	// ([Dead]) and [RetryAfter] are no failures. [Throttled] is none either: nothing is claimed for as long as the vendor asked, up to MaxBreakDelay, then all goes on. While it is open this process claims nothing of the destination, so that
 	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered. The actions
 	// of [WithEndpoint] have a breaker for each endpoint instead. An Apply that has to be tried again waits with its
 	// destination. Default 10; negative: there is no breaker.
