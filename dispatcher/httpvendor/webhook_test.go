@@ -46,7 +46,7 @@ func TestAWebhookKeepsItsIdAndIsSignedAnewAtEachAttemptWithEverySecret(t *testin
 		}
 		signed = append(signed, got)
 		return id
-	}, step{act: true, lose: true}, step{status: 404}, step{status: 401}, step{status: 302}, step{status: 503}, step{status: 204})
+	}, step{act: true, lose: true}, step{status: 404}, step{status: 401}, step{status: 302}, step{status: 503, header: map[string]string{"Idempotent-Replayed": "true"}}, step{status: 204})
 	entry := played(t, db, StandardWebhooks(webhookSecret, olderSecret), v, Action{Request: "POST /hook"})
 	if entry.Status != "delivered" || len(v.wire) != 6 || len(v.effects) != 1 || v.wire[0].key != entry.DeliveryKey.String() || v.wire[0].body != charge {
 		t.Errorf("is %s, on the wire %+v", entry.Status, v.wire)
