@@ -124,7 +124,7 @@ func (c *Client) Register(d *dispatcher.Dispatcher, actions ...Action) error {
 // Handler makes the action's handler, and the options that it is registered with: where it goes, what it renders, its
 // look-up, and its own Options. The error holds every mistake at once.
 func (c *Client) Handler(action Action) (dispatcher.Handler, []dispatcher.Option, error) {
-	e, err := c.endpoint(action)
+	o, err := c.operation(action)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -132,20 +132,20 @@ func (c *Client) Handler(action Action) (dispatcher.Handler, []dispatcher.Option
 	if option := c.withEndpoint(); option != nil {
 		options = append(options, option)
 	}
-	if e.renders() {
-		options = append(options, dispatcher.WithRender(e.render))
+	if o.renders() {
+		options = append(options, dispatcher.WithRender(o.render))
 	}
-	if e.lookup != nil {
-		options = append(options, dispatcher.WithLookup(e.ask))
+	if o.lookup != nil {
+		options = append(options, dispatcher.WithLookup(o.ask))
 	}
 	if action.Policy.Class == dispatcher.IdempotentWrite {
-		options = append(options, dispatcher.WithForm(e.form()))
+		options = append(options, dispatcher.WithForm(o.form()))
 	}
-	return e.attempt, append(options, action.Options...), nil
+	return o.attempt, append(options, action.Options...), nil
 }
 
-// endpoint is an action, ready to be called.
-type endpoint struct {
+// operation is an action, ready to be called.
+type operation struct {
 	client     *Client
 	action     Action
 	transport  *http.Transport
@@ -161,8 +161,8 @@ type endpoint struct {
 	secrets    secrets // the destination's, and those in the action's own headers
 }
 
-func (c *Client) endpoint(action Action) (*endpoint, error) {
-	e := &endpoint{client: c, action: action, transport: c.reusing, secrets: c.secrets}
+func (c *Client) operation(action Action) (*operation, error) {
+	o := &operation{client: c, action: action, transport: c.reusing, secrets: c.secrets}
 	var errs []error
 	fail := func(field, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("httpvendor: %s: %s %s", action.Name, field, fmt.Sprintf(format, args...)))
@@ -171,14 +171,14 @@ func (c *Client) endpoint(action Action) (*endpoint, error) {
 		fail("Name", "is missing")
 	}
 	class := action.Policy.Class
-	e.repeatable = class == dispatcher.Read || class == dispatcher.IdempotentWrite
-	if !e.repeatable {
-		e.transport = c.single
+	o.repeatable = class == dispatcher.Read || class == dispatcher.IdempotentWrite
+	if !o.repeatable {
+		o.transport = c.single
 	}
 	var err error
-	if e.target, err = parseTarget(action.Request); err != nil {
+	if o.target, err = parseTarget(action.Request); err != nil {
 		fail("Request", "%v", err)
-	} else if m := e.target.method; class == dispatcher.Read && hasBody(m) && m != http.MethodPost { // a search may be a POST
+	} else if m := o.target.method; class == dispatcher.Read && hasBody(m) && m != http.MethodPost { // a search may be a POST
 		fail("Request", "is a %s, which no %v is: give it the class of a write", m, class)
 	}
 	header, err := operatorHeader(action.Headers, c.keyHeader)
@@ -188,60 +188,60 @@ func (c *Client) endpoint(action Action) (*endpoint, error) {
 	if c.stored() && header.Get("Authorization") != "" {
 		fail("Headers", "would send Authorization to every endpoint")
 	}
-	e.secrets = e.secrets.with(credentials(header))
-	e.header = c.header.Clone()
+	o.secrets = o.secrets.with(credentials(header))
+	o.header = c.header.Clone()
 	for name, values := range header {
-		e.header[name] = values
+		o.header[name] = values
 	}
-	e.setBody(fail)
-	e.setMeaning(fail)
-	e.setLookup(fail)
+	o.setBody(fail)
+	o.setMeaning(fail)
+	o.setLookup(fail)
 	switch limit := action.Policy.ResponseCap; {
 	case limit == 0:
-		e.limit = 64 << 10 // dispatcher.Policy's default
+		o.limit = 64 << 10 // dispatcher.Policy's default
 	case limit > 0:
-		e.limit = limit
+		o.limit = limit
 	}
-	return e, errors.Join(errs...)
+	return o, errors.Join(errs...)
 }
 
-func (e *endpoint) setBody(fail func(field, format string, args ...any)) {
-	keyField, key := "", e.client.dest.Vendor.Key
-	if key.Place == dispatcher.KeyInBody && e.action.Policy.Class != dispatcher.Read {
+func (o *operation) setBody(fail func(field, format string, args ...any)) {
+	keyField, key := "", o.client.dest.Vendor.Key
+	if key.Place == dispatcher.KeyInBody && o.action.Policy.Class != dispatcher.Read {
 		keyField = key.Name
 	}
-	if e.target.method != "" && !hasBody(e.target.method) {
-		if b := e.action.Body; b.Format != AsIs || b.Template != "" || len(b.Fields) > 0 {
-			fail("Body", "has no place in a %s", e.target.method)
+	if o.target.method != "" && !hasBody(o.target.method) {
+		if b := o.action.Body; b.Format != AsIs || b.Template != "" || len(b.Fields) > 0 {
+			fail("Body", "has no place in a %s", o.target.method)
 		}
 		if keyField != "" {
-			fail("Request", "is a %s, which has no body for the vendor's key", e.target.method)
+			fail("Request", "is a %s, which has no body for the vendor's key", o.target.method)
 		}
 		return
 	}
 	var err error
-	if e.body, err = newBody(e.action.Body, keyField); err != nil {
+	if o.body, err = newBody(o.action.Body, keyField); err != nil {
 		fail("Body", "%v", err)
 	}
 }
 
 // setMeaning checks the rules and the lists of statuses.
-func (e *endpoint) setMeaning(fail func(field, format string, args ...any)) {
-	for i, rule := range e.action.Rules {
-		if err := rule.check(e.repeatable); err != nil {
+func (o *operation) setMeaning(fail func(field, format string, args ...any)) {
+	for i, rule := range o.action.Rules {
+		if err := rule.check(o.repeatable); err != nil {
 			fail("Rules", "number %d: %v", i+1, err)
 		}
 	}
-	e.rules = slices.Concat(e.action.Rules, e.client.dest.Rules)
-	e.looksIn = e.client.dest.JSONAnswers || slices.ContainsFunc(e.rules, func(r Rule) bool { return r.Field != "" })
-	e.success = e.action.Success
-	if len(e.success) == 0 {
-		e.success = defaultSuccess(e.action.Accepted)
+	o.rules = slices.Concat(o.action.Rules, o.client.dest.Rules)
+	o.looksIn = o.client.dest.JSONAnswers || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Field != "" })
+	o.success = o.action.Success
+	if len(o.success) == 0 {
+		o.success = defaultSuccess(o.action.Accepted)
 	}
 	lists := []struct {
 		field string
 		list  Statuses
-	}{{"Success", e.success}, {"Refused", e.action.Refused}, {"Wait", e.action.Wait}, {"Accepted", e.action.Accepted}}
+	}{{"Success", o.success}, {"Refused", o.action.Refused}, {"Wait", o.action.Wait}, {"Accepted", o.action.Accepted}}
 	for i, at := range lists {
 		if err := at.list.check(); err != nil {
 			fail(at.field, "%v", err)
@@ -252,8 +252,8 @@ func (e *endpoint) setMeaning(fail func(field, format string, args ...any)) {
 			}
 		}
 	}
-	class := e.action.Policy.Class
-	if len(e.action.Wait) > 0 && (class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite) {
+	class := o.action.Policy.Class
+	if len(o.action.Wait) > 0 && (class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite) {
 		fail("Wait", "must be empty for %v: no status but 429 says that the vendor did not act, and what waits is sent again", class)
 	}
 }

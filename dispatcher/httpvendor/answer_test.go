@@ -347,7 +347,7 @@ func TestAServerThatSwitchesProtocolsHoldsNothing(t *testing.T) {
 	defer close(hold)
 	lookup := &Lookup{Request: "GET /seen", Rules: []LookupRule{{Match{Status: status(200, 200)}, Found}}}
 	client := testClient(t, Destination{URL: s.url})
-	e, err := client.endpoint(Action{Name: "notify", Request: "POST /", Lookup: lookup, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
+	e, err := client.operation(Action{Name: "notify", Request: "POST /", Lookup: lookup, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
 	if err != nil {
 		t.Fatal(err)
 	}

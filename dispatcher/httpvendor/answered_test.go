@@ -51,7 +51,7 @@ func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
 			t.Cleanup(server.Close)
 			call := testCall(`{"then":"a b"}`)
 			call.LastAnswer = tc.last
-			finding, err := ask(t, testEndpoint(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: lookup}), call)
+			finding, err := ask(t, testOperation(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: lookup}), call)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -21,31 +21,31 @@ import (
 )
 
 // attempt is the action's dispatcher.Handler.
-func (e *endpoint) attempt(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
-	s, err := e.sending(call)
+func (o *operation) attempt(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	s, err := o.sending(call)
 	if err != nil {
 		return dispatcher.Answer{}, err
 	}
-	to, err := e.receiver(call)
+	to, err := o.receiver(call)
 	if err != nil {
-		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "endpoint"}, e.failed("%v", err))
+		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "endpoint"}, o.failed("%v", err))
 	}
-	req, err := e.request(call, to, s)
+	req, err := o.request(call, to, s)
 	if err != nil {
-		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, e.failed("%v", err))
+		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, o.failed("%v", err))
 	}
-	resp, w, err := e.call(ctx, e.transport, req)
+	resp, w, err := o.call(ctx, o.transport, req)
 	if err != nil {
 		return dispatcher.Answer{}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, body, err := e.read(resp, to.secrets, e.looksIn)
+	answer, body, err := o.read(resp, to.secrets, o.looksIn)
 	w.End()
-	return e.judge(newReply(resp, body, err != nil), answer, err)
+	return o.judge(newReply(resp, body, err != nil), answer, err)
 }
 
 // call puts one request on the wire. Its errors are verdicts.
-func (e *endpoint) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, error) {
+func (o *operation) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, error) {
 	w := wire.New(ctx)
 	resp, err := transport.RoundTrip(req.WithContext(w.Trace(ctx)))
 	if err == nil {
@@ -60,23 +60,23 @@ func (e *endpoint) call(ctx context.Context, transport *http.Transport, req *htt
 	code, text := describe(err)
 	switch {
 	case sent:
-		err = dispatcher.Unknown(dispatcher.Answer{Code: code}, e.failed("no answer: %s", text))
+		err = dispatcher.Unknown(dispatcher.Answer{Code: code}, o.failed("no answer: %s", text))
 	case connected:
-		err = dispatcher.Unsent(e.failed("nothing was sent: %s", text))
+		err = dispatcher.Unsent(o.failed("nothing was sent: %s", text))
 	default:
-		err = dispatcher.Unsent(e.failed("no connection: %s", text))
+		err = dispatcher.Unsent(o.failed("no connection: %s", text))
 	}
 	return nil, w, err
 }
 
 // failed makes an error of our own words: see the package's promise on secrets.
-func (e *endpoint) failed(format string, args ...any) error {
-	return fmt.Errorf("httpvendor: %s at %s: %s", e.action.Name, e.client.dest.Name, fmt.Sprintf(format, args...))
+func (o *operation) failed(format string, args ...any) error {
+	return fmt.Errorf("httpvendor: %s at %s: %s", o.action.Name, o.client.dest.Name, fmt.Sprintf(format, args...))
 }
 
 // request builds the one request of an attempt. Of a header that several set, the last in this order counts: the
 // intent, the destination, the action, what was rendered, samekey.
-func (e *endpoint) request(call *dispatcher.Call, to receiver, s sending) (*http.Request, error) {
+func (o *operation) request(call *dispatcher.Call, to receiver, s sending) (*http.Request, error) {
 	header := http.Header{"User-Agent": {userAgent}}
 	for name, value := range call.Headers {
 		if err := checkHeader(name, value); err != nil {
@@ -103,9 +103,9 @@ func (e *endpoint) request(call *dispatcher.Call, to receiver, s sending) (*http
 		header.Set("Traceparent", call.TraceContext)
 	}
 	header.Set(attemptHeader, strconv.Itoa(call.Attempt))
-	if name := e.client.keyHeader; name != "" {
+	if name := o.client.keyHeader; name != "" {
 		key := call.CarriedKey
-		if e.client.dest.Vendor.Key.Quoted {
+		if o.client.dest.Vendor.Key.Quoted {
 			if key, err = keyheader.Quoted(key); err != nil {
 				return nil, errors.New("the key cannot be quoted")
 			}
@@ -113,7 +113,7 @@ func (e *endpoint) request(call *dispatcher.Call, to receiver, s sending) (*http
 		header.Set(name, key)
 	}
 	if to.signer != nil {
-		to.signer.sign(header, header.Get(e.client.keyHeader), time.Now(), s.body)
+		to.signer.sign(header, header.Get(o.client.keyHeader), time.Now(), s.body)
 	}
 	return req, nil
 }
@@ -169,84 +169,84 @@ var errLong = errors.New("httpvendor: the body is longer than what rules look in
 
 // read takes an answer up to its cap, counted after decompression, and where rules look into it also what they look into.
 // The error says that it broke off before.
-func (e *endpoint) read(resp *http.Response, secrets secrets, looksIn bool) (answer dispatcher.Answer, body []byte, err error) {
+func (o *operation) read(resp *http.Response, secrets secrets, looksIn bool) (answer dispatcher.Answer, body []byte, err error) {
 	contentType := []byte(resp.Header.Get("Content-Type"))
 	answer = dispatcher.Answer{Code: strconv.Itoa(resp.StatusCode), ContentType: string(secrets.strike(contentType, len(contentType)))}
 	if len(answer.ContentType) > 255 {
 		answer.ContentType = ""
 	}
 	// As much more as a secret is long, so that one that the cap cuts in two is known for what it is.
-	window := e.limit + secrets.longest
+	window := o.limit + secrets.longest
 	if looksIn {
 		window = max(window, rulesLimit)
 	}
 	body, err = io.ReadAll(io.LimitReader(resp.Body, int64(window)))
-	answer.Body = secrets.strike(body, e.limit)
+	answer.Body = secrets.strike(body, o.limit)
 	long := len(body) >= window
 	if long {
 		stop := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 		_, _ = io.CopyN(io.Discard, resp.Body, drainLimit)
 		stop.Stop()
 	}
-	answer.Body = answer.Body[:min(len(answer.Body), e.limit)]
+	answer.Body = answer.Body[:min(len(answer.Body), o.limit)]
 	switch {
 	case looksIn && long:
 		err = errLong
-	case !looksIn && err != nil && len(body) >= e.limit:
+	case !looksIn && err != nil && len(body) >= o.limit:
 		err = nil // all that is kept is there
 	}
 	return answer, body, err
 }
 
 // judge says what an answer means: the table of the package comment, line by line.
-func (e *endpoint) judge(r reply, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
-	blind := r.opaque && e.client.dest.JSONAnswers
-	for _, rule := range e.rules {
+func (o *operation) judge(r reply, answer dispatcher.Answer, broken error) (dispatcher.Answer, error) {
+	blind := r.opaque && o.client.dest.JSONAnswers
+	for _, rule := range o.rules {
 		blind = blind || r.opaque && rule.Field != "" && (len(rule.Status) == 0 || rule.Status.has(r.status))
 		fits, undecided := rule.fits(r, rule.Values)
 		switch {
 		case undecided:
-			return e.verdict(Unknown, "its body broke off or is too long, and a rule looks into it", r, answer)
-		case fits && rule.Means == Retry && !e.repeatable && r.status != http.StatusTooManyRequests:
-			return e.verdict(Unknown, rule.Reason, r, answer)
+			return o.verdict(Unknown, "its body broke off or is too long, and a rule looks into it", r, answer)
+		case fits && rule.Means == Retry && !o.repeatable && r.status != http.StatusTooManyRequests:
+			return o.verdict(Unknown, rule.Reason, r, answer)
 		case fits && broken != nil && (rule.Means == Delivered || rule.Means == Refused):
-			return e.verdict(Unknown, brokeOff(broken), r, answer)
+			return o.verdict(Unknown, brokeOff(broken), r, answer)
 		case fits:
-			return e.verdict(rule.Means, rule.Reason, r, answer)
+			return o.verdict(rule.Means, rule.Reason, r, answer)
 		}
 	}
 	_, waits := retryafter.Read(r.header, time.Now())
 	switch status := r.status; {
-	case broken != nil && (e.success.has(status) || e.action.Refused.has(status)):
-		return e.verdict(Unknown, brokeOff(broken), r, answer)
-	case e.success.has(status) && blind:
-		return e.verdict(Unknown, "its body is not JSON, as it should be: it may be a proxy's page", r, answer)
-	case e.success.has(status):
-		return e.verdict(Delivered, "", r, answer)
-	case e.action.Refused.has(status):
-		return e.verdict(Refused, "", r, answer)
-	case e.action.Accepted.has(status):
-		return e.verdict(Accepted, "", r, answer)
-	case e.action.Wait.has(status) || status == http.StatusTooManyRequests:
-		return e.verdict(Retry, "", r, answer)
+	case broken != nil && (o.success.has(status) || o.action.Refused.has(status)):
+		return o.verdict(Unknown, brokeOff(broken), r, answer)
+	case o.success.has(status) && blind:
+		return o.verdict(Unknown, "its body is not JSON, as it should be: it may be a proxy's page", r, answer)
+	case o.success.has(status):
+		return o.verdict(Delivered, "", r, answer)
+	case o.action.Refused.has(status):
+		return o.verdict(Refused, "", r, answer)
+	case o.action.Accepted.has(status):
+		return o.verdict(Accepted, "", r, answer)
+	case o.action.Wait.has(status) || status == http.StatusTooManyRequests:
+		return o.verdict(Retry, "", r, answer)
 	case mayHaveActed(status) && strings.EqualFold(r.header.Get("Idempotent-Replayed"), "true"):
-		return e.verdict(Stuck, "this answer is stored under the key, which can never succeed", r, answer)
-	case mayHaveActed(status) && waits && e.repeatable:
-		return e.verdict(Retry, "", r, answer)
+		return o.verdict(Stuck, "this answer is stored under the key, which can never succeed", r, answer)
+	case mayHaveActed(status) && waits && o.repeatable:
+		return o.verdict(Retry, "", r, answer)
 	case mayHaveActed(status):
-		return e.verdict(Unknown, "", r, answer)
-	case !e.repeatable && (status < 400 || status == http.StatusConflict):
+		return o.verdict(Unknown, "", r, answer)
+	case !o.repeatable && (status < 400 || status == http.StatusConflict):
 		// Created, then "see other"; or accepted, in words that the action does not list; or there already: a redrive must
 		// not send again.
-		return e.verdict(Unknown, "which is not in Success: the vendor may have acted", r, answer)
+		return o.verdict(Unknown, "which is not in Success: the vendor may have acted", r, answer)
 	case status >= 300 && status < 400:
-		return e.verdict(Dead, "redirects are not followed, correct the destination's URL or the action's request", r, answer)
+		return o.verdict(Dead, "redirects are not followed, correct the destination's URL or the action's request", r, answer)
 	case status == http.StatusUnauthorized:
-		return e.verdict(Denied, "", r, answer)
+		return o.verdict(Denied, "", r, answer)
 	case status == http.StatusForbidden:
-		return e.verdict(Dead, "correct the destination's credentials, then redrive", r, answer)
+		return o.verdict(Dead, "correct the destination's credentials, then redrive", r, answer)
 	}
-	return e.verdict(Dead, "", r, answer)
+	return o.verdict(Dead, "", r, answer)
 }
 
 func brokeOff(err error) string {

@@ -13,7 +13,7 @@ import (
 // rendered runs what the action renders of a call.
 func rendered(t *testing.T, dest Destination, action Action, call *dispatcher.Call) (*dispatcher.Call, dispatcher.Handler, error) {
 	t.Helper()
-	e := testEndpoint(t, dest, action)
+	e := testOperation(t, dest, action)
 	if !e.renders() {
 		t.Fatal("the action renders nothing")
 	}
@@ -23,7 +23,7 @@ func rendered(t *testing.T, dest Destination, action Action, call *dispatcher.Ca
 	return &again, e.attempt, err
 }
 
-func testEndpoint(t *testing.T, dest Destination, action Action) *endpoint {
+func testOperation(t *testing.T, dest Destination, action Action) *operation {
 	t.Helper()
 	if action.Name == "" {
 		action.Name = "charge_card"
@@ -31,7 +31,7 @@ func testEndpoint(t *testing.T, dest Destination, action Action) *endpoint {
 	if action.Policy.Class == 0 {
 		action.Policy.Class = dispatcher.IdempotentWrite
 	}
-	e, err := testClient(t, dest).endpoint(action)
+	e, err := testClient(t, dest).operation(action)
 	if err != nil {
 		t.Fatal(err)
 	}

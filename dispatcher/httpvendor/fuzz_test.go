@@ -23,12 +23,12 @@ func FuzzAValueStaysWhereItStands(f *testing.F) {
 	}
 	action := Action{Name: "a", Request: "POST /v1/{{.Payload.v}}/end?q={{.Payload.v}}&last=1", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}}
 	action.Body = Body{Format: JSON, Template: `{"v": {{.Payload.v}}, "last": 1}`, Fields: []Field{{"w", "{{.Payload.v}}"}}}
-	asJSON, err := c.endpoint(action)
+	asJSON, err := c.operation(action)
 	if err != nil {
 		f.Fatal(err)
 	}
 	action.Body.Format = Form
-	asForm, err := c.endpoint(action)
+	asForm, err := c.operation(action)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func FuzzAValueStaysWhereItStands(f *testing.F) {
 			t.Skip()
 		}
 		call := testCall(string(payload))
-		for _, e := range []*endpoint{asJSON, asForm} {
+		for _, e := range []*operation{asJSON, asForm} {
 			made, err := e.render(t.Context(), call, call.Payload)
 			parts := strings.Split(value, "/")
 			between := strings.FieldsFunc(value, func(r rune) bool { return r == '/' || r == '\\' })

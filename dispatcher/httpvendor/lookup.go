@@ -62,15 +62,15 @@ type lookupRule struct {
 	values []*template.Template
 }
 
-func (e *endpoint) setLookup(fail func(field, format string, args ...any)) {
+func (o *operation) setLookup(fail func(field, format string, args ...any)) {
 	switch {
-	case e.action.Lookup != nil:
+	case o.action.Lookup != nil:
 		var err error
-		if e.lookup, err = newLookup(*e.action.Lookup); err != nil {
+		if o.lookup, err = newLookup(*o.action.Lookup); err != nil {
 			fail("Lookup", "%v", err)
 		}
-	case e.action.Policy.Class != dispatcher.Read:
-		e.lookup = e.client.lookup
+	case o.action.Policy.Class != dispatcher.Read:
+		o.lookup = o.client.lookup
 	}
 }
 
@@ -126,29 +126,29 @@ func oneLine(errs []error) error {
 }
 
 // ask is the action's dispatcher.WithLookup.
-func (e *endpoint) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+func (o *operation) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
 	data := valuesOf(call)
 	data.Rendered, data.Answer = renderedBody(call), lastAnswer(call)
-	to, err := e.receiver(call)
+	to, err := o.receiver(call)
 	if err != nil {
-		return dispatcher.Finding{}, e.failed("the look-up: %v", err)
+		return dispatcher.Finding{}, o.failed("the look-up: %v", err)
 	}
-	req, err := e.lookupRequest(to, data)
+	req, err := o.lookupRequest(to, data)
 	if err != nil {
-		return dispatcher.Inconclusive(dispatcher.Answer{Code: "lookup"}), e.failed("the look-up's request: %v", err)
+		return dispatcher.Inconclusive(dispatcher.Answer{Code: "lookup"}), o.failed("the look-up's request: %v", err)
 	}
-	resp, w, err := e.call(ctx, e.client.reusing, req)
+	resp, w, err := o.call(ctx, o.client.reusing, req)
 	if err != nil {
 		return dispatcher.Finding{}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, body, err := e.read(resp, to.secrets, true)
+	answer, body, err := o.read(resp, to.secrets, true)
 	w.End()
-	return e.find(newReply(resp, body, err != nil), answer, err, data)
+	return o.find(newReply(resp, body, err != nil), answer, err, data)
 }
 
-func (e *endpoint) lookupRequest(to receiver, data values) (*http.Request, error) {
-	path, err := e.lookup.target.fill(data)
+func (o *operation) lookupRequest(to receiver, data values) (*http.Request, error) {
+	path, err := o.lookup.target.fill(data)
 	if err != nil {
 		return nil, err
 	}
@@ -159,9 +159,9 @@ func (e *endpoint) lookupRequest(to receiver, data values) (*http.Request, error
 	header := to.header.Clone()
 	header.Set("User-Agent", userAgent)
 	header.Del("Content-Type")
-	req := newRequest(e.lookup.target.method, at, header)
-	if e.lookup.body != nil {
-		text, err := execute(e.lookup.body, data)
+	req := newRequest(o.lookup.target.method, at, header)
+	if o.lookup.body != nil {
+		text, err := execute(o.lookup.body, data)
 		if err == nil {
 			err = strictJSON([]byte(text))
 		}
@@ -175,13 +175,13 @@ func (e *endpoint) lookupRequest(to receiver, data values) (*http.Request, error
 }
 
 // find says what an answer to a look-up means.
-func (e *endpoint) find(r reply, answer dispatcher.Answer, broken error, data values) (dispatcher.Finding, error) {
-	for _, rule := range e.lookup.rules {
+func (o *operation) find(r reply, answer dispatcher.Answer, broken error, data values) (dispatcher.Finding, error) {
+	for _, rule := range o.lookup.rules {
 		values := make([]string, len(rule.values))
 		for i, t := range rule.values {
 			text, err := execute(t, data)
 			if err != nil {
-				return dispatcher.Inconclusive(answer), e.failed("the look-up's rules: %v", err)
+				return dispatcher.Inconclusive(answer), o.failed("the look-up's rules: %v", err)
 			}
 			values[i] = text
 		}
@@ -190,7 +190,7 @@ func (e *endpoint) find(r reply, answer dispatcher.Answer, broken error, data va
 		case undecided && errors.Is(broken, errLong):
 			return dispatcher.Inconclusive(answer), nil
 		case undecided:
-			return dispatcher.Finding{}, e.failed("the look-up's answer, %d, %s", r.status, brokeOff(broken))
+			return dispatcher.Finding{}, o.failed("the look-up's answer, %d, %s", r.status, brokeOff(broken))
 		case !fits:
 			continue
 		}
@@ -206,7 +206,7 @@ func (e *endpoint) find(r reply, answer dispatcher.Answer, broken error, data va
 		}
 		return dispatcher.Inconclusive(answer), nil
 	}
-	failed := e.failed("the look-up was answered %d", r.status)
+	failed := o.failed("the look-up was answered %d", r.status)
 	_, waits := retryafter.Read(r.header, time.Now())
 	switch {
 	case r.status == http.StatusUnauthorized:

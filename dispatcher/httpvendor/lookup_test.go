@@ -18,7 +18,7 @@ import (
 // found names a finding, by the word of the history.
 func found(f dispatcher.Finding) string { return reflect.ValueOf(f).FieldByName("outcome").String() }
 
-func ask(t *testing.T, e *endpoint, call *dispatcher.Call) (dispatcher.Finding, error) {
+func ask(t *testing.T, e *operation, call *dispatcher.Call) (dispatcher.Finding, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -64,7 +64,7 @@ func TestALookupAsksForTheKeyAndItsRulesSayWhatTheAnswerMeans(t *testing.T) {
 				_, _ = io.WriteString(w, strings.ReplaceAll(tc.body, "KEY", deliveryKey.String()))
 			}))
 			t.Cleanup(server.Close)
-			e := testEndpoint(t, Destination{URL: server.URL + "/base", Auth: Auth{Bearer: "sk_live_51Hx"}}, Action{Request: "POST /v1/charges", Lookup: lookup})
+			e := testOperation(t, Destination{URL: server.URL + "/base", Auth: Auth{Bearer: "sk_live_51Hx"}}, Action{Request: "POST /v1/charges", Lookup: lookup})
 			finding, err := ask(t, e, testCall(`{"amount":9007199254740993}`))
 			if got := fmt.Sprintf("%s %t", found(finding), err == nil); got != tc.want {
 				t.Errorf("is %s (%v), want %s", got, err, tc.want)
@@ -84,12 +84,12 @@ func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
 	t.Cleanup(cut.Close)
 	lookup := SentLog("GET /log?ref={{.Key}}", "/data", "/ref")
 	for name, url := range map[string]string{"cut": cut.URL, "down": "http://127.0.0.1:1"} {
-		finding, err := ask(t, testEndpoint(t, Destination{URL: url}, Action{Request: "POST /", Lookup: lookup}), testCall(`{}`))
+		finding, err := ask(t, testOperation(t, Destination{URL: url}, Action{Request: "POST /", Lookup: lookup}), testCall(`{}`))
 		if err == nil || found(finding) != "" {
 			t.Errorf("%s: is %s, %v", name, found(finding), err)
 		}
 	}
-	e := testEndpoint(t, Destination{URL: cut.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log/{{.Payload.gone}}", "/data", "/ref")})
+	e := testOperation(t, Destination{URL: cut.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log/{{.Payload.gone}}", "/data", "/ref")})
 	if finding, err := ask(t, e, testCall(`{}`)); err == nil || found(finding) != "inconclusive" {
 		t.Errorf("without what it asks for: is %s, %v", found(finding), err)
 	}
@@ -98,7 +98,7 @@ func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
 func TestALookupIsNotMadeAgainBeforeTheVendorSaid(t *testing.T) {
 	for status, want := range map[int]string{401: "denied", 429: "wait", 503: "wait", 403: "unknown"} {
 		server := replying(t, status, map[string]string{"Retry-After": "3600"}, "{}")
-		e := testEndpoint(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log?ref={{.Key}}", "/data", "/ref")})
+		e := testOperation(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log?ref={{.Key}}", "/data", "/ref")})
 		finding, err := ask(t, e, testCall(`{}`))
 		if found(finding) != "inconclusive" || err == nil || verdict(err) != want || askedWait(err) != time.Hour {
 			t.Errorf("%d: is %s, %v", status, found(finding), err)
@@ -123,7 +123,7 @@ func TestALookupMayUseWhatWasRendered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if finding, err := ask(t, testEndpoint(t, Destination{URL: server.URL}, action), call); err != nil || found(finding) != "delivered" {
+		if finding, err := ask(t, testOperation(t, Destination{URL: server.URL}, action), call); err != nil || found(finding) != "delivered" {
 			t.Errorf("%s: is %s, %v", name, found(finding), err)
 		}
 		if r := <-requests; r.RequestURI != "/search?to=a%40b.example" || r.body != `{"both": "`+tc.want+`"}` || r.Header.Get("Content-Type") != "application/json" {

@@ -71,9 +71,9 @@ func (c *Client) nameEndpoint(call *dispatcher.Call) string {
 }
 
 // receiver returns where a call goes. An error is for whoever keeps the endpoint, and holds nothing of it.
-func (e *endpoint) receiver(call *dispatcher.Call) (receiver, error) {
-	if !e.client.stored() {
-		return receiver{base: e.client.base, header: e.header, signer: e.client.signer, secrets: e.secrets}, nil
+func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
+	if !o.client.stored() {
+		return receiver{base: o.client.base, header: o.header, signer: o.client.signer, secrets: o.secrets}, nil
 	}
 	if call.Endpoint == nil {
 		return receiver{}, errors.New("the call has no endpoint: register the handler with the options that it came with")
@@ -83,8 +83,8 @@ func (e *endpoint) receiver(call *dispatcher.Call) (receiver, error) {
 	if err != nil {
 		return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, mend)
 	}
-	if e.client.reusing.Proxy != nil {
-		if err := e.client.allowed.checkProxied(base); err != nil {
+	if o.client.reusing.Proxy != nil {
+		if err := o.client.allowed.checkProxied(base); err != nil {
 			return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, mend)
 		}
 	}
@@ -92,10 +92,10 @@ func (e *endpoint) receiver(call *dispatcher.Call) (receiver, error) {
 	switch {
 	case err != nil:
 		return receiver{}, fmt.Errorf("the list of the endpoint's secrets %w: %s", err, mend)
-	case signer == nil && e.client.keyHeader == webhookID:
+	case signer == nil && o.client.keyHeader == webhookID:
 		return receiver{}, fmt.Errorf("the endpoint has no secret to sign with: %s", mend)
 	}
-	r := receiver{base: base, header: e.header.Clone(), signer: signer, secrets: e.secrets.with(slices.Concat(userSecrets(base), addressSecrets(base), hooks))}
+	r := receiver{base: base, header: o.header.Clone(), signer: signer, secrets: o.secrets.with(slices.Concat(userSecrets(base), addressSecrets(base), hooks))}
 	takeUser(r.base, r.header)
 	return r, nil
 }

@@ -242,36 +242,36 @@ func parseSending(text []byte) (s sending, err error) {
 func hasBody(method string) bool { return method != "GET" && method != "HEAD" }
 
 // render is the action's dispatcher.WithRender.
-func (e *endpoint) render(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
-	s, err := e.fill(call)
+func (o *operation) render(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
+	s, err := o.fill(call)
 	if err != nil {
-		return dispatcher.Rendered{}, e.failed("%v", err)
+		return dispatcher.Rendered{}, o.failed("%v", err)
 	}
 	return dispatcher.Rendered{Request: s.bytes(), Type: renderedType}, nil
 }
 
 // fill makes what is sent of an intent, by the action as it is now.
-func (e *endpoint) fill(call *dispatcher.Call) (s sending, err error) {
+func (o *operation) fill(call *dispatcher.Call) (s sending, err error) {
 	data := valuesOf(call)
-	s.method = e.target.method
-	if s.path, err = e.target.fill(data); err != nil {
+	s.method = o.target.method
+	if s.path, err = o.target.fill(data); err != nil {
 		return s, fmt.Errorf("Request: %w", err)
 	}
 	if !hasBody(s.method) {
 		return s, nil
 	}
 	s.contentType = call.ContentType
-	if at := e.header["Content-Type"]; at != nil {
+	if at := o.header["Content-Type"]; at != nil {
 		s.contentType = at[0]
 	}
-	if e.body.format == AsIs {
+	if o.body.format == AsIs {
 		s.body = call.Payload
 	} else {
-		if s.body, err = e.body.make(data, call.Payload); err != nil {
+		if s.body, err = o.body.make(data, call.Payload); err != nil {
 			return s, fmt.Errorf("Body: %w", err)
 		}
-		if e.action.Body.Format != AsIs && e.header["Content-Type"] == nil || s.contentType == "" {
-			s.contentType = map[Format]string{JSON: "application/json", Form: "application/x-www-form-urlencoded"}[e.body.format]
+		if o.action.Body.Format != AsIs && o.header["Content-Type"] == nil || s.contentType == "" {
+			s.contentType = map[Format]string{JSON: "application/json", Form: "application/x-www-form-urlencoded"}[o.body.format]
 		}
 	}
 	if err := checkHeader("Content-Type", s.contentType); err != nil {
@@ -281,24 +281,24 @@ func (e *endpoint) fill(call *dispatcher.Call) (s sending, err error) {
 }
 
 // renders reports whether what is sent has to be made, and kept, before it is sent first.
-func (e *endpoint) renders() bool { return e.target.tmpl != nil || e.body.format != AsIs }
+func (o *operation) renders() bool { return o.target.tmpl != nil || o.body.format != AsIs }
 
 // form is what of a request is neither rendered nor the payload, as far as it makes another call of the same key.
-func (e *endpoint) form() (key, request string) {
-	key = e.client.keyHeader
-	if e.client.dest.Vendor.Key.Quoted {
+func (o *operation) form() (key, request string) {
+	key = o.client.keyHeader
+	if o.client.dest.Vendor.Key.Quoted {
 		key = strconv.Quote(key)
 	}
-	if !e.renders() {
-		request = e.target.method + " " + e.target.text
+	if !o.renders() {
+		request = o.target.method + " " + o.target.text
 	}
 	return key, request
 }
 
 // sending is what this attempt sends: what was rendered before the first one, where anything was. Its errors are verdicts.
-func (e *endpoint) sending(call *dispatcher.Call) (s sending, err error) {
+func (o *operation) sending(call *dispatcher.Call) (s sending, err error) {
 	stuck := func(format string, args ...any) error {
-		return dispatcher.Stuck(dispatcher.Answer{Code: "rendered"}, e.failed(format, args...))
+		return dispatcher.Stuck(dispatcher.Answer{Code: "rendered"}, o.failed(format, args...))
 	}
 	switch {
 	case call.Rendered != nil && call.Rendered.Type != renderedType:
@@ -308,11 +308,11 @@ func (e *endpoint) sending(call *dispatcher.Call) (s sending, err error) {
 			return s, stuck("what was rendered cannot be sent: it %v", err)
 		}
 		return s, nil
-	case e.renders() && e.action.Policy.Class != dispatcher.Read:
+	case o.renders() && o.action.Policy.Class != dispatcher.Read:
 		return s, stuck("it may have been sent by a release that did not render it, and nobody knows its bytes")
 	}
-	if s, err = e.fill(call); err != nil {
-		return s, dispatcher.Dead(dispatcher.Answer{Code: "request"}, e.failed("%v", err))
+	if s, err = o.fill(call); err != nil {
+		return s, dispatcher.Dead(dispatcher.Answer{Code: "request"}, o.failed("%v", err))
 	}
 	return s, nil
 }

@@ -216,12 +216,12 @@ func later(r reply, err error) error {
 }
 
 // verdict turns a meaning into what the dispatcher is told.
-func (e *endpoint) verdict(m Meaning, reason string, r reply, answer dispatcher.Answer) (dispatcher.Answer, error) {
+func (o *operation) verdict(m Meaning, reason string, r reply, answer dispatcher.Answer) (dispatcher.Answer, error) {
 	say := func(words string) error {
 		if reason != "" {
 			words = reason
 		}
-		return e.failed("answered %d: %s", r.status, words)
+		return o.failed("answered %d: %s", r.status, words)
 	}
 	switch m {
 	case Delivered:
