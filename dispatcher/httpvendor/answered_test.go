@@ -10,7 +10,6 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
-	"github.com/samekey/samekey/samekeytest"
 )
 
 // byAnswer looks a call up by the id that the vendor gave it, else by the key.
@@ -67,7 +66,7 @@ func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
 
 // Each drain is a worker of its own: what was answered is known after a restart.
 func TestALookupGoesByTheIDThatTheVendorAnsweredElseByTheKey(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for name, tc := range map[string]struct {
 		class  dispatcher.Class
 		answer step
@@ -105,7 +104,7 @@ func TestALookupGoesByTheIDThatTheVendorAnsweredElseByTheKey(t *testing.T) {
 
 // A person said of the first attempt that it did nothing: what it was answered is about nothing.
 func TestALookupForgetsWhatWasAnsweredBeforeItWasKnownToBeUnsent(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{status: 500, body: `{"id":"op_1"}`}, step{act: true, lose: true})
 	v.log = func(r *http.Request) (int, string) {
 		return 200, fmt.Sprintf(`{"of":%q}`, r.URL.Query().Get("key")) // nobody knows op_1

@@ -13,7 +13,7 @@ import (
 // A key is good for the request that it came with: another path, or the key in another header, is another call to the
 // vendor. What a release before may have sent is looked up, else parked, where this one would send it otherwise.
 func TestWhatMayHaveBeenSentIsNotSentByAnotherRequestOrUnderAnotherHeader(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	named := func(name string, quoted bool) Destination {
 		return Destination{Vendor: dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: name, Quoted: quoted}}}
 	}
@@ -36,17 +36,20 @@ func TestWhatMayHaveBeenSentIsNotSentByAnotherRequestOrUnderAnotherHeader(t *tes
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := startVendor(t, header("Idempotency-Key"), step{lose: true}, step{status: 200, body: "{}"})
+			tc.before.Policy.Backoff, tc.after.Policy.Backoff = time.Hour, time.Hour // nothing is sent again within a drain
 			id := inserted(t, db)
-			drain(t, db, tc.from, v, tc.before)
 			v.log = func(r *http.Request) (int, string) { return 200, `{"data":[{"ref":"` + r.FormValue("ref") + `"}]}` }
+			drain(t, db, tc.from, v, tc.before)
 			for range 3 {
-				samekeytest.Elapse(t, db, time.Minute)
+				samekeytest.Elapse(t, db, 2*time.Hour)
 				drain(t, db, tc.to, v, tc.after)
 			}
 			entry, err := outbox.Get(t.Context(), db.Pool, id)
 			if err != nil {
 				t.Fatal(err)
 			}
+			v.mu.Lock()
+			defer v.mu.Unlock()
 			if entry.Status != tc.want || len(v.wire) != tc.calls {
 				t.Errorf("is %s after %+v, want %s after %d calls", entry.Status, v.wire, tc.want, tc.calls)
 			}

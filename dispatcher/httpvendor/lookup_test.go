@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/samekeytest"
 )
 
 // found names a finding, by the word of the history.
@@ -156,7 +155,7 @@ func TestLookupsThatCannotBeMeantAreRefused(t *testing.T) {
 
 // What the action has goes before what its destination has; a read is made again, and has none of the destination's.
 func TestAnActionWithoutALookupOfItsOwnHasTheDestinations(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	by := func(path string) *Lookup {
 		return &Lookup{Request: "GET " + path, Rules: []LookupRule{{Match{Status: status(200, 200)}, Found}}}
 	}

@@ -3,6 +3,7 @@ package httpvendor
 import (
 	"bufio"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 func TestMain(m *testing.M) {
@@ -24,7 +26,18 @@ func TestMain(m *testing.M) {
 		child(url)
 		return
 	}
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = parallel.Value.Set("6") // those with a database wait more than they work
+	}
 	goleak.VerifyTestMain(m)
+}
+
+// database is a test's own. Such tests run beside each other, when those without one have run.
+func database(t *testing.T) *samekeytest.DB {
+	t.Helper()
+	t.Parallel()
+	return samekeytest.NewDB(t)
 }
 
 const patience = 10 * time.Second

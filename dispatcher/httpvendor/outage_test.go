@@ -57,7 +57,7 @@ func downVendor(t *testing.T, script ...step) (v *vendor, up func()) {
 
 // The key window of 24 hours begins with the first byte that may have arrived, and none did.
 func TestAnOutageOf25HoursInWhichNothingCouldBeSentParksNothing(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	const intents, looks = 6, 6
 	for name, tc := range map[string]struct {
 		class  dispatcher.Class

@@ -161,7 +161,9 @@ func drain(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action
 	dest.Name, dest.URL = "stripe", v.URL
 	client := testClient(t, dest)
 	action.Name = "charge_card"
-	action.Policy.Backoff, action.Policy.MaxBackoff = time.Second, time.Second
+	if action.Policy.Backoff == 0 {
+		action.Policy.Backoff, action.Policy.MaxBackoff = time.Second, time.Second
+	}
 	if action.Request == "" {
 		action.Request = "POST /v1/charges"
 	}
@@ -246,7 +248,7 @@ var presets = []struct {
 
 // The vendor acts and its answer is lost; the next attempt comes while it is still at work; the third gets the answer.
 func TestWithEachPresetALostAnswerIsFetchedUnderTheSameKeyAndThereIsOneEffect(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for _, p := range presets {
 		t.Run(p.name, func(t *testing.T) {
 			v := startVendor(t, p.key, step{act: true, lose: true}, p.running, p.running, step{status: 200, body: `{"id":"ch_1"}`})
@@ -265,7 +267,7 @@ func TestWithEachPresetALostAnswerIsFetchedUnderTheSameKeyAndThereIsOneEffect(t 
 }
 
 func TestWithEachPresetAKeyWithAnotherRequestIsDeadAtOnce(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for _, p := range presets {
 		t.Run(p.name, func(t *testing.T) {
 			v := startVendor(t, p.key, p.reused)
@@ -284,7 +286,7 @@ func TestWithEachPresetAKeyWithAnotherRequestIsDeadAtOnce(t *testing.T) {
 }
 
 func TestWithEachPresetADeclineIsRefusedWithTheVendorsWords(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for _, p := range presets {
 		if p.refused.status == 0 {
 			continue
@@ -301,7 +303,7 @@ func TestWithEachPresetADeclineIsRefusedWithTheVendorsWords(t *testing.T) {
 
 // Case 20.
 func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for _, p := range presets {
 		if p.name == "adyen" || p.name == "paypal" {
 			continue // whose answer to a call that is still running is not known well enough: it spends one
@@ -318,7 +320,7 @@ func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
 
 // What is not verified of a vendor is held to be the less good: it spends attempts, and so comes to an end.
 func TestWhatIsNotKnownWellEnoughSpendsAttempts(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for name, tc := range map[string]struct {
 		dest Destination
 		key  func(*http.Request, []byte) string
@@ -341,7 +343,7 @@ func TestWhatIsNotKnownWellEnoughSpendsAttempts(t *testing.T) {
 
 // Stripe keeps a 500 under the key: the third attempt would get it for ever.
 func TestAStored500IsLookedUpAndNeverSentAgain(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	stored := step{status: 500, header: map[string]string{"Idempotent-Replayed": "true"}, body: `{"error":{"type":"api_error"}}`}
 	lookup := SentLog("GET /v1/charges?transfer_group={{.Key}}", "/data", "/transfer_group")
 	for name, tc := range map[string]struct {
@@ -381,7 +383,7 @@ func TestAStored500IsLookedUpAndNeverSentAgain(t *testing.T) {
 
 // A mail API that knows no keys: what became of the mail is in its log, or a person looks.
 func TestAMailWhoseFateIsUnknownIsFoundInTheLogOrParkedAndNeverSentTwice(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	inLog := func(_ *http.Request, body []byte) string {
 		var mail struct{ Metadata struct{ Key string } }
 		_ = json.Unmarshal(body, &mail)
@@ -441,7 +443,7 @@ func TestAVendorThatTakesNoKeyCannotHaveAnIdempotentWrite(t *testing.T) {
 
 // Case 202: taken, and finished later.
 func TestAnAcceptedCallIsPolledAndNeverSentAgain(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 202, body: `{"state":"queued"}`})
 	polls := 0
 	v.log = func(r *http.Request) (int, string) {
@@ -461,7 +463,7 @@ func TestAnAcceptedCallIsPolledAndNeverSentAgain(t *testing.T) {
 
 // Case 5: another release, with another template, projection and credentials, goes on with an intent.
 func TestAnotherReleaseSendsTheSameBytesUnderTheSameKey(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	id := inserted(t, db)
 	v := startVendor(t, func(r *http.Request, body []byte) string {
 		form, _ := url.ParseQuery(string(body))
@@ -491,7 +493,7 @@ func TestAnotherReleaseSendsTheSameBytesUnderTheSameKey(t *testing.T) {
 
 // Case 23, with an intent: nothing is sent, nothing is spent, and it is delivered once the range is allowed.
 func TestAnIntentForAPrivateAddressWaitsUntilItIsAllowed(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	id := inserted(t, db)
 	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 200})
 	port := v.URL[strings.LastIndex(v.URL, ":"):]

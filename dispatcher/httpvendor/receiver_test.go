@@ -83,7 +83,7 @@ type hookWorld struct {
 func setupHooks(t *testing.T) *hookWorld {
 	dest := StandardWebhooks()
 	dest.Name, dest.AllowPrivate = "webhooks", loopback
-	return &hookWorld{T: t, db: samekeytest.NewDB(t), hooks: startHooks(t), dest: dest, action: Action{
+	return &hookWorld{T: t, db: database(t), hooks: startHooks(t), dest: dest, action: Action{
 		Name: "notify", Request: "POST", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever,
 			Deadline: 72 * time.Hour, Backoff: time.Second, MaxBackoff: time.Second}}}
 }

@@ -15,7 +15,7 @@ import (
 // Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes, and there
 // is no other.
 func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	const idempotent, once = dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite
 	ok, lost := step{act: true, status: 200}, step{act: true, lose: true}
 	times := func(n int, s step, then ...step) []step { return append(slices.Repeat([]step{s}, n), then...) }
@@ -66,7 +66,7 @@ func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
 
 // Case 21: no call is made before the time that the vendor has asked for, of up to a day.
 func TestAVendorIsNeverAskedBeforeTheTimeItSaid(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	for _, tc := range []struct{ says, waits time.Duration }{
 		{2 * time.Hour, 2 * time.Hour}, {23 * time.Hour, 23 * time.Hour}, {30 * time.Hour, 24 * time.Hour},
 	} {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/samekeytest"
 )
 
 const (
@@ -30,7 +29,7 @@ func TestASignatureIsWhatEveryLibraryExpects(t *testing.T) {
 }
 
 func TestAWebhookKeepsItsIdAndIsSignedAnewAtEachAttemptWithEverySecret(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	var signed []string
 	v := startVendor(t, func(r *http.Request, body []byte) string {
 		id, stamp, got := r.Header.Get("Webhook-Id"), r.Header.Get("Webhook-Timestamp"), r.Header.Get("Webhook-Signature")
@@ -54,7 +53,7 @@ func TestAWebhookKeepsItsIdAndIsSignedAnewAtEachAttemptWithEverySecret(t *testin
 }
 
 func TestAReceiverThatIsGoneIsAskedOnce(t *testing.T) {
-	db := samekeytest.NewDB(t)
+	db := database(t)
 	v := startVendor(t, header("Webhook-Id"), step{status: 410})
 	entry := played(t, db, StandardWebhooks(webhookSecret), v, Action{Request: "POST /hook"})
 	if says := entry.History[len(entry.History)-1].Error; entry.Status != "dead" || len(v.wire) != 1 || !strings.Contains(says, "wants no more webhooks") {
