@@ -25,8 +25,10 @@ type bundle struct {
 	db *samekeytest.DB
 }
 
+// setup also has its test run beside others: they wait more than they work.
 func setup(t *testing.T) *bundle {
 	t.Helper()
+	t.Parallel()
 	b := &bundle{t: t, db: samekeytest.NewDB(t)}
 	b.exec("create table orders (id text primary key, amount bigint not null)")
 	return b
