@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -37,8 +38,10 @@ func (c *claim) call() Call {
 	if c.TraceContext != nil {
 		call.TraceContext = *c.TraceContext
 	}
-	if c.endpoint != nil {
-		call.Endpoint = &c.endpoint.Endpoint
+	if c.endpoint != nil { // which the other calls of the claim share
+		endpoint := c.endpoint.Endpoint
+		endpoint.Secrets = slices.Clone(endpoint.Secrets)
+		call.Endpoint = &endpoint
 	}
 	call.CarriedKey = or(c.CarriedKey, c.DeliveryKey.String())
 	if c.RequestType != nil || c.MessageID != nil {

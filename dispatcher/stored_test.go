@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -71,6 +72,32 @@ func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
 	b.expect(d, retried)
 	if got := strings.Join(seen, ", "); got != "to-1 https://one.example 1, to-1 https://other.example 1" {
 		t.Errorf("the calls went to %s", got)
+	}
+}
+
+// Both are claimed at once, and what a handler makes of its endpoint is not the other's, nor what is stopped.
+func TestACallHasItsEndpointForItself(t *testing.T) {
+	b := setup(t)
+	var mu sync.Mutex
+	calls := 0
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{Concurrency: 2})
+	d.Handle("charge_card", storedPolicy(dispatcher.IdempotentWrite), func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls++
+		if call.Endpoint.URL != "https://one.example" || call.Endpoint.Secrets[0] == "mine" {
+			t.Errorf("a call goes to %s", call.Endpoint.URL)
+		}
+		call.Endpoint.Name, call.Endpoint.URL, call.Endpoint.Secrets[0] = "to-2", "https://mine.example", "mine"
+		return dispatcher.Answer{}, gone
+	}, storedByPart)
+	b.putEndpoint("to-1", "https://one.example")
+	b.insert("charge_card", to("to-1"))
+	b.insert("charge_card", to("to-1"))
+	b.expect(d, dispatcher.Summary{Dead: 2})
+	if calls != 2 || !b.endpoint("to-1").Stopped() {
+		t.Errorf("%d calls, and the endpoint that was called is stopped: %v", calls, b.endpoint("to-1").Stopped())
 	}
 }
 
