@@ -76,7 +76,7 @@ const (
 	shortPutOff, longPutOff = time.Minute, 10 * time.Minute
 	eachPutOff              = 2 * time.Millisecond
 
-	// maxEndpoints are known at once. One that nothing came for in forgetAfter is forgotten.
+	// maxEndpoints are known at once. One that nothing came for in forgetAfter is forgotten, unless it may not be called yet.
 	maxEndpoints = 20_000 // more than a lane can have calls under way
 	forgetAfter  = longPutOff + 5*time.Minute
 	forgetEvery  = time.Minute
@@ -160,7 +160,7 @@ func (es *endpoints) find(id endpointID, now time.Time) *endpoint {
 	if now.Sub(es.swept) > forgetEvery {
 		es.swept = now
 		for id, e := range es.known {
-			if len(e.starts) == 0 && now.Sub(e.touched) > forgetAfter {
+			if len(e.starts) == 0 && now.Sub(e.touched) > forgetAfter && e.breaker.wait(now) == 0 {
 				delete(es.known, id)
 			}
 		}

@@ -51,6 +51,21 @@ func TestAnEndpointInTroubleIsRememberedForAsLongAsIntentsMayBePutOffAndNotForEv
 	}
 }
 
+// Its time is longer than nothing may come for it, and what comes then is not sent early.
+func TestAnEndpointThatWantsFewerCallsIsRememberedForAsLongAsItSaid(t *testing.T) {
+	es, now := newEndpoints(Limits{MaxBreakDelay: time.Hour}.withDefaults(), fullJitter), time.Now()
+	e, epoch, _, _ := es.enter(id(1), now)
+	e.breaker.throttle(epoch, time.Hour, now)
+	es.leave(e, now, now, healthThrottled)
+	es.enter(id(2), now.Add(59*time.Minute)) // by which others are forgotten
+	if called, _, _, _ := es.enter(id(1), now.Add(59*time.Minute)); called != nil {
+		t.Error("it is called before its time")
+	}
+	if called, _, _, _ := es.enter(id(1), now.Add(time.Hour)); called == nil {
+		t.Error("it is not called when its time is over")
+	}
+}
+
 func TestTheNumberOfEndpointsInMemoryIsBounded(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
 	kept, _, _, _ := es.enter(id(-1), now) // its call goes on
