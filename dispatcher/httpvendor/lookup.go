@@ -37,7 +37,7 @@ type Lookup struct {
 	// Rules say what an answer means: the first that fits counts. Where none does, 401, 403, 408, 425, 429 and 500-599 mean
 	// that the vendor could not be asked, and it is asked again with the policy's backoff, or when it said (Retry-After): 401,
 	// 429 and 5xx with Retry-After spend no attempt. Anything else is inconclusive, and so is a body of more than 1 MiB where
-	// a rule looks into it. Required, with a rule for found.
+	// a rule looks into it. With [Destination.JSONAnswers] none fits a body that is not JSON. Required, with a rule for found.
 	//
 	// A rule for absent should look for something that only an answer to this question has, such as the list in which
 	// nothing was found: a proxy's own page is a 200 too.
@@ -176,7 +176,11 @@ func (o *operation) lookupRequest(to receiver, data values) (*http.Request, erro
 
 // find says what an answer to a look-up means.
 func (o *operation) find(r reply, answer dispatcher.Answer, broken error, data values) (dispatcher.Finding, error) {
-	for _, rule := range o.lookup.rules {
+	rules := o.lookup.rules
+	if r.opaque && o.client.dest.JSONAnswers {
+		rules = nil // it may be a proxy's page, which says nothing of the vendor
+	}
+	for _, rule := range rules {
 		values := make([]string, len(rule.values))
 		for i, t := range rule.values {
 			text, err := execute(t, data)

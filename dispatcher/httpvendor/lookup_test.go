@@ -75,6 +75,27 @@ func TestALookupAsksForTheKeyAndItsRulesSayWhatTheAnswerMeans(t *testing.T) {
 	}
 }
 
+// A proxy's page is a 200, or a 404, too: it neither proves that the vendor acted nor lets anything be sent again.
+func TestALookupBelievesNoPageOfAVendorThatAnswersInJSON(t *testing.T) {
+	lookup := &Lookup{Request: "GET /orders/{{.Key}}", Rules: []LookupRule{{Match{Status: status(200, 200)}, Found}, {Match{Status: status(404, 404)}, Absent}}}
+	for _, tc := range []struct {
+		json   bool
+		status int
+		body   string
+		want   string // and whether it could be asked
+	}{
+		{true, 200, "<html>", "inconclusive true"}, {true, 404, "<html>", "inconclusive true"}, {true, 503, "<html>", "inconclusive false"},
+		{true, 200, "{}", "delivered true"}, {true, 404, "{}", "absent true"}, {true, 404, "", "absent true"},
+		{false, 200, "<html>", "delivered true"}, {false, 404, "<html>", "absent true"},
+	} {
+		o := testOperation(t, Destination{URL: replying(t, tc.status, nil, tc.body).URL, JSONAnswers: tc.json}, Action{Request: "POST /", Lookup: lookup})
+		finding, err := ask(t, o, testCall(`{}`))
+		if got := fmt.Sprintf("%s %t", found(finding), err == nil); got != tc.want {
+			t.Errorf("%+v: is %s", tc, got)
+		}
+	}
+}
+
 func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
 	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "100")
