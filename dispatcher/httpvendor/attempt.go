@@ -229,7 +229,7 @@ func (o *operation) judge(r reply, answer dispatcher.Answer, broken error) (disp
 		return o.verdict(Accepted, "", r, answer)
 	case o.action.Wait.has(status) || status == http.StatusTooManyRequests:
 		return o.verdict(Retry, "", r, answer)
-	case mayHaveActed(status) && strings.EqualFold(r.header.Get("Idempotent-Replayed"), "true"):
+	case mayHaveActed(status) && status >= 400 && status <= 599 && strings.EqualFold(r.header.Get("Idempotent-Replayed"), "true"):
 		return o.verdict(Stuck, "this answer is stored under the key, which can never succeed", r, answer)
 	case mayHaveActed(status) && waits && o.repeatable:
 		return o.verdict(Retry, "", r, answer)

@@ -69,6 +69,7 @@ func TestTheFirstRuleThatFitsGivesAnAnswerItsMeaning(t *testing.T) {
 		{500, map[string]string{"Idempotent-Replayed": "true", "Retry-After": "1"}, "", "stuck"},
 		{500, map[string]string{"Idempotent-Replayed": "false"}, "", "unknown"},
 		{201, map[string]string{"Idempotent-Replayed": "true"}, "", "delivered"},
+		{600, map[string]string{"Idempotent-Replayed": "true"}, "", "unknown"}, // no server error
 	} {
 		t.Run(fmt.Sprint(tc.status, tc.header, tc.body), func(t *testing.T) {
 			server := replying(t, tc.status, tc.header, tc.body)
