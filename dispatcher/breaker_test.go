@@ -159,6 +159,28 @@ func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
 	b.untilLogged("wants fewer calls")
 }
 
+// The pause is longer than a drain waits. After it no call is a probe: the first fails, and the others go on.
+func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
+	b := setup(t)
+	var calls atomic.Int32
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 2, BreakDelay: time.Hour},
+		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+			switch calls.Add(1) {
+			case 1:
+				return dispatcher.Answer{}, dispatcher.Throttled(500*time.Millisecond, errors.New("429"))
+			case 2:
+				return dispatcher.Answer{}, errors.New("reset")
+			}
+			return dispatcher.Answer{Code: "200"}, nil
+		})
+	b.insertMany("charge_card", 20)
+	b.start(d)
+	b.until("all are delivered but the two", func() bool { return b.count("select count(*) from samekey.outbox_queue") == 2 })
+	if n := calls.Load(); n != 20 || strings.Contains(b.logs.String(), "calls fail") {
+		t.Errorf("%d calls, want 20 and no open breaker", n)
+	}
+}
+
 func TestABusinessNoOpensNoBreaker(t *testing.T) {
 	for name, err := range map[string]error{
 		"refused": dispatcher.Refused(dispatcher.Answer{Code: "card_declined"}),
