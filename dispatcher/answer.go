@@ -99,16 +99,17 @@ func Refused(answer Answer) error {
 	return &attemptError{verdict: verdictRefused, answer: answer}
 }
 
-// RetryAfter says that the vendor declared that it did not act and wants to be asked again later (429, or an answer
-// that means "still running under this key"). It spends no attempt; the wait is the longer of d and the policy's
+// RetryAfter says that the vendor declared that it did not act and wants to be asked again later: an answer that means
+// "still running under this key", or a 429 about this call alone (else [Throttled]). It spends no attempt; the wait is the longer of d and the policy's
 // backoff, at most a day: a vendor that asks for more is asked again after a day. Any class may be retried after it but an irreversible write, which waits for approval.
 func RetryAfter(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
 }
 
 // Throttled says what [RetryAfter] says, of the whole account (429 with Retry-After): until d is over, but no longer than the
-// destination's MaxBreakDelay, this process makes no call there, or of the endpoint where the call had one. What is due waits
-// unclaimed, with nothing spent. Where there is no breaker, or d is zero, it is RetryAfter alone.
+// destination's MaxBreakDelay, this [Dispatcher.Run] or Drain claims nothing for it, or calls nothing of the endpoint where the
+// call had one; what it has claimed by then is still called. What is due waits, with nothing spent (of a destination also what
+// has only its Apply to come). Where there is no breaker (Limits.BreakAfter), or d is zero, it is RetryAfter alone.
 func Throttled(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, account: d > 0, err: orText(err, "the vendor wants fewer calls")}
 }
@@ -274,8 +275,8 @@ type Option func(*action) error
 // WithLookup registers how to ask the vendor whether it acted under a delivery key. It is called, never the handler,
 // where an outcome is unknown or the key window is over. What the vendor answered before is in [Call.LastAnswer]. An error
 // means that the vendor could not be asked: the look-up is tried again with the policy's backoff, up to its attempts, then
-// the intent is parked. [Unsent], [RetryAfter] and [Denied] spend none of them, as for a handler, and nothing comes before
-// what RetryAfter or [NotBefore] says.
+// the intent is parked. [Unsent], [RetryAfter], [Throttled] and [Denied] spend none of them, as for a handler, and nothing
+// comes before what RetryAfter, Throttled or [NotBefore] says.
 func WithLookup[T any](fn func(ctx context.Context, call *Call, payload T) (Finding, error)) Option {
 	return func(a *action) error {
 		a.lookup = func(ctx context.Context, call *Call) (Finding, error) {

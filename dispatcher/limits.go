@@ -26,10 +26,11 @@ type Limits struct {
 
 	// BreakAfter is how many failures in a row open the breaker: calls that could not be sent, that timed out or whose
 	// outcome is unknown. So do three refusals of the credentials ([Denied]) in a row. A refusal, an answer for a person
-	// ([Dead]) and [RetryAfter] are no failures. [Throttled] is none either: nothing is claimed for as long as the vendor asked, up to MaxBreakDelay, then all goes on. While it is open this process claims nothing of the destination, so that
-	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered. The actions
+	// ([Dead]) and [RetryAfter] are no failures. While it is open this process claims nothing of the destination, so that
+	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered. [Throttled] is
+	// no failure either: nothing is claimed for as long as the vendor asked, up to MaxBreakDelay, then all goes on. The actions
 	// of [WithEndpoint] have a breaker for each endpoint instead. An Apply that has to be tried again waits with its
-	// destination. Default 10; negative: there is no breaker.
+	// destination. Default 10; negative: there is no breaker, and no such pause.
 	BreakAfter int
 
 	// BreakDelay is the longest wait before the first such try. It doubles with each try that fails, up to MaxBreakDelay,

@@ -32,8 +32,8 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 	return nil
 }
 
-// Stop has nothing more be sent to an endpoint from its commit on; calls under way end as they do. One that is stopped
-// already keeps who stopped it and why. [ErrNotFound] means that there is none of this name.
+// Stop has nothing more be claimed for an endpoint and sent to it from its commit on; calls under way end as they do, and what
+// was claimed right before may still be sent. One that is stopped already keeps who stopped it and why. [ErrNotFound] means that there is none of this name.
 func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
 	return change("stop", destination, name, by.Validate(), func() (int64, error) {
 		return db.New(on).EndpointsStop(ctx, db.EndpointsStopParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
