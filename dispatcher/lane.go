@@ -139,12 +139,13 @@ func (l *lane) drain(ctx context.Context, shift, linger time.Duration) error {
 	idle := time.NewTimer(linger)
 	defer idle.Stop()
 	for l.mayClaim() {
-		if wait := l.heldUp(time.Now()); wait > linger {
-			return nil // a sweep asks for another drain when it is over
-		} else if wait > 0 {
+		if wait := l.heldUp(time.Now()); wait > 0 {
+			// It does not end for that: this node would take the next drain, which another asked for, who can claim.
 			select {
 			case <-time.After(wait):
-			case <-end.C:
+			case <-l.poked: // its breaker may be closed
+				continue
+			case <-end.C: // a sweep asks for another drain when it is over
 				return nil
 			case <-ctx.Done():
 				return nil

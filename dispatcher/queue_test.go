@@ -131,6 +131,26 @@ func TestAnUnknownActionFirstInTheQueueIsLeftAloneAndVisible(t *testing.T) {
 	}
 }
 
+// A worker whose breaker is open keeps the one drain that it took: another that it is asked for is left to other workers.
+func TestAWorkerThatIsHeldUpLeavesTheDrainsToOthers(t *testing.T) {
+	b := setup(t)
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{MaxBreakDelay: time.Hour}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		return dispatcher.Answer{}, dispatcher.Throttled(time.Hour, errors.New("429"))
+	})
+	b.insert("charge_card")
+	b.start(d)
+	b.untilLogged("wants fewer calls")
+	b.exec(`insert into samekey.river_job (args, kind, max_attempts, queue) select '{"destination":"vendor"}', 'samekey.drain', 1, $1 from generate_series(1, 3)`, dispatcher.QueueName("vendor"))
+	b.until("one drain runs, and others wait", func() bool {
+		return b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running'`) == 1 &&
+			b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'available'`) > 0
+	})
+	b.sweeps(d, 600*time.Millisecond)
+	if n := b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'available'`); n < 2 {
+		t.Errorf("%d drains are left to others", n)
+	}
+}
+
 func TestTheStatisticsTellWhatIsHandledAndHowOldItIs(t *testing.T) {
 	b := setup(t)
 	d := b.counted(&counting{}, dispatcher.Limits{})
