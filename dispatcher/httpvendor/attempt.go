@@ -219,7 +219,7 @@ func (o *operation) judge(r reply, answer dispatcher.Answer, broken error) (disp
 	switch status := r.status; {
 	case broken != nil && (o.success.has(status) || o.action.Refused.has(status)):
 		return o.verdict(Unknown, brokeOff(broken), r, answer)
-	case o.success.has(status) && blind:
+	case blind && (o.success.has(status) || o.action.Refused.has(status)):
 		return o.verdict(Unknown, "its body is not JSON, as it should be: it may be a proxy's page", r, answer)
 	case o.success.has(status):
 		return o.verdict(Delivered, "", r, answer)

@@ -50,8 +50,8 @@ type Destination struct {
 	// Rules give this vendor's answers their meaning; those of an action come first.
 	Rules []Rule
 
-	// JSONAnswers says that this vendor's answers with a body are JSON: a success whose body is not, such as the page of a
-	// proxy, is unknown, and so is one of more than 1 MiB; and no rule of a look-up fits such a page. Default: false.
+	// JSONAnswers says that this vendor's answers with a body are JSON: a success or a refusal whose body is not, such as the
+	// page of a proxy, is unknown, and so is one of more than 1 MiB; and no rule of a look-up fits such a page. Default: false.
 	JSONAnswers bool
 
 	// Lookup asks this vendor whether it acted: for the actions that have no look-up of their own, in Action.Lookup or

@@ -246,6 +246,11 @@ func TestASuccessOfAVendorThatAnswersInJSONIsJSON(t *testing.T) {
 			if _, err := attempt(t, testHandler(t, tc.dest, Action{}), call, patience); verdict(err) != tc.want {
 				t.Errorf("it is %s, want %s", verdict(err), tc.want)
 			}
+			no := Action{Success: status(299, 299), Refused: status(200, 200)} // a proxy says no too
+			want := strings.Replace(tc.want, "delivered", "refused", 1)
+			if _, err := attempt(t, testHandler(t, tc.dest, no), call, patience); verdict(err) != want {
+				t.Errorf("as a refusal it is %s, want %s", verdict(err), want)
+			}
 		})
 	}
 }

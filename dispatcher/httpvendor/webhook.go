@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// StandardWebhooks is an endpoint that takes webhooks as the specification of that name has them: the delivery key is the
+// StandardWebhooks are receivers of webhooks as the specification of that name has them: the delivery key is the
 // webhook-id, the same at every attempt, by which the receiver knows a webhook that comes twice; webhook-timestamp is the
 // time of the attempt; and webhook-signature holds one signature for each secret, see [Destination.WebhookSecrets].
 //
