@@ -153,6 +153,16 @@ func (n *node) lookUp(c *claim) settlement {
 	return s
 }
 
+// notSent gives a claim back, of which nothing was sent since the database did not answer.
+func (n *node) notSent(ctx context.Context, c *claim, message string, err error) settlement {
+	if err != nil {
+		n.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+	}
+	s := c.action.givenBack(&c.OutboxQueueClaimRow)
+	s.delay = time.Second // no hot loop against a database that is in trouble
+	return s
+}
+
 // lastAnswer is what a look-up may go by; nil where nothing was kept.
 func (n *node) lastAnswer(ctx context.Context, c *claim) (*Answer, error) {
 	last, err := n.q.OutboxHistoryLastAnswer(ctx, c.ID)

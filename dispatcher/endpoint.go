@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -233,37 +234,39 @@ func (n *node) judge(c *claim, code string, err error) {
 		return
 	}
 	v.told, v.health = true, healthOf(err)
-	level := slog.LevelInfo // it is no failure, and there may be many
-	if v.health == healthThrottled {
+	if v.health == healthThrottled { // no failure, and there may be many
 		if held := v.breaker.throttle(v.epoch, classify(err, false).after, time.Now()); held > 0 {
-			n.log.Log(n.calls, level, "dispatcher: the vendor wants fewer calls; none is made until the delay is over",
-				append(n.where(c), slog.String("code", clean(code, codeLimit)), slog.Duration("again_in", held))...)
+			n.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
+				append(c.where(), slog.String("code", clean(code, codeLimit)), slog.Duration("again_in", held))...)
 		}
 		return
 	}
 	made := v.breaker.record(v.epoch, v.health, time.Now())
-	level = slog.LevelWarn
+	level := slog.LevelWarn
 	if v.endpoint != nil && made.trips > 1 { // there may be many
 		level = slog.LevelDebug
 	}
 	switch {
 	case made.opened:
-		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try", append(n.where(c),
+		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try", append(c.where(),
 			slog.String("code", clean(code, codeLimit)), slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
 	case made.closed:
-		n.log.Info("dispatcher: calls are answered again", n.where(c)...)
+		n.log.Info("dispatcher: calls are answered again", c.where()...)
 		n.wake(c.action.name)
 	}
 }
 
 // where names whom a claim calls, in logs.
-func (n *node) where(c *claim) []any {
-	where := []any{slog.String("destination", n.byName[c.action.name].name)}
+func (c *claim) where() []any {
+	where := []any{slog.String("destination", c.action.destination())}
 	if e := c.visit.endpoint; e != nil {
 		where = append(where, slog.String("endpoint", endpointDigest(e.id)))
 	}
 	return where
 }
+
+// endpointDigest is what stands for an endpoint in logs.
+func endpointDigest(id endpointID) string { return hex.EncodeToString(id[:8]) }
 
 // leave ends a claim's visit.
 func (l *lane) leave(c *claim) {

@@ -2,14 +2,11 @@ package dispatcher
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -138,27 +135,13 @@ func (n *node) stopIfGone(c *claim, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.calls), settleTimeout)
 	defer cancel()
-	where := n.byName[c.action.name].name
 	reason := or(clean(withoutURL(err), errorLimit), "the endpoint wants no more calls")
-	stopped, err := n.q.EndpointsGone(ctx, db.EndpointsGoneParams{Destination: where, Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
-	attrs := append(c.attrs(), slog.String("destination", where), slog.String("endpoint", endpointDigest(sha256.Sum256([]byte(c.endpoint.Name)))))
+	stopped, err := n.q.EndpointsGone(ctx, db.EndpointsGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	attrs := append(c.attrs(), c.where()...)
 	switch {
 	case err != nil: // the next call will be told the same
 		n.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
 	case stopped > 0:
 		n.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
 	}
-}
-
-// endpointDigest is what stands for an endpoint in logs.
-func endpointDigest(id endpointID) string { return hex.EncodeToString(id[:8]) }
-
-// notSent gives a claim back, of which nothing was sent since the database did not answer.
-func (n *node) notSent(ctx context.Context, c *claim, message string, err error) settlement {
-	if err != nil {
-		n.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
-	}
-	s := c.action.givenBack(&c.OutboxQueueClaimRow)
-	s.delay = time.Second // no hot loop against a database that is in trouble
-	return s
 }

@@ -10,12 +10,12 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"strconv"
 	"strings"
 	"text/template"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/webhook"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -127,7 +127,7 @@ func New(dest Destination) (*Client, error) {
 	var err error
 	c.base = &url.URL{}
 	if !c.stored() {
-		if base, err := parseURL(dest.URL); err != nil {
+		if base, err := webhook.ParseURL(dest.URL); err != nil {
 			fail("URL", "%v", err)
 		} else {
 			c.base = base
@@ -252,41 +252,11 @@ func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle
 	return t
 }
 
-// parseURL returns an error without the URL's text.
-func parseURL(text string) (*url.URL, error) {
-	u, err := url.Parse(text)
-	switch {
-	case text == "":
-		return nil, errors.New("is missing")
-	case err != nil:
-		return nil, errors.New("is not a valid URL")
-	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, errors.New("must begin with https:// or http://")
-	case u.Hostname() == "":
-		return nil, errors.New("has no host")
-	case u.Fragment != "":
-		return nil, errors.New("has a fragment (#...), which is never sent")
-	case strings.ContainsFunc(u.RawQuery, mustEscape):
-		return nil, errors.New("has a query with a space, or with what is not ASCII: escape it, such as by %20")
-	case !isPort(u.Port()):
-		return nil, errors.New("has a port outside of 1 to 65535")
-	}
-	return u, nil
-}
-
-// mustEscape: a query goes out as it stands, and servers answer 400 to a space in it.
-func mustEscape(r rune) bool { return r <= ' ' || r > '~' }
-
-func isPort(text string) bool {
-	port, err := strconv.ParseUint(text, 10, 16)
-	return text == "" || err == nil && port > 0
-}
-
 func proxyURL(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, nil
 	}
-	return parseURL(text)
+	return webhook.ParseURL(text)
 }
 
 // authorities are the system's and those of the file. Nil means the system's.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/webhook"
 )
 
 // StandardWebhooks are receivers of webhooks as the specification of that name has them: the delivery key is the
@@ -60,18 +61,12 @@ const webhookID = "Webhook-Id" // canonical
 // signer signs calls as Standard Webhooks has it: HMAC-SHA256 over id, time and body, with each of its keys.
 type signer [][]byte
 
-// The specification's limits of a secret, in bytes.
-const (
-	minWebhookSecret = 24
-	maxWebhookSecret = 64
-)
-
 // newSigner reads secrets, "whsec_" and base64. What it returns beside is secret. The error holds none of it.
 func newSigner(secrets []string) (s signer, secret []string, err error) {
 	for _, text := range secrets {
-		bare := strings.TrimPrefix(text, "whsec_")
-		key, err := base64.StdEncoding.DecodeString(bare)
-		if err != nil || len(key) < minWebhookSecret || len(key) > maxWebhookSecret {
+		bare := strings.TrimPrefix(text, webhook.SecretPrefix)
+		key, ok := webhook.SecretKey(bare)
+		if !ok {
 			return nil, nil, errors.New("has one that is not whsec_ and base64 of 24 to 64 bytes")
 		}
 		s, secret = append(s, key), append(secret, bare)
