@@ -42,6 +42,7 @@ func StandardWebhooks(secrets ...string) Destination {
 		Rules: []Rule{
 			{Match: Match{Status: status(410, 410)}, Means: Gone, Reason: "the receiver wants no more webhooks: nothing more should be sent to this endpoint"},
 			{Match: Match{Status: status(429, 429)}, Means: Retry},
+			{Match: Match{Status: status(206, 207)}, Means: Delivered}, // any 2xx
 			{Match: Match{Status: status(300, 499)}, Means: Unknown, Reason: "the receiver did not take it"},
 			// Whatever it says of a stored answer: a customer must not make work for people.
 			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed"}, Means: Unknown, Reason: "the receiver did not take it"},
