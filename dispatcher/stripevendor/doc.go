@@ -38,11 +38,11 @@
 // The first line that fits counts. Code is the Answer's.
 //
 //	what happened                               the attempt is                          code
-//	no connection, or TLS failed                unsent: nothing of the request was writtenof what failed
+//	no connection, or TLS failed                unsent: nothing of the request was written  of what failed
 //	no answer, or one that broke off            unknown: sent again with the same key   of what failed, or the status
 //	409 with Stripe-Should-Retry: false         stuck: never sent again; looked up      error code, else 409
 //	4xx of type idempotency_error, but for the
-//	  code idempotency_key_in_use               dead: the key was used with other paramsidempotency_error
+//	  code idempotency_key_in_use               dead: the key was used with other params  idempotency_error
 //	2xx that is no JSON                         unknown: it may be a proxy's page       the status
 //	200-205, 208-299                            delivered, or what your function says; for a
 //	                                            payment intent see below                the status
