@@ -231,7 +231,7 @@ actions:
 		":17: destinations.b.key has header and field",
 		":18: destinations.c.mismatch: contradicts",
 		":21: destinations.d.key: max_length",
-		":22: destinations.f.webhook_secrets: has one that is not whsec_",
+		":22: destinations.f.webhook_secrets: has number 1 that is not whsec_",
 		":22: destinations.f.rate: \"5/d\" is not a rate",
 		":22: destinations.f.burst: 3 has no meaning without rate",
 		":22: destinations.f.max_break_delay: 2h0m0s is longer than 1h0m0s",
