@@ -220,7 +220,7 @@ actions:
     lookup: {request: GET /, list: /a}
 `, nil)
 	want := []string{
-		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, paypal, resend, square, stripe, webhooks",
+		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, none, paypal, resend, square, stripe, webhooks",
 		":6: destinations.a.key: \"bad header\" is not the name of a header",
 		":7: destinations.a.replay: \"maybe\" is none of answer, nothing, state, success",
 		":8: destinations.a.auth: has more than one of bearer, basic and header",
