@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -151,21 +152,28 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shipped is the configuration that docs/worker.md shows, for this server.
-func shipped(t *testing.T, at string) string {
+// shipped is the configuration that a file of docs shows, for this server.
+func shipped(t *testing.T, file, at string) string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "worker.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(page), "```yaml\n")
-	config, _, found := strings.Cut(rest, "```")
-	if !found || !strings.Contains(config, "preset: stripe") {
-		t.Fatalf("docs/worker.md begins with another configuration:\n%s", config)
+	config := string(text)
+	if file == "kubernetes.yaml" {
+		_, config, _ = strings.Cut(config, "  worker.yaml: |\n")
+		config, _, _ = strings.Cut(config, "\n---")
+		config = strings.TrimPrefix(strings.ReplaceAll("\n"+config, "\n    ", "\n"), "\n")
+	} else {
+		_, config, _ = strings.Cut(config, "```yaml\n")
+		config, _, _ = strings.Cut(config, "```")
 	}
+	if !strings.Contains(config, "preset: stripe") {
+		t.Fatalf("docs/%s begins with another configuration:\n%s", file, config)
+	}
+	config = regexp.MustCompile(`\$\{file:[^}]*/stripe\}`).ReplaceAllLiteralString(config, "${env:STRIPE_KEY}")
 	for old, with := range map[string]string{
 		"url: https://api.stripe.com": "url: " + at + "\n    allow_private: [127.0.0.0/8]",
-		"${file:/run/secrets/stripe}": "${env:STRIPE_KEY}",
 		"    timeout: 20s\n":          "    timeout: 20s\n    backoff: 50ms\n    settling_delay: 50ms\n",
 	} {
 		if !strings.Contains(config, old) {
@@ -219,33 +227,37 @@ var charge = map[string]any{"amount": 1999, "currency": "eur", "source": "tok_vi
 
 // The preset's requests are what Stripe's API takes: a form, the key in its header, and a list that can be searched so.
 func TestTheShippedConfigurationFitsStripesAPI(t *testing.T) {
-	m, db := startMock(t), samekeytest.NewDB(t)
-	m.lose = 1
-	id := insert(t, db, charge)
-	entry := run(t, db, id, shipped(t, m.URL))
-	calls := m.seen()
-	if entry.Status != outbox.StatusDelivered || len(calls) != 2 {
-		t.Fatalf("is %s after %+v", entry.Status, calls)
-	}
-	for _, c := range calls {
-		form, err := url.ParseQuery(c.body)
-		if c.status != 200 || c.key != entry.DeliveryKey.String() || c != calls[0] || err != nil || form.Get("transfer_group") != c.key {
-			t.Errorf("the API judged %+v (%v)", c, err)
-		}
-	}
-	var made struct{ Object string }
-	last := entry.History[len(entry.History)-1]
-	if err := json.Unmarshal(last.Response, &made); err != nil || made.Object != "charge" {
-		t.Errorf("the answer is %s", last.Response)
+	for _, file := range []string{"worker.md", "kubernetes.yaml"} {
+		t.Run(file, func(t *testing.T) {
+			m, db := startMock(t), samekeytest.NewDB(t)
+			m.lose = 1
+			id := insert(t, db, charge)
+			entry := run(t, db, id, shipped(t, file, m.URL))
+			calls := m.seen()
+			if entry.Status != outbox.StatusDelivered || len(calls) != 2 {
+				t.Fatalf("is %s after %+v", entry.Status, calls)
+			}
+			for _, c := range calls {
+				form, err := url.ParseQuery(c.body)
+				if c.status != 200 || c.key != entry.DeliveryKey.String() || c != calls[0] || err != nil || form.Get("transfer_group") != c.key {
+					t.Errorf("the API judged %+v (%v)", c, err)
+				}
+			}
+			var made struct{ Object string }
+			last := entry.History[len(entry.History)-1]
+			if err := json.Unmarshal(last.Response, &made); err != nil || made.Object != "charge" {
+				t.Errorf("the answer is %s", last.Response)
+			}
+		})
 	}
 }
 
-// Past the window it is looked up: the query is one that the API takes. Its fixture is another charge, so a person has to look.
+// Where it goes out once, a lost answer is looked up: the query is one that the API takes. Its fixture is another charge, so a person has to look.
 func TestTheShippedLookupFitsStripesAPI(t *testing.T) {
 	m, db := startMock(t), samekeytest.NewDB(t)
 	id := insert(t, db, charge)
 	m.lose = 1
-	config := strings.Replace(shipped(t, m.URL), "class: idempotent_write", "class: non_idempotent_write", 1)
+	config := strings.Replace(shipped(t, "worker.md", m.URL), "class: idempotent_write", "class: non_idempotent_write", 1)
 	entry := run(t, db, id, config)
 	calls := m.seen()
 	if entry.Status != outbox.StatusParked || len(calls) != 2 || calls[1].method != "GET" || calls[1].status != 200 ||
@@ -269,7 +281,7 @@ func TestARequestThatStripesAPIRefusesIsDead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, db := startMock(t), samekeytest.NewDB(t)
 			id := insert(t, db, tc.payload)
-			entry := run(t, db, id, strings.Replace(shipped(t, m.URL), tc.old, tc.new, 1))
+			entry := run(t, db, id, strings.Replace(shipped(t, "worker.md", m.URL), tc.old, tc.new, 1))
 			last := entry.History[len(entry.History)-1]
 			if calls := m.seen(); entry.Status != outbox.StatusDead || len(calls) != 1 || calls[0].status < 400 || !strings.Contains(string(last.Response), "invalid_request_error") {
 				t.Errorf("is %s after %+v with %s", entry.Status, calls, last.Response)
