@@ -130,12 +130,16 @@ func get(t *testing.T, db *samekeytest.DB, id uuid.UUID) outbox.Entry {
 	return entry
 }
 
+// built is the folder of what worker built.
+var built string
+
 // worker is the program, built once.
 var worker = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "stripemock")
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	binary := filepath.Join(dir, "worker")
 	out, err := exec.Command("go", "build", "-C", filepath.Join("..", ".."), "-o", binary, "./cmd/worker").CombinedOutput()
 	if err != nil {
@@ -146,8 +150,8 @@ var worker = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if binary, err := worker(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(binary))
+	if built != "" {
+		_ = os.RemoveAll(built)
 	}
 	os.Exit(code)
 }
