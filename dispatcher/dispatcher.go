@@ -96,7 +96,8 @@ type Dispatcher struct {
 
 	shift, linger, stopMargin time.Duration // the constants of these names; tests shorten them
 
-	draw func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
+	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
+	drawID func() int32                              // a worker's id; tests make it one that is taken
 
 	running sync.Mutex           // held by the one Run or Drain
 	node    atomic.Pointer[node] // the one that Run has at work
@@ -145,7 +146,7 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
 		actions: map[string]*action{}, destinations: map[string]*destination{},
-		shift: shift, linger: linger, stopMargin: stopMargin, draw: fullJitter,
+		shift: shift, linger: linger, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
 	}
 	d.log = d.config.Logger
 	return d
