@@ -83,9 +83,11 @@ func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
 		return err
 	}
 	for name, change := range map[string]func(*pgxpool.Config){
-		"no hooks":      nil,
-		"AfterConnect":  func(c *pgxpool.Config) { c.AfterConnect = reset },
-		"BeforeAcquire": func(c *pgxpool.Config) { c.BeforeAcquire = func(ctx context.Context, conn *pgx.Conn) bool { return reset(ctx, conn) == nil } },
+		"no hooks":     nil,
+		"AfterConnect": func(c *pgxpool.Config) { c.AfterConnect = reset },
+		"BeforeAcquire": func(c *pgxpool.Config) {
+			c.BeforeAcquire = func(ctx context.Context, conn *pgx.Conn) bool { return reset(ctx, conn) == nil }
+		},
 		"PrepareConn": func(c *pgxpool.Config) {
 			c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return true, reset(ctx, conn) }
 		},
@@ -193,10 +195,10 @@ func TestTheSessionRunsTheHooksOfThePool(t *testing.T) {
 
 func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
 	for dsn, want := range map[string]string{
-		"":                           "5s cache statement",
-		"connect_timeout=2":          "2s cache statement",
-		"statement_cache_capacity=0": "5s describe exec",
-		"default_query_exec_mode=cache_describe":                              "5s cache describe",
+		"":                                       "5s cache statement",
+		"connect_timeout=2":                      "2s cache statement",
+		"statement_cache_capacity=0":             "5s describe exec",
+		"default_query_exec_mode=cache_describe": "5s cache describe",
 		"default_query_exec_mode=cache_describe&description_cache_capacity=0": "5s describe exec",
 		"default_query_exec_mode=describe_exec":                               "5s describe exec",
 		"default_query_exec_mode=exec":                                        "5s cache describe",
