@@ -140,8 +140,15 @@ func (dest *destination) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
-// New makes a dispatcher on a pool. The pool needs room for the claims and settles of each destination, the listener
-// and River: 10 connections are plenty. It is not closed by the dispatcher.
+// New makes a dispatcher for the database of a pool. While it runs, it works on connections of its own, made as the pool
+// makes them: to the same servers, with the same hooks and as many at most, which need room for the claims and settles of
+// each destination, Applies and River: 10 are plenty. One more holds the session. The pool itself is not used and not
+// closed. It must not be a pooler's in transaction mode.
+//
+// The worker's connections get the settings that its promises need, after the hooks: synchronous_commit on, read
+// committed, limits of time that fit the actions (docs/worker.md has all). search_path is left to the hooks. A statement
+// cannot run in pgx's exec mode or the simple protocol there, and uses cache_describe instead; an attempt to connect ends
+// after five seconds, unless the pool says otherwise.
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),

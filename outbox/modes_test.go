@@ -16,6 +16,7 @@ import (
 	"github.com/samekey/samekey/outbox/endpoints"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/samekeytest"
+	"github.com/samekey/samekey/schema"
 )
 
 // modes are pgx's ways to run a query, as a connection string names them.
@@ -33,6 +34,8 @@ func TestEveryFunctionWorksInEveryExecMode(t *testing.T) {
 			m.decide(m.pool)
 			m.endpoints(m.pool)
 			m.remember()
+			m.wakes()
+			m.migrates(mode)
 
 			tx, err := m.pool.Begin(t.Context())
 			m.ok("begin", err)
@@ -179,6 +182,37 @@ func (m *modal) endpoints(on samekey.Tx) {
 	m.ok("delete", endpoints.Delete(ctx, on, "webhooks", "shop"))
 }
 
+// wakes: a notification that cannot be encoded would be lost without a word.
+func (m *modal) wakes() {
+	conn, err := pgx.Connect(m.Context(), m.DSN)
+	m.ok("connect", err)
+	defer conn.Close(context.WithoutCancel(m.Context()))
+	_, err = conn.Exec(m.Context(), "listen samekey_outbox")
+	m.ok("listen", err)
+	outbox.Flush(m.pool, "charge_card")
+	ctx, cancel := context.WithTimeout(m.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		n, err := conn.WaitForNotification(ctx)
+		if err != nil {
+			m.Errorf("no notification came: %v", err)
+			return
+		}
+		if n.Payload == "charge_card" {
+			return
+		}
+	}
+}
+
+func (m *modal) migrates(mode string) {
+	pool := openInMode(m.T, samekeytest.NewEmptyDB(m.T), mode)
+	m.ok("migrate", schema.Migrate(m.Context(), pool))
+	m.ok("migrate again", schema.Migrate(m.Context(), pool))
+	m.ok("check", schema.Check(m.Context(), pool))
+	_, err := schema.CheckSettings(m.Context(), pool)
+	m.ok("check settings", err)
+}
+
 // remember calls what processed offers beside Run.
 func (m *modal) remember() {
 	ctx, payload := m.Context(), []byte(`{"a":1}`)
@@ -199,6 +233,14 @@ func (m *modal) remember() {
 	}))
 	_, err = processed.Once(ctx, m.pool, processed.Request{Key: newKey(m.T, "once")}, func(context.Context, pgx.Tx) error { return nil })
 	m.ok("once", err)
+	_, err = m.pool.Exec(ctx, `create table if not exists customers (email text primary key, id int generated always as identity)`)
+	m.ok("create a table", err)
+	m.ok("find or create", pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
+		_, err := processed.FindOrCreate(ctx, tx,
+			processed.Statement{SQL: `insert into customers (email) values ($1) on conflict do nothing returning id`, Args: []any{"a@shop.example"}},
+			processed.Statement{SQL: `select id from customers where email = $1`, Args: []any{"a@shop.example"}}, pgx.RowTo[int])
+		return err
+	}))
 	_, err = processed.Prune(ctx, m.pool, processed.Pruning{IntentRetain: time.Hour})
 	m.ok("prune", err)
 }
