@@ -117,6 +117,23 @@ func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
 	}
 }
 
+// An Apply that commits and then fails asks for another try: a person learns that its rows are written again.
+func TestAnApplyThatEndsItsTransactionAndFailsIsToldSo(t *testing.T) {
+	b := setup(t)
+	id := b.insert("charge_card")
+	b.expect(b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
+		func(ctx context.Context, tx pgx.Tx, _ charge, _ dispatcher.Outcome) error {
+			if _, err := tx.Conn().Exec(ctx, "commit"); err != nil {
+				return err
+			}
+			return errors.New("no such order")
+		})), retried)
+	text := value[string](b, `select error from samekey.outbox_history where intent_id = $1 and event = 'apply'`, id)
+	if !strings.Contains(text, "no such order") || !strings.Contains(text, "written again") {
+		t.Errorf("the history says %q", text)
+	}
+}
+
 // The rows are there: to run the Apply again would write them a second time.
 func TestAnApplyThatCommitsItsTransactionRunsOnce(t *testing.T) {
 	for _, statement := range []string{"commit", "commit; begin", "commit and chain", "select 1; commit"} {

@@ -262,6 +262,9 @@ func (n *node) applyOnce(c *claim) (outcome string, err error) {
 		}
 		touch(tx.Conn())
 		if err := n.callApply(ctx, written, c, answer); err != nil {
+			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
+				err = errors.Join(err, errApplyEndedFirst)
+			}
 			return err
 		}
 		promoted, err = n.finishApplied(ctx, q, c, answer, began)
@@ -286,6 +289,7 @@ func (c *claim) held() db.OutboxQueueHeldParams {
 }
 
 var (
+	errApplyEndedFirst = errors.New("dispatcher: before it failed, Apply ended its transaction by a statement of its own: what it committed is there, and is written again at the next try")
 	errApplyCommitted  = errors.New("dispatcher: Apply committed its transaction by a statement of its own")
 	errApplyRolledBack = errors.New("dispatcher: Apply rolled its transaction back by a statement of its own, and its rows are gone: return an error instead, and use tx.Begin for a part that may fail")
 )

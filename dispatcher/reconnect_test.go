@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,10 +41,13 @@ func TestABalancerThatAcceptsAndStaysSilentIsGivenUp(t *testing.T) {
 	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
 	b.start(d)
 	s.silence(true)
-	b.until("the worker has given up what says nothing", func() bool { return s.given() >= 3 })
-	s.silence(false)
+	b.until("the session and the pool try to connect", func() bool { return s.held() >= 3 })
+	s.silence(false) // for those that come from now on
+	spoke := time.Now()
 	b.insert("charge_card")
 	b.untilFinished()
+	t.Logf("delivered %v after the balancer spoke again", time.Since(spoke).Round(time.Millisecond))
+	b.until("the worker has given up each connection that says nothing", func() bool { return s.held() == 0 })
 	b.until("the worker is ready", func() bool { return d.Ready() == nil })
 	b.wantCalls(1)
 }
@@ -57,7 +61,7 @@ type balancer struct {
 	mu     sync.Mutex
 	silent bool
 	conns  map[net.Conn]bool
-	gaveUp int
+	mute   int // connections that are held, and say nothing
 }
 
 func (s *balancer) serve() {
@@ -71,13 +75,10 @@ func (s *balancer) serve() {
 		s.conns[client] = true
 		s.mu.Unlock()
 		if silent {
+			s.count(1)
 			s.wg.Go(func() {
 				_, _ = io.Copy(io.Discard, client) // until the worker closes it, or the test does
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if s.silent {
-					s.gaveUp++
-				}
+				s.count(-1)
 			})
 			continue
 		}
@@ -108,7 +109,9 @@ func (s *balancer) silence(silent bool) {
 	s.silent = silent
 }
 
-func (s *balancer) given() int { s.mu.Lock(); defer s.mu.Unlock(); return s.gaveUp }
+func (s *balancer) held() int { s.mu.Lock(); defer s.mu.Unlock(); return s.mute }
+
+func (s *balancer) count(n int) { s.mu.Lock(); defer s.mu.Unlock(); s.mute += n }
 
 func (s *balancer) close() {
 	_ = s.listener.Close()
