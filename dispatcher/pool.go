@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -19,6 +22,8 @@ const (
 	// connectTimeout bounds an attempt to connect to one host, where the application's pool says nothing. Without it, a
 	// balancer that accepts and stays silent keeps each attempt for two minutes.
 	connectTimeout = 5 * time.Second
+	// closeWithin bounds each step of closing a connection that broke.
+	closeWithin = 2 * time.Second
 	// settingsMargin is what a statement of the worker may take longer than the longest of its contexts. The context ends
 	// it; the server's own limit is for a worker that was stopped, or whose host is gone, in the middle of a transaction.
 	settingsMargin = time.Minute
@@ -74,14 +79,16 @@ func (d *Dispatcher) settings() string {
 // application's hooks go first, so that what they set (a role, a search_path) is there, and does not undo the settings.
 func ownConnections(config *pgxpool.Config, settings string) (ready func(context.Context, *pgx.Conn, look) error) {
 	adjust(config.ConnConfig)
-	if before := config.BeforeConnect; before != nil {
-		config.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) error {
+	before := config.BeforeConnect
+	config.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) error {
+		if before != nil {
 			if err := before(ctx, c); err != nil {
 				return err
 			}
-			adjust(c)
-			return nil
 		}
+		adjust(c)
+		closeSoon(c)
+		return nil
 	}
 	after := config.AfterConnect
 	ready = func(ctx context.Context, conn *pgx.Conn, look look) error {
@@ -136,6 +143,50 @@ func adjust(c *pgx.ConnConfig) {
 		mode = pgx.QueryExecModeDescribeExec
 	}
 	c.DefaultQueryExecMode = mode
+}
+
+// closeSoon bounds the end of a connection that broke. pgx sends the server a request to cancel, over another connection,
+// and then waits for the server's last words, for 15 s each; all that time the connection keeps its place in the pool. A
+// balancer that says nothing would keep the whole pool of a busy worker for so long.
+//
+// c is the configuration of this one connection.
+func closeSoon(c *pgx.ConnConfig) {
+	var connected atomic.Bool // what is dialled from then on is a request to cancel
+	after := c.Config.AfterConnect
+	c.Config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		connected.Store(true)
+		if after != nil {
+			return after(ctx, conn)
+		}
+		return nil
+	}
+	dial := c.DialFunc
+	c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if !connected.Load() {
+			conn, err := dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return soonClosed{conn}, nil
+		}
+		dialling, cancel := context.WithTimeout(ctx, closeWithin)
+		defer cancel()
+		conn, err := dial(dialling, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return conn, conn.SetDeadline(time.Now().Add(closeWithin))
+	}
+}
+
+// soonClosed is a connection whose deadlines are near: pgx sets one in the future only as it closes it.
+type soonClosed struct{ net.Conn }
+
+func (c soonClosed) SetDeadline(t time.Time) error {
+	if latest := time.Now().Add(closeWithin); t.After(latest) {
+		t = latest
+	}
+	return c.Conn.SetDeadline(t)
 }
 
 // apply makes the settings, in one round trip whatever the mode.

@@ -3,8 +3,12 @@ package dispatcher
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -228,4 +232,116 @@ func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
 			t.Errorf("after the hook: %v, %v", c.DefaultQueryExecMode, c.ConnectTimeout)
 		}
 	}
+}
+
+// A connection that broke keeps its place in the pool until it is closed, and pgx alone takes 15 or 30 seconds.
+func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
+	t.Parallel()
+	on := samekeytest.NewDB(t)
+	relay := startRelay(t, on)
+	n := nodeOn(t, on, func(c *pgxpool.Config) {
+		c.ConnConfig.Host, c.ConnConfig.Port = "127.0.0.1", uint16(relay.listener.Addr().(*net.TCPAddr).Port)
+		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
+	})
+	conn, err := n.session.connect(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay.mute.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := conn.Exec(ctx, "select 1"); err == nil {
+		t.Fatal("it is not silent")
+	}
+	select {
+	case <-conn.PgConn().CleanupDone():
+	case <-time.After(closeWithin*2 + 6*time.Second): // less than pgx takes
+		t.Error("it is not closed yet")
+	}
+}
+
+// An attempt to connect takes a place in the pool too, also once nobody waits for it any more.
+func TestAnAttemptToConnectIsGivenUp(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if conn, err := listener.Accept(); err == nil {
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+	n := nodeOn(t, samekeytest.NewDB(t), func(c *pgxpool.Config) {
+		c.ConnConfig.Host, c.ConnConfig.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
+		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := n.pool.Ping(ctx); err == nil {
+		t.Fatal("it is not silent")
+	}
+	select {
+	case <-gone:
+	case <-time.After(30 * time.Second): // the pool's own limit is two minutes
+		t.Error("the pool still waits for the server's first words")
+		_ = listener.Close()
+	}
+}
+
+// relay hands on what comes in, and keeps it while it is mute.
+type relay struct {
+	listener net.Listener
+	mute     atomic.Bool
+}
+
+func startRelay(t *testing.T, on *samekeytest.DB) *relay {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{listener: listener}
+	server := on.Config().ConnConfig
+	target := net.JoinHostPort(server.Host, fmt.Sprint(server.Port))
+	var wg sync.WaitGroup
+	ended, end := context.WithCancel(context.Background())
+	pass := func(to, from net.Conn) {
+		defer to.Close()
+		defer context.AfterFunc(ended, func() { _ = from.Close() })()
+		buffer := make([]byte, 32<<10)
+		for {
+			n, err := from.Read(buffer)
+			if err != nil {
+				return
+			}
+			if r.mute.Load() {
+				<-ended.Done()
+			}
+			if _, err := to.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+	}
+	wg.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			wg.Go(func() { pass(server, client) })
+			wg.Go(func() { pass(client, server) })
+		}
+	})
+	t.Cleanup(func() { _ = listener.Close(); end(); wg.Wait() })
+	return r
 }
