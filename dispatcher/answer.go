@@ -294,7 +294,9 @@ func WithLookup[T any](fn func(ctx context.Context, call *Call, payload T) (Find
 // refused or resolved: fn's rows and the end of the intent are committed together, once. It may insert further intents
 // with outbox.Insert, which takes the key of the intent's own request. An error or a panic rolls it back and it is tried
 // again with backoff for as long as it takes; the vendor is not called again. Keep it short: it must not call out, and
-// it ends at the policy's Timeout.
+// it ends at the policy's Timeout. The transaction is not fn's to end: Commit, Rollback and statements that do it are
+// refused, and where one gets past (in a text of several statements, over tx.Conn), what it rolled back is tried again, and
+// what it committed stays and is not done again, with an error in the log. What fn sets for its session is undone.
 func WithApply[T any](fn func(ctx context.Context, tx pgx.Tx, payload T, outcome Outcome) error) Option {
 	return func(a *action) error {
 		a.apply = func(ctx context.Context, tx pgx.Tx, outcome Outcome) error {

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
@@ -21,6 +23,7 @@ import (
 type claim struct {
 	db.OutboxQueueClaimRow
 	action *action
+	worker int32     // the id under which it was claimed; the session may have another one by now
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
 	visit  visit
 
@@ -232,37 +235,66 @@ func (n *node) apply(c *claim, spent int) {
 // applyOnce is one such transaction. Locks are taken in the order in which the application's own transactions take them,
 // which write their rows first and their intents last: the rows of Apply, then the ordering key, then the queue's row,
 // whose fence decides whether any of it is committed.
+//
+// An Apply can end the transaction by a statement of its own, which applyTx refuses where it sees it. What it does not
+// see ("insert ..; commit" in one text, or past it by tx.Conn) the finishing statement does, by the transaction's id:
+//
+//	rollback; or rollback, begin     the rows are gone: nothing is finished, and Apply is tried again
+//	commit; or commit, begin         the rows are there: to try again would write them twice, so the intent is finished
+//	                                 now, in a transaction of its own, with an error in the log. After a crash between
+//	                                 the two Apply runs again: that is what the Apply gave up
 func (n *node) applyOnce(c *claim) (outcome string, err error) {
 	ctx, cancel := context.WithTimeout(n.calls, c.action.policy.Timeout)
 	defer cancel()
 	var promoted []string
+	var answer db.OutboxHistoryAnswerRow
+	var committed bool
 	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
 	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
 		written.Tx = tx
-		held := db.OutboxQueueHeldParams{ID: c.ID, Attempt: c.Attempt, Worker: n.session.id}
-		if _, err := q.OutboxQueueHeld(ctx, held); err != nil {
+		began, err := q.OutboxQueueHeld(ctx, c.held())
+		if err != nil {
 			return fenced(err)
 		}
-		answer, err := q.OutboxHistoryAnswer(ctx, c.ID)
-		if err != nil {
+		if answer, err = q.OutboxHistoryAnswer(ctx, c.ID); err != nil {
 			return err
 		}
-		outcome = answer.Outcome
+		touch(tx.Conn())
 		if err := n.callApply(ctx, written, c, answer); err != nil {
+			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
+				err = errors.Join(err, errApplyEndedFirst)
+			}
 			return err
 		}
-		promoted, err = n.finishApplied(ctx, q, c, answer)
+		promoted, err = n.finishApplied(ctx, q, c, answer, began)
+		if committed = errors.Is(err, errApplyCommitted); committed {
+			return nil // what the Apply wrote after its commit is its own as well
+		}
 		return err
 	})
+	if err == nil && committed {
+		n.log.Error("dispatcher: Apply committed its transaction itself; its rows and the end of the intent are not one: take COMMIT out of it", c.attrs()...)
+		promoted, err = n.finishCommitted(ctx, c, answer)
+	}
 	if err == nil {
 		n.wake(promoted...)
 		wake.Flush(n.pool, written.actions...)
 	}
-	return outcome, err
+	return answer.Outcome, err
 }
 
-func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
+func (c *claim) held() db.OutboxQueueHeldParams {
+	return db.OutboxQueueHeldParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker}
+}
+
+var (
+	errApplyEndedFirst = errors.New("dispatcher: before it failed, Apply ended its transaction by a statement of its own: what it committed is there, and is written again at the next try")
+	errApplyCommitted  = errors.New("dispatcher: Apply committed its transaction by a statement of its own")
+	errApplyRolledBack = errors.New("dispatcher: Apply rolled its transaction back by a statement of its own, and its rows are gone: return an error instead, and use tx.Begin for a part that may fail")
+)
+
+func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow, began string) (promoted []string, err error) {
 	var keys []string
 	if c.OrderingKey != nil {
 		keys = []string{*c.OrderingKey}
@@ -271,17 +303,43 @@ func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answe
 		}
 	}
 	rows, err := q.OutboxQueueFinishApplied(ctx, db.OutboxQueueFinishAppliedParams{
-		ID: c.ID, Attempt: c.Attempt, Worker: n.session.id, Outcome: answer.Outcome, Code: answer.Code})
+		ID: c.ID, Attempt: c.Attempt, Worker: c.worker, Began: began, Outcome: answer.Outcome, Code: answer.Code})
 	if err != nil {
 		return nil, err
 	}
 	if rows != 1 {
-		return nil, errFenced
+		return nil, notFinished(ctx, q, began)
 	}
 	if len(keys) == 0 {
 		return nil, nil
 	}
 	return q.OutboxQueuePromote(ctx, keys)
+}
+
+// notFinished says why nothing was finished.
+func notFinished(ctx context.Context, q *db.Queries, began string) error {
+	switch apply, err := q.OutboxQueueApplyEnded(ctx, began); {
+	case err != nil:
+		return err
+	case apply.Committed:
+		return errApplyCommitted
+	case apply.Ended:
+		return errApplyRolledBack
+	}
+	return errFenced
+}
+
+// finishCommitted finishes the intent of an Apply that committed its own transaction.
+func (n *node) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
+	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
+		q := n.q.WithTx(tx)
+		began, err := q.OutboxQueueHeld(ctx, c.held())
+		if err == nil {
+			promoted, err = n.finishApplied(ctx, q, c, answer, began)
+		}
+		return fenced(err)
+	})
+	return promoted, err
 }
 
 func (n *node) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.OutboxHistoryAnswerRow) error {
@@ -326,3 +384,36 @@ func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
 
 // Rollback returns an error and does nothing, so that a deferred one is harmless.
 func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
+
+// Exec refuses a statement that ends the transaction.
+func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if endsTransaction(sql) {
+		return pgconn.CommandTag{}, errApplyEnds
+	}
+	return t.Tx.Exec(ctx, sql, args...)
+}
+
+// SendBatch refuses a batch with a statement that ends the transaction.
+func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	for _, query := range batch.QueuedQueries {
+		if endsTransaction(query.SQL) {
+			return pgx.FailedBatchResults(batch, errApplyEnds)
+		}
+	}
+	return t.Tx.SendBatch(ctx, batch)
+}
+
+// endsTransaction looks at the first words only. It tells those who err before anything is lost; the finishing statement
+// finds the rest.
+func endsTransaction(sql string) bool {
+	words := strings.Fields(strings.ToLower(strings.ReplaceAll(sql[:min(len(sql), 100)], ";", " ")))
+	switch words = append(words, "", "", ""); words[0] {
+	case "commit", "end", "abort":
+		return true
+	case "rollback":
+		return words[1] != "to" && words[2] != "to"
+	case "prepare":
+		return words[1] == "transaction"
+	}
+	return false
+}

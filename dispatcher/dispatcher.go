@@ -96,7 +96,8 @@ type Dispatcher struct {
 
 	shift, linger, stopMargin time.Duration // the constants of these names; tests shorten them
 
-	draw func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
+	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
+	drawID func() int32                              // a worker's id; tests make it one that is taken
 
 	running sync.Mutex           // held by the one Run or Drain
 	node    atomic.Pointer[node] // the one that Run has at work
@@ -139,13 +140,20 @@ func (dest *destination) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
-// New makes a dispatcher on a pool. The pool needs room for the claims and settles of each destination, the listener
-// and River: 10 connections are plenty. It is not closed by the dispatcher.
+// New makes a dispatcher for the database of a pool. While it runs, it works on connections of its own, made as the pool
+// makes them: to the same servers, with the same hooks and as many at most, which need room for the claims and settles of
+// each destination, Applies and River: 10 are plenty. One more holds the session. The pool itself is not used and not
+// closed. It must not be a pooler's in transaction mode.
+//
+// The worker's connections get the settings that its promises need, after the hooks: synchronous_commit on, read
+// committed, limits of time that fit the actions (docs/worker.md has all). search_path is left to the hooks. A statement
+// cannot run in pgx's exec mode or the simple protocol there, and uses cache_describe instead; an attempt to connect ends
+// after five seconds, unless the pool says otherwise.
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
 		actions: map[string]*action{}, destinations: map[string]*destination{},
-		shift: shift, linger: linger, stopMargin: stopMargin, draw: fullJitter,
+		shift: shift, linger: linger, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
 	}
 	d.log = d.config.Logger
 	return d

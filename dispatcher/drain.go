@@ -43,7 +43,11 @@ func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
 	base := context.WithoutCancel(ctx)
 	calls, cancelCalls := context.WithCancel(base)
 	defer cancelCalls()
-	n := d.newNode(calls)
+	n, err := d.newNode(calls)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer n.close()
 	conn, err := n.session.open(ctx)
 	if err != nil {
 		return Summary{}, err

@@ -283,7 +283,7 @@ func (l *lane) leave(c *claim) {
 func (l *lane) putOff(ctx context.Context, claims []*claim, delays []time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	p := db.OutboxQueuePutOffParams{Worker: l.node.session.id}
+	p := db.OutboxQueuePutOffParams{Worker: claims[0].worker}
 	for i, c := range claims {
 		p.Ids = append(p.Ids, c.ID)
 		p.Attempts = append(p.Attempts, c.Attempt)

@@ -15,7 +15,12 @@ func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.stopMargin = margin
 
 // Upkeep runs a periodic job's task once, now.
 func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
-	return newUpkeep(d.newNode(ctx)).run(ctx, task)
+	n, err := d.newNode(ctx)
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	return newUpkeep(n).run(ctx, task)
 }
 
 // QueueName is the River queue of a destination.
@@ -24,7 +29,7 @@ var QueueName = queueName
 // WorkerID is the identity of the running worker, once it runs; else 0.
 func (d *Dispatcher) WorkerID() int32 {
 	if n := d.node.Load(); n != nil {
-		return n.session.id
+		return n.session.id()
 	}
 	return 0
 }

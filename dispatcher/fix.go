@@ -34,7 +34,7 @@ func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 	if err != nil {
 		return c.action.deadUnsent(&c.OutboxQueueClaimRow, "render", err), false
 	}
-	p := db.OutboxSendsFixParams{ID: c.ID, Attempt: c.Attempt, Worker: n.session.id, CarriedKey: key}
+	p := db.OutboxSendsFixParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker, CarriedKey: key}
 	if rendered != nil {
 		p.RequestType, p.Request = &rendered.Type, rendered.Request
 		if rendered.MessageID != "" {

@@ -261,7 +261,8 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := l.node.q.OutboxQueueClaim(claiming, l.claimParams(a, from, may))
+	params := l.claimParams(a, from, may)
+	rows, err := l.node.q.OutboxQueueClaim(claiming, params)
 	if err != nil {
 		l.breaker.record(epoch, healthNone, time.Now())
 		l.release(may)
@@ -279,7 +280,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 		if rows[i].DueAt.After(latest) {
 			latest = rows[i].DueAt
 		}
-		c := &claim{OutboxQueueClaimRow: rows[i], action: a, asked: asked}
+		c := &claim{OutboxQueueClaimRow: rows[i], action: a, worker: params.Worker, asked: asked}
 		if delay, ok := l.enter(c, epoch); !ok {
 			off, delays = append(off, c), append(delays, delay)
 			continue
@@ -334,7 +335,7 @@ func (l *lane) allowed(ctx context.Context, a *action, from time.Time, want int)
 
 func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, Mark: from, Worker: l.node.session.id, Queue: l.queue, MaxCount: int32(maxCount),
+		Action: a.name, Mark: from, Worker: l.node.session.id(), Queue: l.queue, MaxCount: int32(maxCount),
 		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, Reserve: a.policy.Timeout + windowMargin,
 		Fixes: a.fixes(), SentTo: a.sentTo(),
 	}

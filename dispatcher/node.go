@@ -47,9 +47,13 @@ type node struct {
 // applyConcurrency bounds the connections that applies take from the pool.
 const applyConcurrency = 4
 
-func (d *Dispatcher) newNode(calls context.Context) *node {
+func (d *Dispatcher) newNode(calls context.Context) (*node, error) {
+	pool, ready, err := d.openPool(calls)
+	if err != nil {
+		return nil, err
+	}
 	n := &node{
-		pool: d.pool, q: db.New(d.pool), log: d.log, config: d.config,
+		pool: pool, q: db.New(pool), log: d.log, config: d.config,
 		byName: map[string]*lane{}, calls: calls,
 		shift: d.shift, linger: d.linger, stopMargin: d.stopMargin, draw: d.draw,
 		results:    make(chan result, settleBatch),
@@ -58,7 +62,7 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 		stopping:   make(chan struct{}),
 		abandoned:  make(chan struct{}),
 	}
-	n.session = &session{pool: d.pool, log: d.log, name: clean(d.config.Name, 255), woken: n.woken}
+	n.session = &session{pool: pool, ready: ready, log: d.log, name: clean(d.config.Name, 255), woken: n.woken, draw: d.drawID}
 	for _, dest := range d.sortedDestinations() {
 		lane := newLane(n, dest)
 		n.lanes = append(n.lanes, lane)
@@ -67,11 +71,14 @@ func (d *Dispatcher) newNode(calls context.Context) *node {
 			n.session.actions = append(n.session.actions, a.name)
 		}
 	}
-	return n
+	return n, nil
 }
 
+// close gives up the worker's connections.
+func (n *node) close() { closePool(n.pool, n.stopMargin, n.log) }
+
 func (n *node) newSettler() *settler {
-	return &settler{pool: n.pool, q: n.q, worker: n.session.id, log: n.log, in: n.results, wake: n.wake, behind: &n.behind, stuck: &n.stuck}
+	return &settler{pool: n.pool, q: n.q, log: n.log, in: n.results, wake: n.wake, behind: &n.behind, stuck: &n.stuck}
 }
 
 // enter lets a drain begin, unless the node is stopping.

@@ -88,8 +88,10 @@ func (s *orderSettler) collect(ctx context.Context, open bool, wait time.Duratio
 // round tries everything that waits once.
 func (s *orderSettler) round(ctx context.Context) {
 	var left []result
-	for chunk := range slices.Chunk(s.waiting, orderedBatch) {
-		left = append(left, s.try(ctx, chunk)...)
+	for _, part := range byWorker(s.waiting) {
+		for chunk := range slices.Chunk(part, orderedBatch) {
+			left = append(left, s.try(ctx, chunk)...)
+		}
 	}
 	s.waiting = left
 	if len(left) > 0 && time.Since(s.renewed) >= renewEvery {
@@ -126,7 +128,7 @@ func (s *orderSettler) try(ctx context.Context, chunk []result) (left []result) 
 		if len(batch) == 0 {
 			return nil
 		}
-		if attempts, err = q.OutboxQueueSettle(writing, settleParams(s.worker, batch)); err != nil {
+		if attempts, err = q.OutboxQueueSettle(writing, settleParams(batch)); err != nil {
 			return err
 		}
 		promoted, err = q.OutboxQueuePromote(writing, free)

@@ -34,7 +34,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	base := context.WithoutCancel(ctx)
 	calls, cancelCalls := context.WithCancel(base)
 	defer cancelCalls()
-	n := d.newNode(calls)
+	n, err := d.newNode(calls)
+	if err != nil {
+		return err
+	}
+	defer n.close()
 	conn, err := d.begin(ctx, n)
 	if err != nil || conn == nil {
 		return err
@@ -55,7 +59,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		helpers.run(func() { n.keepStarting(claims, start) })
 		helpers.run(func() { (&sweeper{node: n, start: start}).run(claims) })
 		d.node.Store(n)
-		n.log.InfoContext(ctx, "dispatcher: running", slog.Int("worker", int(n.session.id)), slog.String("name", n.session.name))
+		n.log.InfoContext(ctx, "dispatcher: running", slog.Int("worker", int(n.session.id())), slog.String("name", n.session.name))
 		<-ctx.Done()
 		d.node.Store(nil)
 	}
@@ -66,7 +70,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	n.drains.Wait() // for the claims under way: what they claimed must still be given back
 	n.stopRiver(client)
 	leave(cancelCalls)
-	n.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(n.session.id)))
+	n.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(n.session.id())))
 	return nil
 }
 
@@ -77,7 +81,7 @@ const stopMargin = 5 * time.Second
 // means that ctx ended first.
 func (d *Dispatcher) begin(ctx context.Context, n *node) (*pgx.Conn, error) {
 	for wait := sessionRetry; ; wait = min(2*wait, sessionCheck) {
-		err := schema.Check(ctx, d.pool)
+		err := n.checkSchema(ctx)
 		if errors.Is(err, schema.ErrTooOld) || errors.Is(err, schema.ErrTooNew) {
 			return nil, err
 		}
@@ -95,6 +99,13 @@ func (d *Dispatcher) begin(ctx context.Context, n *node) (*pgx.Conn, error) {
 			return nil, nil
 		}
 	}
+}
+
+// checkSchema is bounded: a pool alone waits for a server that is silent for as long as its caller.
+func (n *node) checkSchema(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout+sessionTimeout)
+	defer cancel()
+	return schema.Check(ctx, n.pool)
 }
 
 // startRiver starts River, which needs the database for that, however long it is away; an error means that ctx ended.

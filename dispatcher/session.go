@@ -2,9 +2,12 @@ package dispatcher
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,90 +16,198 @@ import (
 
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/wake"
+	"github.com/samekey/samekey/schema"
 )
 
 // session is a worker's identity: a row in samekey.workers, and a connection of its own that holds the worker's
 // advisory lock and listens for wake-ups. While the lock is held, others leave alone what this worker has claimed.
+// queries/workers.sql says who owns an id, and what happens where two workers meet at one.
 //
 // A claim checks the lock itself, in the same statement, so held is only what this process believes: it saves claims
 // that would find nothing.
 type session struct {
 	pool    *pgxpool.Pool
+	ready   func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
 	log     *slog.Logger
 	name    string
 	actions []string
 	woken   func(action string) // a notification came; action is what it names
+	draw    func() int32        // an id at random
 
-	id   int32
-	held atomic.Int64 // since when the lock is held, as Unix nanoseconds; 0 while it is not
+	current atomic.Int32 // the id; changes where a stranger has taken it
+	held    atomic.Int64 // since when the lock is held, as Unix nanoseconds; 0 while it is not
+
+	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
 
 const (
-	sessionCheck   = 5 * time.Second        // how often an idle session proves that its connection lives
+	sessionCheck   = 5 * time.Second        // how often a session proves that its connection lives, and writes its row
 	sessionTimeout = 5 * time.Second        // for each statement of a session
-	sessionRetry   = 100 * time.Millisecond // the first wait after a lost connection; doubles up to sessionCheck
+	sessionRetry   = 100 * time.Millisecond // the first wait after a lost connection; doubles up to reconnectWait
+	reconnectWait  = time.Second            // the longest: attempts that hang are bounded by connectTimeout
+	formerLimit    = 100
+	drawTries      = 20 // an id that is taken is one draw in two billion
 )
 
-// open registers the worker and takes its lock.
+var (
+	errIDTaken  = errors.New("another live worker holds the lock of this worker's id")
+	errLockBusy = errors.New("the lock of the worker's id is not free yet")
+)
+
+// id is the worker's, by which it claims.
+func (s *session) id() int32 { return s.current.Load() }
+
+// randomID is what an id is drawn by: a worker that was copied with its memory draws another one too.
+func randomID() int32 {
+	var b [4]byte
+	for {
+		_, _ = rand.Read(b[:]) // never fails
+		if id := int32(binary.BigEndian.Uint32(b[:]) >> 1); id > 0 {
+			return id
+		}
+	}
+}
+
+// open looks at the server's settings, registers the worker and takes its lock.
 func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
-	conn, err := s.connect(ctx)
+	conn, err := s.connect(ctx, s.lookAtSettings)
 	if err != nil {
 		return nil, err
 	}
-	id, err := db.New(conn).WorkersRegister(ctx, db.WorkersRegisterParams{Name: s.name, Actions: s.actions})
-	if err == nil {
-		s.id = id
-		err = s.lock(ctx, conn)
-	}
-	if err != nil {
+	if err := s.register(ctx, conn); err != nil {
 		closeConn(conn)
 		return nil, fmt.Errorf("dispatcher: register worker: %w", err)
 	}
 	return conn, nil
 }
 
-// connect opens a connection outside the pool, so that neither the pool's size nor its limits of age touch the lock.
-func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
+// lookAtSettings reports what the server, the database or the role says against the promises. A database that takes no
+// writes is an error: it is waited for.
+func (s *session) lookAtSettings(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
+	findings, err := schema.CheckSettings(ctx, conn)
+	if err != nil {
+		return err
+	}
+	var refused []error
+	for _, f := range findings {
+		if f.ReadOnly {
+			refused = append(refused, errors.New("dispatcher: nothing is claimed: "+f.Problem))
+			continue
+		}
+		s.log.WarnContext(ctx, "dispatcher: a setting of the database weakens what samekey promises",
+			slog.String("setting", f.Setting), slog.String("value", f.Value), slog.String("problem", f.Problem))
+	}
+	return errors.Join(refused...)
+}
+
+// connect opens a connection outside the pool, so that neither the pool's size nor its limits of age touch the lock.
+func (s *session) connect(ctx context.Context, look look) (*pgx.Conn, error) {
 	config := s.pool.Config()
+	// ConnectTimeout holds for each host; the rest is for what the hooks do.
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+len(config.ConnConfig.Fallbacks))*config.ConnConfig.ConnectTimeout+2*sessionTimeout)
+	defer cancel()
 	if config.BeforeConnect != nil {
 		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
 			return nil, err
 		}
 	}
-	return pgx.ConnectConfig(ctx, config.ConnConfig)
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.ready(ctx, conn, look); err != nil {
+		closeConn(conn)
+		return nil, err
+	}
+	return conn, nil
 }
 
-// lock takes this worker's lock, from its own former session where need be, and listens.
+// register draws an id that nobody has, writes its row and takes its lock.
+func (s *session) register(ctx context.Context, conn *pgx.Conn) error {
+	q := db.New(conn)
+	s.former = nil // none of them is of the id that comes now
+	for range drawTries {
+		id := s.draw()
+		rows, err := q.WorkersRegister(ctx, db.WorkersRegisterParams{ID: id, Name: s.name, Actions: s.actions})
+		if err != nil {
+			return err
+		}
+		if rows == 0 {
+			continue
+		}
+		s.current.Store(id)
+		err = s.lock(ctx, conn)
+		if !errors.Is(err, errIDTaken) && !errors.Is(err, errLockBusy) {
+			return err
+		}
+		if err := q.WorkersRemove(ctx, id); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%d ids were drawn, and each is taken", drawTries)
+}
+
+// lock takes this worker's lock, from its own former session where need be, and listens. errIDTaken: a stranger has it.
 func (s *session) lock(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
 	q := db.New(conn)
-	got, err := q.WorkersLock(ctx, s.id)
+	this, err := q.WorkersSession(ctx)
+	if err != nil {
+		return err
+	}
+	s.former = append(s.former, this) // before the lock is asked for: its answer may be lost
+	if len(s.former) > formerLimit {
+		s.former = slices.Delete(s.former, 1, 2) // the first had it
+	}
+	got, err := q.WorkersLock(ctx, s.id())
 	if err != nil {
 		return err
 	}
 	if !got {
-		// Either the server still believes in our former connection, or somebody is probing the lock at this moment.
-		if err := q.WorkersEndSession(ctx, s.id); err != nil {
-			return err
-		}
-		return errors.New("the former session still holds the lock")
+		return s.clear(ctx, q)
 	}
-	if ours, err := q.WorkersLockIsOurs(ctx, s.id); err != nil {
+	if ours, err := q.WorkersLockIsOurs(ctx, s.id()); err != nil {
 		return err
 	} else if !ours {
 		return errors.New("the session lock went to another session: the worker needs a direct connection, not a pooler in transaction mode")
 	}
-	if err := q.WorkersReturn(ctx, db.WorkersReturnParams{ID: s.id, Name: s.name, Actions: s.actions}); err != nil {
+	if err := s.sign(ctx, conn); err != nil {
 		return err
 	}
 	if _, err := conn.Exec(ctx, "listen "+pgx.Identifier{wake.Channel}.Sanitize()); err != nil {
 		return err
 	}
+	s.former = []db.WorkersSessionRow{this}
 	s.held.Store(time.Now().UnixNano())
 	return nil
+}
+
+// clear ends the former sessions of this worker that hold its lock.
+func (s *session) clear(ctx context.Context, q *db.Queries) error {
+	p := db.WorkersEndSessionParams{ID: s.id()}
+	for _, f := range s.former[:len(s.former)-1] { // the last is this one
+		p.Pids, p.Starts = append(p.Pids, f.Pid), append(p.Starts, f.Started)
+	}
+	holders, err := q.WorkersEndSession(ctx, p)
+	switch {
+	case err != nil:
+		return err
+	case holders.Strangers > 0:
+		return errIDTaken
+	case holders.Ended > 0:
+		return fmt.Errorf("%w: the server has just ended the former session, which held it", errLockBusy)
+	}
+	return errLockBusy // somebody looks at it
+}
+
+// sign writes the worker's row: a sign of life, for people and for statistics.
+func (s *session) sign(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
+	defer cancel()
+	return db.New(conn).WorkersReturn(ctx, db.WorkersReturnParams{ID: s.id(), Name: s.name, Actions: s.actions})
 }
 
 // keep holds the lock until ctx ends, coming back after each lost connection with the same identity, and then leaves.
@@ -110,53 +221,69 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 			return
 		}
 		s.log.WarnContext(ctx, "dispatcher: lost the session that holds the worker's lock; no claims until it is back",
-			slog.Int("worker", int(s.id)), slog.String("error", errorText(err)))
+			slog.Int("worker", int(s.id())), slog.String("error", errorText(err)))
 		closeConn(conn)
-		for conn = nil; conn == nil; wait = min(2*wait, sessionCheck) {
-			if conn = s.reopen(ctx); conn == nil && !sleep(ctx, wait) {
+		last := ""
+		for conn = nil; conn == nil; wait = min(2*wait, reconnectWait) {
+			if conn, err = s.reopen(ctx); err == nil {
+				break
+			}
+			if text := errorText(err); text != last && ctx.Err() == nil { // once for each reason
+				last = text
+				s.log.WarnContext(ctx, "dispatcher: the session is not back yet", slog.Int("worker", int(s.id())), slog.String("error", text))
+			}
+			if !sleep(ctx, wait) {
 				return
 			}
 		}
 		wait = sessionRetry
-		s.log.InfoContext(ctx, "dispatcher: holds the worker's lock again", slog.Int("worker", int(s.id)))
+		s.log.InfoContext(ctx, "dispatcher: holds the worker's lock again", slog.Int("worker", int(s.id())))
 		s.woken("")
 	}
 }
 
-func (s *session) reopen(ctx context.Context) *pgx.Conn {
-	conn, err := s.connect(ctx)
+// reopen comes back with the same id, or with another one where a stranger has taken that.
+func (s *session) reopen(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := s.connect(ctx, nil)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	if err := s.lock(ctx, conn); err != nil {
+	if err = s.lock(ctx, conn); errors.Is(err, errIDTaken) {
+		taken := s.id()
+		if err = s.register(ctx, conn); err == nil {
+			s.log.WarnContext(ctx, "dispatcher: another live worker has this worker's id, as after a restore of the database; it goes on under a new one",
+				slog.Int("worker", int(taken)), slog.Int("new_worker", int(s.id())))
+		}
+	}
+	if err != nil {
 		closeConn(conn)
-		return nil
+		return nil, err
 	}
-	return conn
+	return conn, nil
 }
 
-// listen hands on notifications until the connection or ctx ends. An idle connection is asked for a sign of life, since
-// one that was cut somewhere on the way looks alive for hours.
+// listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a connection
+// that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
 func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
-	for {
-		waiting, cancel := context.WithTimeout(ctx, sessionCheck)
+	for due := time.Now().Add(sessionCheck); ; {
+		waiting, cancel := context.WithDeadline(ctx, due)
 		notification, err := conn.WaitForNotification(waiting)
 		cancel()
 		switch {
 		case err == nil:
 			s.woken(notification.Payload)
-			continue
+			if time.Now().Before(due) {
+				continue
+			}
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case waiting.Err() == nil || conn.IsClosed():
 			return err
 		}
-		asking, cancel := context.WithTimeout(ctx, sessionTimeout)
-		err = db.New(conn).WorkersSeen(asking, s.id)
-		cancel()
-		if err != nil {
+		if err := s.sign(ctx, conn); err != nil {
 			return err
 		}
+		due = time.Now().Add(sessionCheck)
 	}
 }
 
@@ -165,8 +292,8 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 func (s *session) leave(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), sessionTimeout)
 	defer cancel()
-	if err := db.New(conn).WorkersRemove(ctx, s.id); err != nil {
-		s.log.DebugContext(ctx, "dispatcher: the worker's row stays until it is tidied away", slog.Int("worker", int(s.id)))
+	if err := db.New(conn).WorkersRemove(ctx, s.id()); err != nil {
+		s.log.DebugContext(ctx, "dispatcher: the worker's row stays until it is tidied away", slog.Int("worker", int(s.id())))
 	}
 	closeConn(conn)
 }

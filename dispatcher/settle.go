@@ -34,7 +34,6 @@ type result struct {
 type settler struct {
 	pool   *pgxpool.Pool
 	q      *db.Queries
-	worker int32
 	log    *slog.Logger
 	in     chan result
 	wake   func(actions ...string) // actions that became due by a promotion or a late answer
@@ -63,8 +62,8 @@ func (s *settler) run(ctx context.Context) {
 	order.Go(func() { (&orderSettler{settler: s}).run(ctx) })
 	for {
 		batch, more := s.next(ctx)
-		if len(batch) > 0 {
-			s.persist(ctx, batch)
+		for _, part := range byWorker(batch) {
+			s.persist(ctx, part)
 		}
 		if !more {
 			break
@@ -142,7 +141,7 @@ func (s *settler) persist(ctx context.Context, batch []result) {
 func (s *settler) write(ctx context.Context, batch []result) error {
 	writing, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	attempts, err := s.q.OutboxQueueSettle(writing, settleParams(s.worker, batch))
+	attempts, err := s.q.OutboxQueueSettle(writing, settleParams(batch))
 	if err != nil {
 		resetReadOnly(s.pool, err)
 		return err
@@ -188,7 +187,7 @@ func (s *settler) divide(ctx context.Context, batch []result, err error) {
 func (s *settler) partLocked(ctx context.Context, batch []result) (free, locked []result) {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	ids, err := s.q.OutboxQueueLocked(ctx, settleParams(s.worker, batch).Ids)
+	ids, err := s.q.OutboxQueueLocked(ctx, settleParams(batch).Ids)
 	if err != nil {
 		return batch, nil
 	}
@@ -293,7 +292,7 @@ func (s *settler) late(ctx context.Context, r result) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	row, err := s.q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
-		ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: s.worker, Outcome: r.outcome,
+		ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
 		Code: clean(r.answer.Code, codeLimit), Error: clean(r.err, errorLimit),
 		ResponseType: clean(r.answer.ContentType, typeLimit), Response: r.answer.Body,
 	})
@@ -310,8 +309,21 @@ func (s *settler) late(ctx context.Context, r result) error {
 	return nil
 }
 
-func settleParams(worker int32, batch []result) db.OutboxQueueSettleParams {
-	p := db.OutboxQueueSettleParams{Worker: worker}
+// byWorker divides a batch by the id under which its intents were claimed. It is one, unless a stranger took the id.
+func byWorker(batch []result) (parts [][]result) {
+	for len(batch) > 0 {
+		n := slices.IndexFunc(batch, func(r result) bool { return r.claim.worker != batch[0].claim.worker })
+		if n < 0 {
+			n = len(batch)
+		}
+		parts, batch = append(parts, batch[:n:n]), batch[n:]
+	}
+	return parts
+}
+
+// settleParams are those of a batch of one worker.
+func settleParams(batch []result) db.OutboxQueueSettleParams {
+	p := db.OutboxQueueSettleParams{Worker: batch[0].claim.worker}
 	for _, r := range batch {
 		p.Ids = append(p.Ids, r.claim.ID)
 		p.Attempts = append(p.Attempts, r.claim.Attempt)
@@ -338,12 +350,17 @@ func settleParams(worker int32, batch []result) db.OutboxQueueSettleParams {
 func (s *settler) renew(ctx context.Context, waiting []result) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	p := db.OutboxQueueRenewParams{Worker: s.worker, Lease: renewedLease}
-	for _, r := range waiting {
-		p.Ids = append(p.Ids, r.claim.ID)
-		p.Attempts = append(p.Attempts, r.claim.Attempt)
+	for _, part := range byWorker(waiting) {
+		p := db.OutboxQueueRenewParams{Worker: part[0].claim.worker, Lease: renewedLease}
+		for _, r := range part {
+			p.Ids = append(p.Ids, r.claim.ID)
+			p.Attempts = append(p.Attempts, r.claim.Attempt)
+		}
+		if err := s.q.OutboxQueueRenew(ctx, p); err != nil {
+			return err
+		}
 	}
-	return s.q.OutboxQueueRenew(ctx, p)
+	return nil
 }
 
 // isReadCommitted: a statement must see what was committed before it began, whatever the database's default.

@@ -21,7 +21,11 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
 		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
-	n := d.newNode(t.Context())
+	n, err := d.newNode(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.close)
 	conn, err := n.session.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -37,12 +41,12 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
 	on, n, _ := settling(t)
 	if _, err := on.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and classid::bigint = samekey.worker_class()
-		and objid::bigint = $1 and database = (select oid from pg_database where datname = current_database())`, n.session.id); err != nil {
+		and objid::bigint = $1 and database = (select oid from pg_database where datname = current_database())`, n.session.id()); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		var gone bool
-		if err := on.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, n.session.id).Scan(&gone); err != nil {
+		if err := on.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, n.session.id()).Scan(&gone); err != nil {
 			t.Fatal(err)
 		}
 		if gone {
@@ -63,7 +67,7 @@ func claimOne(t *testing.T, n *node) *claim {
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
-	return &claim{OutboxQueueClaimRow: rows[0], action: a, asked: time.Now()}
+	return &claim{OutboxQueueClaimRow: rows[0], action: a, worker: n.session.id(), asked: time.Now()}
 }
 
 func resultOf(c *claim, err error, settled *bool) result {
@@ -288,7 +292,7 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 
 func TestAWorkerThatTakesItsLockAgainEndsNobodyElsesSession(t *testing.T) {
 	on, n, _ := settling(t)
-	other := &session{pool: on.Pool, log: n.log, name: "other", actions: []string{"charge_card"}}
+	other := &session{pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID}
 	conn, err := other.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -300,14 +304,14 @@ func TestAWorkerThatTakesItsLockAgainEndsNobodyElsesSession(t *testing.T) {
 	}
 	defer looking.Rollback(context.WithoutCancel(t.Context()))
 	look := func() (gone bool) {
-		if err := looking.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, other.id).Scan(&gone); err != nil {
+		if err := looking.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, other.id()).Scan(&gone); err != nil {
 			t.Fatalf("the session of one who looks whether the lock is there was ended: %v", err)
 		}
 		return gone
 	}
 	for deadline := time.Now().Add(10 * time.Second); !look() && time.Now().Before(deadline); {
 	}
-	again, err := n.session.connect(t.Context())
+	again, err := n.session.connect(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +359,7 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	a := n.lanes[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
 	claimOne(t, n)
-	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id, Gone: true, MaxCount: 10})
+	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id(), Gone: true, MaxCount: 10})
 	if err != nil || len(rows) != 1 || rows[0].Status != statusPending {
 		t.Fatalf("released %+v, %v", rows, err)
 	}

@@ -56,7 +56,7 @@ func (s *sweeper) run(ctx context.Context) {
 func (s *sweeper) sweep(ctx context.Context) error {
 	looked := time.Now()
 	rows, err := s.node.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
-		Actions: s.node.session.actions, Worker: s.node.session.id})
+		Actions: s.node.session.actions, Worker: s.node.session.id()})
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				gone[row.Worker] = since
 			}
 		case "expired":
-			if row.Worker == s.node.session.id && s.node.behind.Load() {
+			if row.Worker == s.node.session.id() && s.node.behind.Load() {
 				continue // this node knows what came of them, and is about to write it
 			}
 			if err := s.release(ctx, row.Worker, false); err != nil {

@@ -57,7 +57,7 @@ func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
 	if err != nil {
 		return Page{}, fmt.Errorf("outbox: list intents: %w", err)
 	}
-	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: ids})
+	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: texts(ids)})
 	if err != nil {
 		return Page{}, fmt.Errorf("outbox: list intents: %w", err)
 	}

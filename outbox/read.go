@@ -98,7 +98,7 @@ type Event struct {
 // reads through a pool or a connection as well as in a transaction.
 func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	q := db.New(on)
-	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: []uuid.UUID{id}, WithPayload: true})
+	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: texts([]uuid.UUID{id}), WithPayload: true})
 	if err == nil && len(rows) == 0 {
 		err = ErrNotFound
 	}
@@ -180,6 +180,15 @@ func headers(stored []byte) map[string]string {
 }
 
 // orZero is how Go sees a NULL.
+// texts are ids in the form that every exec mode of pgx can encode.
+func texts(ids []uuid.UUID) []string {
+	out := make([]string, len(ids))
+	for i, id := range ids {
+		out[i] = id.String()
+	}
+	return out
+}
+
 func orZero[T any](p *T) T {
 	if p == nil {
 		return *new(T)

@@ -95,6 +95,8 @@ limit @max_count;
 
 -- name: OutboxEntries :many
 -- The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
+--
+-- The ids come as text: an application may use pgx's exec mode or the simple protocol, which cannot encode arrays of uuid.
 select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when @with_payload::boolean then o.payload end)::bytea as payload,
        o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.requested_by, o.created_at,
@@ -105,7 +107,7 @@ from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.window_ends < 'infinity' -- Go's time has no infinity
 left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
-where o.id = any (@ids::uuid[])
+where o.id = any (cast(@ids::text[] as uuid[]))
 order by o.id desc;
 
 -- name: OutboxHistory :many

@@ -153,11 +153,15 @@ with resolved as (
 select (select count(*) from resolved)::int as resolved, (select count(*) from logged)::int as logged;
 
 -- name: OutboxQueueFinishApplied :execrows
--- The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed,
--- nothing is and the transaction must roll back.
+-- The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed or Apply
+-- ended the transaction that it was given, nothing is and the transaction must roll back.
+--
+-- A transaction is told from any other by its id, which OutboxQueueHeld has read: `rollback; begin` and `commit and chain`
+-- leave another one behind, and after a mere `rollback` this statement would be one by itself.
 with finished as (
     delete from samekey.outbox_queue q
     where q.id = @id and q.attempt = @attempt::int and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered'
+      and pg_current_xact_id()::text = @began::text
     returning q.id, q.window_ends
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, finished, window_ends)
@@ -166,10 +170,16 @@ from finished;
 
 -- name: OutboxQueueHeld :one
 -- Is the fence still open? Without a row lock: an Apply locks rows of the application's, whose own transactions may lock
--- them before they come to the queue. OutboxQueueFinishApplied decides.
-select q.id
+-- them before they come to the queue. OutboxQueueFinishApplied decides. The id of the transaction costs nothing: the
+-- transaction that finishes an intent writes, and so gets one in any case.
+select pg_current_xact_id()::text as began
 from samekey.outbox_queue q
 where q.id = @id and q.attempt = @attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered';
+
+-- name: OutboxQueueApplyEnded :one
+-- Whether Apply ended the transaction that it was given, and how. Asked only where nothing was finished.
+select pg_current_xact_id()::text <> @began::text as ended,
+       coalesce(pg_xact_status(cast(@began::text as xid8)), '') = 'committed' as committed;
 
 -- name: OutboxQueueTryLockOrder :many
 -- The ordering keys of these whose locks are free, and now held. A writer may hold one for as long as its transaction

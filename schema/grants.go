@@ -48,7 +48,6 @@ var workerGrants = []string{
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
-	`grant usage on sequence samekey.worker_seq to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,

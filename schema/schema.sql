@@ -183,19 +183,18 @@ table samekey.river_notification  -- River's
 table samekey.river_queue  -- River's
 
 table samekey.workers
-    id integer not null default nextval('samekey.worker_seq'::regclass)
+    id integer not null
     started_at timestamp with time zone not null default clock_timestamp()
     seen_at timestamp with time zone not null default clock_timestamp()
     name text not null
     actions text[] collate "C" not null
     constraint workers_pkey PRIMARY KEY (id)
+    constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
 
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.outbox_seq as bigint
-
-sequence samekey.worker_seq as integer cycle
 
 CREATE OR REPLACE FUNCTION samekey.delivery_key(scope text, idem_key text, action text, part text)
  RETURNS uuid

@@ -72,13 +72,13 @@ from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.window_ends < 'infinity' -- Go's time has no infinity
 left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
-where o.id = any ($2::uuid[])
+where o.id = any (cast($2::text[] as uuid[]))
 order by o.id desc
 `
 
 type OutboxEntriesParams struct {
 	WithPayload bool
-	Ids         []uuid.UUID
+	Ids         []string
 }
 
 type OutboxEntriesRow struct {
@@ -114,6 +114,8 @@ type OutboxEntriesRow struct {
 }
 
 // The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
+//
+// The ids come as text: an application may use pgx's exec mode or the simple protocol, which cannot encode arrays of uuid.
 func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([]OutboxEntriesRow, error) {
 	rows, err := q.db.Query(ctx, OutboxEntries, arg.WithPayload, arg.Ids)
 	if err != nil {

@@ -13,6 +13,24 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
+const OutboxQueueApplyEnded = `-- name: OutboxQueueApplyEnded :one
+select pg_current_xact_id()::text <> $1::text as ended,
+       coalesce(pg_xact_status(cast($1::text as xid8)), '') = 'committed' as committed
+`
+
+type OutboxQueueApplyEndedRow struct {
+	Ended     bool
+	Committed bool
+}
+
+// Whether Apply ended the transaction that it was given, and how. Asked only where nothing was finished.
+func (q *Queries) OutboxQueueApplyEnded(ctx context.Context, began string) (OutboxQueueApplyEndedRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueApplyEnded, began)
+	var i OutboxQueueApplyEndedRow
+	err := row.Scan(&i.Ended, &i.Committed)
+	return i, err
+}
+
 const OutboxQueueClaim = `-- name: OutboxQueueClaim :many
 
 with picked as materialized (
@@ -188,6 +206,7 @@ const OutboxQueueFinishApplied = `-- name: OutboxQueueFinishApplied :execrows
 with finished as (
     delete from samekey.outbox_queue q
     where q.id = $5 and q.attempt = $3::int and coalesce(q.leased_by, 0) = $4::int and q.status = 'answered'
+      and pg_current_xact_id()::text = $6::text
     returning q.id, q.window_ends
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, finished, window_ends)
@@ -201,10 +220,14 @@ type OutboxQueueFinishAppliedParams struct {
 	Attempt int32
 	Worker  int32
 	ID      uuid.UUID
+	Began   string
 }
 
-// The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed,
-// nothing is and the transaction must roll back.
+// The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed or Apply
+// ended the transaction that it was given, nothing is and the transaction must roll back.
+//
+// A transaction is told from any other by its id, which OutboxQueueHeld has read: `rollback; begin` and `commit and chain`
+// leave another one behind, and after a mere `rollback` this statement would be one by itself.
 func (q *Queries) OutboxQueueFinishApplied(ctx context.Context, arg OutboxQueueFinishAppliedParams) (int64, error) {
 	result, err := q.db.Exec(ctx, OutboxQueueFinishApplied,
 		arg.Outcome,
@@ -212,6 +235,7 @@ func (q *Queries) OutboxQueueFinishApplied(ctx context.Context, arg OutboxQueueF
 		arg.Attempt,
 		arg.Worker,
 		arg.ID,
+		arg.Began,
 	)
 	if err != nil {
 		return 0, err
@@ -268,7 +292,7 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 }
 
 const OutboxQueueHeld = `-- name: OutboxQueueHeld :one
-select q.id
+select pg_current_xact_id()::text as began
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
 `
@@ -280,12 +304,13 @@ type OutboxQueueHeldParams struct {
 }
 
 // Is the fence still open? Without a row lock: an Apply locks rows of the application's, whose own transactions may lock
-// them before they come to the queue. OutboxQueueFinishApplied decides.
-func (q *Queries) OutboxQueueHeld(ctx context.Context, arg OutboxQueueHeldParams) (uuid.UUID, error) {
+// them before they come to the queue. OutboxQueueFinishApplied decides. The id of the transaction costs nothing: the
+// transaction that finishes an intent writes, and so gets one in any case.
+func (q *Queries) OutboxQueueHeld(ctx context.Context, arg OutboxQueueHeldParams) (string, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueHeld, arg.ID, arg.Attempt, arg.Worker)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+	var began string
+	err := row.Scan(&began)
+	return began, err
 }
 
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec

@@ -9,19 +9,39 @@ import (
 	"context"
 )
 
-const WorkersEndSession = `-- name: WorkersEndSession :exec
-select pg_terminate_backend(held.pid)
-from pg_catalog.pg_locks as held
-where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objid::bigint = $1::int
-  and held.objsubid = 2 and held.granted and held.mode = 'ExclusiveLock' and held.pid <> pg_backend_pid()
-  and held.database = (select d.oid from pg_catalog.pg_database as d where d.datname = current_database())
+const WorkersEndSession = `-- name: WorkersEndSession :one
+select count(*) filter (where mine and pg_terminate_backend(h.pid))::int as ended,
+       count(*) filter (where not mine)::int as strangers
+from (
+    select held.pid, exists (
+        select from (select unnest($1::int[]) as pid, unnest($2::text[]) as started) as f
+        join pg_catalog.pg_stat_activity as a on a.pid = f.pid and extract(epoch from a.backend_start)::text = f.started
+        where f.pid = held.pid) as mine
+    from pg_catalog.pg_locks as held
+    where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objid::bigint = $3::int
+      and held.objsubid = 2 and held.granted and held.mode = 'ExclusiveLock' and held.pid <> pg_backend_pid()
+      and held.database = (select d.oid from pg_catalog.pg_database as d where d.datname = current_database())
+) as h
 `
 
-// A worker that came back ends its own former session, whose connection may look alive to the server for long. Shared
-// locks are those of others who look whether it is there.
-func (q *Queries) WorkersEndSession(ctx context.Context, id int32) error {
-	_, err := q.db.Exec(ctx, WorkersEndSession, id)
-	return err
+type WorkersEndSessionParams struct {
+	Pids   []int32
+	Starts []string
+	ID     int32
+}
+
+type WorkersEndSessionRow struct {
+	Ended     int32
+	Strangers int32
+}
+
+// A worker that came back ends its own former sessions, whose connections may look alive to the server for long, and no
+// other. The shared locks of those who look whether it lives are neither its own nor a stranger's.
+func (q *Queries) WorkersEndSession(ctx context.Context, arg WorkersEndSessionParams) (WorkersEndSessionRow, error) {
+	row := q.db.QueryRow(ctx, WorkersEndSession, arg.Pids, arg.Starts, arg.ID)
+	var i WorkersEndSessionRow
+	err := row.Scan(&i.Ended, &i.Strangers)
+	return i, err
 }
 
 const WorkersLock = `-- name: WorkersLock :one
@@ -51,23 +71,44 @@ func (q *Queries) WorkersLockIsOurs(ctx context.Context, id int32) (bool, error)
 	return column_1, err
 }
 
-const WorkersRegister = `-- name: WorkersRegister :one
+const WorkersRegister = `-- name: WorkersRegister :execrows
 
-insert into samekey.workers (name, actions) values ($1, $2::text[])
-returning id
+insert into samekey.workers (id, name, actions)
+select $1::int, $2::text, $3::text[]
+where not exists (select from samekey.outbox_queue q where q.leased_by = $1::int)
+on conflict (id) do nothing
 `
 
 type WorkersRegisterParams struct {
+	ID      int32
 	Name    string
 	Actions []string
 }
 
 // Who drains, and what they handle. Whether a worker lives is told by its session's advisory lock, not by its row.
-func (q *Queries) WorkersRegister(ctx context.Context, arg WorkersRegisterParams) (int32, error) {
-	row := q.db.QueryRow(ctx, WorkersRegister, arg.Name, arg.Actions)
-	var id int32
-	err := row.Scan(&id)
-	return id, err
+//
+// Who holds the lock of an id owns the id; the row only describes the owner. An id is drawn at random, so that a database
+// that was restored to an earlier point does not give a running worker's id to a new one, as a sequence does. Two workers
+// can meet at one id all the same (a copied database, a draw in two billion). The interleavings:
+//
+//	a worker starts, the id has a row              it draws another id: WorkersRegister returns no row
+//	a worker starts, another session has the lock  the holder's row was deleted: it removes its own and draws again
+//	it comes back, its former session has the lock the server has not noticed the lost connection: WorkersEndSession ends
+//	                                               exactly that session (process id and start), and it tries again
+//	it comes back, a stranger has the lock         it leaves lock and row to the stranger and draws another id. What it
+//	                                               claimed under the old id is settled under the old id
+//	it comes back, nobody has the lock             it takes the lock and the row, whatever the row says. A stranger that
+//	                                               lost its connection comes back later, and is then the one that draws
+//	somebody looks whether it lives                the look holds a shared lock for a moment: it tries again
+//	its row is deleted while it works              its next sign of life writes the row again (WorkersReturn)
+//
+// An id that leases still name, left behind by a dead worker without a row, is not taken either.
+func (q *Queries) WorkersRegister(ctx context.Context, arg WorkersRegisterParams) (int64, error) {
+	result, err := q.db.Exec(ctx, WorkersRegister, arg.ID, arg.Name, arg.Actions)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const WorkersRemove = `-- name: WorkersRemove :exec
@@ -80,8 +121,8 @@ func (q *Queries) WorkersRemove(ctx context.Context, id int32) error {
 }
 
 const WorkersReturn = `-- name: WorkersReturn :exec
-insert into samekey.workers (id, name, actions) values ($1, $2, $3::text[])
-on conflict (id) do update set seen_at = clock_timestamp()
+insert into samekey.workers as w (id, name, actions) values ($1, $2, $3::text[])
+on conflict (id) do update set seen_at = clock_timestamp(), name = excluded.name, actions = excluded.actions
 `
 
 type WorkersReturnParams struct {
@@ -90,19 +131,29 @@ type WorkersReturnParams struct {
 	Actions []string
 }
 
-// After a lost connection: the row may have been tidied away meanwhile.
+// The sign of life of the session that holds the lock. The row may have been deleted meanwhile, or describe a worker
+// that had the id before.
 func (q *Queries) WorkersReturn(ctx context.Context, arg WorkersReturnParams) error {
 	_, err := q.db.Exec(ctx, WorkersReturn, arg.ID, arg.Name, arg.Actions)
 	return err
 }
 
-const WorkersSeen = `-- name: WorkersSeen :exec
-update samekey.workers set seen_at = clock_timestamp() where id = $1
+const WorkersSession = `-- name: WorkersSession :one
+select pg_backend_pid()::int as pid,
+       coalesce((select extract(epoch from a.backend_start) from pg_catalog.pg_stat_activity as a where a.pid = pg_backend_pid()), 0)::text as started
 `
 
-func (q *Queries) WorkersSeen(ctx context.Context, id int32) error {
-	_, err := q.db.Exec(ctx, WorkersSeen, id)
-	return err
+type WorkersSessionRow struct {
+	Pid     int32
+	Started string
+}
+
+// Names a session for as long as the server runs: process ids are used again.
+func (q *Queries) WorkersSession(ctx context.Context) (WorkersSessionRow, error) {
+	row := q.db.QueryRow(ctx, WorkersSession)
+	var i WorkersSessionRow
+	err := row.Scan(&i.Pid, &i.Started)
+	return i, err
 }
 
 const WorkersTidy = `-- name: WorkersTidy :exec

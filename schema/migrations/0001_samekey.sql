@@ -206,13 +206,13 @@ create index processed_events_expiry on samekey.processed_events (expires_at, id
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Who drains. A worker is alive while its session holds the advisory lock (samekey.worker_class(), id).
-create sequence samekey.worker_seq as integer cycle;
 create table samekey.workers (
-    id         integer     primary key default nextval('samekey.worker_seq'),
+    id         integer     primary key, -- drawn at random: a sequence repeats itself after a restore
     started_at timestamptz not null default clock_timestamp(),
     seen_at    timestamptz not null default clock_timestamp(),
     name       text        not null,
     actions    text[]      collate "C" not null,
+    constraint workers_id_positive check (id > 0),
     constraint workers_name_length check (octet_length(name) between 1 and 255)
 );
 

@@ -1,0 +1,131 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/localpg"
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/schema"
+)
+
+// With synchronous_commit off a crash of the server takes back what was committed last. A claim that was taken back after
+// its call is made again, at a vendor that does not honour keys for a second effect: so the worker's commits wait for the
+// disk, whatever the role says.
+func TestACrashOfTheServerTakesBackNoClaim(t *testing.T) {
+	const crashes = 3
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	server, err := localpg.Start(ctx, localpg.Config{Parameters: map[string]string{"wal_writer_delay": "10s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	pool, err := pgxpool.New(ctx, server.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if err := schema.Migrate(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(ctx, `alter role postgres set synchronous_commit = off`); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset()
+
+	v := &crashing{dsn: server.DSN, calls: map[uuid.UUID]int{}}
+	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler), SweepInterval: 50 * time.Millisecond})
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("pay_out", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "vendor", Timeout: time.Minute}, v.handle)
+	running, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- d.Run(running) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	for i := range crashes {
+		id := payOut(ctx, t, pool, fmt.Sprintf("payout-%d", i))
+		for settled := false; !settled; {
+			entry, err := outbox.Get(ctx, pool, id) // fails while the server recovers
+			settled = err == nil && entry.Status.Finished()
+			if ctx.Err() != nil {
+				t.Fatalf("the intent is not finished: %s, %v", entry.Status, err)
+			}
+		}
+		if got := v.made(id); got != 1 {
+			t.Errorf("crash %d: the vendor was called %d times, want once", i+1, got)
+		}
+	}
+}
+
+// payOut commits an intent for good: this commit waits for the disk, and the server may still be recovering.
+func payOut(ctx context.Context, t *testing.T, pool *pgxpool.Pool, key string) (id uuid.UUID) {
+	t.Helper()
+	for {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `set local synchronous_commit = on`); err != nil {
+				return err
+			}
+			return tx.QueryRow(ctx, `select samekey.enqueue('acme/payouts', $1, 'pay_out', '{}')`, key).Scan(&id)
+		})
+		if err == nil {
+			return id
+		}
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// crashing is a vendor at whose first call for an intent the database's server crashes.
+type crashing struct {
+	dsn   string
+	mu    sync.Mutex
+	calls map[uuid.UUID]int
+}
+
+func (v *crashing) made(id uuid.UUID) int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.calls[id]
+}
+
+func (v *crashing) handle(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	v.mu.Lock()
+	v.calls[call.ID]++
+	first := v.calls[call.ID] == 1
+	v.mu.Unlock()
+	if first {
+		v.crash(ctx)
+	}
+	return dispatcher.Answer{Code: "200"}, nil
+}
+
+// crash kills one of the server's processes, upon which it throws away its memory, what it has not written to its log
+// included, and recovers.
+func (v *crashing) crash(ctx context.Context) {
+	conn, err := pgx.Connect(ctx, v.dsn)
+	if err != nil {
+		return
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	_, _ = conn.Exec(ctx, `copy (select 1) to program 'kill -9 $PPID'`)
+}
