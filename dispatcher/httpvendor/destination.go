@@ -235,7 +235,7 @@ const idleTimeout = 30 * time.Second
 
 func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
 	t := &http.Transport{
-		DialContext:            wire.Dial(dialer),
+		DialContext:            wire.Dial(dialer.DialContext),
 		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    10 * time.Second,
 		DisableKeepAlives:      idle == 0,

@@ -87,7 +87,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // connection turns out dead.
 func newTransport(proxy *url.URL) *http.Transport {
 	t := &http.Transport{
-		DialContext:            wire.Dial(&net.Dialer{Timeout: time.Minute}),
+		DialContext:            wire.Dial((&net.Dialer{Timeout: time.Minute}).DialContext),
 		DisableKeepAlives:      true,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    10 * time.Second,
