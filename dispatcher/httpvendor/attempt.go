@@ -47,13 +47,8 @@ func (o *operation) attempt(ctx context.Context, call *dispatcher.Call) (dispatc
 // call puts one request on the wire. Its errors are verdicts.
 func (o *operation) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, error) {
 	w := wire.New(ctx)
-	resp, err := transport.RoundTrip(req.WithContext(w.Trace(ctx)))
+	resp, err := w.RoundTrip(transport, req.WithContext(ctx))
 	if err == nil {
-		if resp.StatusCode == http.StatusSwitchingProtocols {
-			// net/http hands the connection over, and no deadline ends a read of it. Nobody asked for another protocol.
-			_ = resp.Body.Close()
-			resp.Body = http.NoBody
-		}
 		return resp, w, nil
 	}
 	connected, sent := w.End()
@@ -121,7 +116,6 @@ func (o *operation) request(call *dispatcher.Call, to receiver, s sending) (*htt
 func setBody(req *http.Request, body []byte) {
 	req.ContentLength = int64(len(body))
 	if len(body) > 0 {
-		// No GetBody: net/http shall have nothing to send again. (The wire would not let it out either.)
 		req.Body = io.NopCloser(bytes.NewReader(body))
 	}
 }

@@ -235,17 +235,15 @@ const idleTimeout = 30 * time.Second
 
 func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
 	t := &http.Transport{
-		DialContext:            wire.Dial(dialer.DialContext),
-		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    10 * time.Second,
-		DisableKeepAlives:      idle == 0,
-		MaxIdleConns:           idle,
-		MaxIdleConnsPerHost:    idle,
-		IdleConnTimeout:        idleTimeout,
-		MaxResponseHeaderBytes: 256 << 10,
-		Protocols:              new(http.Protocols),
+		DialContext:         dialer.DialContext,
+		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout: 10 * time.Second,
+		DisableKeepAlives:   idle == 0,
+		MaxIdleConns:        idle,
+		MaxIdleConnsPerHost: idle,
+		IdleConnTimeout:     idleTimeout,
 	}
-	t.Protocols.SetHTTP1(true)
+	wire.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}

@@ -3,7 +3,6 @@ package stripevendor
 import (
 	"crypto/tls"
 	"errors"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -87,14 +86,11 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // connection turns out dead.
 func newTransport(proxy *url.URL) *http.Transport {
 	t := &http.Transport{
-		DialContext:            wire.Dial((&net.Dialer{Timeout: time.Minute}).DialContext),
-		DisableKeepAlives:      true,
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    10 * time.Second,
-		MaxResponseHeaderBytes: 256 << 10,
-		Protocols:              new(http.Protocols),
+		DisableKeepAlives:   true,
+		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout: 10 * time.Second,
 	}
-	t.Protocols.SetHTTP1(true)
+	wire.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}
