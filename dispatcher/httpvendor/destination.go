@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/webhook"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -127,7 +126,7 @@ func New(dest Destination) (*Client, error) {
 	var err error
 	c.base = &url.URL{}
 	if !c.stored() {
-		if base, err := webhook.ParseURL(dest.URL); err != nil {
+		if base, err := parseURL(dest.URL); err != nil {
 			fail("URL", "%v", err)
 		} else {
 			c.base = base
@@ -254,7 +253,7 @@ func proxyURL(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, nil
 	}
-	return webhook.ParseURL(text)
+	return parseURL(text)
 }
 
 // authorities are the system's and those of the file. Nil means the system's.
