@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/idna"
 
 	"github.com/samekey/samekey/internal/webhook"
-	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // errAddress says that an address may not be called.
@@ -132,12 +132,12 @@ func parseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// describe is [wire.Describe], and knows the refusal too.
+// describe is [wirehttp.Describe], and knows the refusal too.
 func describe(err error) (code, text string) {
 	if errors.Is(err, errAddress) {
 		return "address", "the host's name leads to an address that is not public: name its range in AllowPrivate if it is meant"
 	}
-	return wire.Describe(err, "HTTP/1.1")
+	return wirehttp.Describe(err)
 }
 
 // dialTimeout is for connections that net/http goes on dialling after their request has gone.

@@ -18,6 +18,7 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // attempt is the action's dispatcher.Handler.
@@ -47,7 +48,7 @@ func (o *operation) attempt(ctx context.Context, call *dispatcher.Call) (dispatc
 // call puts one request on the wire. Its errors are verdicts.
 func (o *operation) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, error) {
 	w := wire.New(ctx)
-	resp, err := w.RoundTrip(transport, req.WithContext(ctx))
+	resp, err := wirehttp.RoundTrip(w, transport, req.WithContext(ctx))
 	if err == nil {
 		return resp, w, nil
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // Destination is a vendor account that is reached over HTTP, or many receivers that are called alike. Name is required, and
@@ -242,7 +242,7 @@ func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle
 		MaxIdleConnsPerHost: idle,
 		IdleConnTimeout:     idleTimeout,
 	}
-	wire.Guard(t)
+	wirehttp.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/stripe/stripe-go/v85"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // Vendor is what Stripe's documents say of keys in its API v1: they go bare into the header Idempotency-Key, have at most
@@ -90,7 +90,7 @@ func newTransport(proxy *url.URL) *http.Transport {
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout: 10 * time.Second,
 	}
-	wire.Guard(t)
+	wirehttp.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // exchange is one run of a function that was registered: what it may ask of Stripe, and what came of it.
@@ -135,7 +136,7 @@ func (c *Client) roundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (x *exchange) send(ctx context.Context, c *Client, out *http.Request) (*http.Response, error) {
-	response, err := x.wire.RoundTrip(c.transport, out.WithContext(ctx))
+	response, err := wirehttp.RoundTrip(x.wire, c.transport, out.WithContext(ctx))
 	if err == nil {
 		defer func() { _ = response.Body.Close() }()
 		var body []byte

@@ -42,9 +42,6 @@ func Describe(err error, protocol string) (code, text string) {
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return "timeout", "connecting took too long"
 	}
-	if code, text, ok := describeHTTP(err); ok {
-		return code, text
-	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return "connection", "the other side closed the connection"
 	}

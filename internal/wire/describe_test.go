@@ -1,8 +1,6 @@
 package wire
 
 import (
-	"compress/flate"
-	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -10,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/textproto"
 	"os"
 	"strings"
 	"syscall"
@@ -42,17 +39,6 @@ func TestAnErrorIsDescribedInFixedWords(t *testing.T) {
 		{tooLong{}, "timeout", "connecting took too long"},
 		{io.EOF, "connection", "the other side closed the connection"},
 		{io.ErrUnexpectedEOF, "connection", "the other side closed the connection"},
-		{&silentError{errors.New("secret")}, "connection", "closed the connection before it answered"},
-		{&proxyError{407}, "proxy", "the proxy answered CONNECT with status 407"},
-		{&headersError{256 << 10, errors.New("secret")}, "protocol", "headers are longer than 256 KiB"},
-		{textproto.ProtocolError("secret"), "protocol", "headers are malformed"},
-		{&bodyError{error: gzip.ErrHeader, gzip: true}, "protocol", "gzip encoding is damaged"},
-		{&bodyError{error: gzip.ErrChecksum, gzip: true}, "protocol", "gzip encoding is damaged"},
-		{&bodyError{error: flate.CorruptInputError(7), gzip: true}, "protocol", "gzip encoding is damaged"},
-		{&bodyError{error: io.ErrUnexpectedEOF, gzip: true}, "protocol", "ended before its gzip encoding did"},
-		{&bodyError{error: io.ErrUnexpectedEOF, chunked: true}, "connection", "closed the connection before the answer's end"},
-		{&bodyError{error: errors.New("secret"), chunked: true}, "protocol", "chunked encoding is malformed"},
-		{&bodyError{error: os.ErrDeadlineExceeded}, "timeout", "the attempt's time was over"},
 		{errors.New("malformed"), "protocol", "the other side did not speak SMTP as it should"},
 	} {
 		code, text := Describe(fmt.Errorf("POST https://secret: %w: secret", tc.err), "SMTP")

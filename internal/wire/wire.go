@@ -184,6 +184,13 @@ func (w *Wire) Written() int {
 	return w.written
 }
 
+// Connected reports whether the attempt had a connection.
+func (w *Wire) Connected() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.connected
+}
+
 // Received is the number of bytes that came in, TLS included.
 func (w *Wire) Received() int {
 	w.mu.Lock()

@@ -1,4 +1,6 @@
-package wire
+// Package wirehttp sends one request of an attempt with net/http, on the connections of package wire, and says what went wrong
+// with it.
+package wirehttp
 
 import (
 	"compress/flate"
@@ -14,19 +16,21 @@ import (
 	"net/url"
 	"slices"
 	"time"
+
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // HeaderLimit is how much of an answer's status line and headers is read, unless a transport says otherwise.
 const HeaderLimit = 256 << 10
 
-// Guard makes a transport one for [Wire.RoundTrip], before its first use: it dials by [Dial], and speaks HTTP/1.1 only. With
+// Guard makes a transport one for [RoundTrip], before its first use: it dials by [wire.Dial], and speaks HTTP/1.1 only. With
 // HTTP/2 the requests of many attempts share one connection, which cannot be reset for one of them.
 func Guard(t *http.Transport) {
 	dial := t.DialContext
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: time.Minute, KeepAlive: 15 * time.Second}).DialContext
 	}
-	t.DialContext = Dial(dial)
+	t.DialContext = wire.Dial(dial)
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	t.ForceAttemptHTTP2 = false
@@ -46,32 +50,26 @@ func Guard(t *http.Transport) {
 	}
 }
 
-// RoundTrip sends a request by a transport that [Guard] has prepared: once, without a redirect. Where it returns an answer, that
-// answer's body must be read to its end or closed; [Wire.Answered] is called at its end. The caller calls [Wire.End].
-func (w *Wire) RoundTrip(t *http.Transport, req *http.Request) (*http.Response, error) {
+// RoundTrip sends a request by a transport that [Guard] has prepared: once, without a redirect. The answer's body must be read
+// to its end or closed; [wire.Wire.Answered] is called at its end. The caller calls [wire.Wire.End].
+func RoundTrip(w *wire.Wire, t *http.Transport, req *http.Request) (*http.Response, error) {
 	out := req.WithContext(w.Trace(req.Context()))
 	out.GetBody = nil // net/http has nothing to send again
 	before := w.Received()
 	resp, err := t.RoundTrip(out)
 	switch received := w.Received() - before; {
 	case err == nil:
-		w.watch(resp)
+		watch(w, resp)
 		return resp, nil
 	case int64(received) >= t.MaxResponseHeaderBytes:
 		return nil, &headersError{t.MaxResponseHeaderBytes, err}
-	case received == 0 && w.hasConnection():
+	case received == 0 && w.Connected():
 		return nil, &silentError{err}
 	}
 	return nil, err
 }
 
-func (w *Wire) hasConnection() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.connected
-}
-
-func (w *Wire) watch(resp *http.Response) {
+func watch(w *wire.Wire, resp *http.Response) {
 	switch {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
 		// net/http hands the connection over, and no deadline ends a read of it. The request did not ask for another protocol.
@@ -87,7 +85,7 @@ func (w *Wire) watch(resp *http.Response) {
 // body is an answer's. It notices its end, and names what is wrong with it.
 type body struct {
 	io.ReadCloser
-	wire          *Wire
+	wire          *wire.Wire
 	gzip, chunked bool
 }
 
@@ -123,8 +121,12 @@ func (e *headersError) Unwrap() error { return e.error }
 func (e *silentError) Unwrap() error  { return e.error }
 func (e *bodyError) Unwrap() error    { return e.error }
 
-// describeHTTP is the part of [Describe] for what HTTP alone can say.
-func describeHTTP(err error) (code, text string, ok bool) {
+// Describe is [wire.Describe] for HTTP: it also tells apart what only HTTP can say.
+func Describe(err error) (code, text string) {
+	code, text = wire.Describe(err, "HTTP/1.1")
+	if code != "protocol" && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return code, text
+	}
 	var (
 		proxy   *proxyError
 		headers *headersError
@@ -134,18 +136,17 @@ func describeHTTP(err error) (code, text string, ok bool) {
 	)
 	switch {
 	case errors.As(err, &proxy):
-		return "proxy", proxy.Error(), true
+		return "proxy", proxy.Error()
 	case errors.As(err, &headers):
-		return "protocol", fmt.Sprintf("the answer's headers are longer than %d KiB", headers.limit>>10), true
+		return "protocol", fmt.Sprintf("the answer's headers are longer than %d KiB", headers.limit>>10)
 	case errors.As(err, &silent):
-		return "connection", "the other side closed the connection before it answered", true
+		return "connection", "the other side closed the connection before it answered"
 	case errors.As(err, &broken):
-		code, text = broken.describe()
-		return code, text, true
+		return broken.describe()
 	case errors.As(err, &mime):
-		return "protocol", "the answer's headers are malformed", true
+		return "protocol", "the answer's headers are malformed"
 	}
-	return "", "", false
+	return code, text
 }
 
 func (e *bodyError) describe() (code, text string) {
