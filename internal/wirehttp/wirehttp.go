@@ -34,6 +34,9 @@ func Guard(t *http.Transport) {
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	t.ForceAttemptHTTP2 = false
+	if t.TLSClientConfig != nil {
+		t.TLSClientConfig.NextProtos = nil
+	}
 	t.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
 	if t.MaxResponseHeaderBytes == 0 {
 		t.MaxResponseHeaderBytes = HeaderLimit
