@@ -303,3 +303,46 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 		})
 	}
 }
+
+// What a handler or a lookup leaves behind sends nothing.
+func TestAfterAHandlersReturnNothingIsSent(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	server, requests := counted(t, nil)
+	client := newClient(t, nil)
+	var kept []context.Context
+	keep := func(ctx context.Context) { kept = append(kept, context.WithoutCancel(ctx)) }
+	d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, SettlingDelay: -1},
+		func(ctx context.Context, _ *dispatcher.Call) (dispatcher.Answer, error) {
+			keep(ctx)
+			return dispatcher.Answer{}, errors.New("lost")
+		},
+		dispatcher.WithLookup(func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+			keep(ctx)
+			return dispatcher.Found(dispatcher.Answer{}), nil
+		}))
+	key, err := samekey.NewKey(t.Name(), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		_, err := outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: "charge_card", Payload: []byte("{}")})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := d.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(kept) != 2 {
+		t.Fatalf("%d calls, want an attempt and a lookup", len(kept))
+	}
+	for _, ctx := range kept {
+		if _, err := send(ctx, client, http.MethodPost, server.URL, nil); !errors.Is(err, wire.ErrEnded) {
+			t.Error(err)
+		}
+	}
+	wantRequests(t, requests, 0)
+}
