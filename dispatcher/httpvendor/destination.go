@@ -25,7 +25,7 @@ type Destination struct {
 	Name string
 
 	// URL is where the vendor is: http or https, a host, a path that those of the actions are added to, an escaped query that
-	// each call is sent with. "user:password@" becomes basic authentication. TLS is always verified; there is no way to
+	// each call is sent with. An international host is converted as browsers do (UTS #46). "user:password@" becomes basic authentication. TLS is always verified; there is no way to
 	// turn that off.
 	URL string
 
@@ -74,7 +74,8 @@ type Destination struct {
 	// CAFile holds further authorities, PEM, besides the system's. It is read once, by [New].
 	CAFile string
 
-	// Proxy is the URL of a proxy, http or https, for all calls. Default: none. HTTP_PROXY and its kin are not read:
+	// Proxy is the URL of a proxy, http or https, for all calls. An action with Policy.ResendAbsent is then refused by Check: a
+	// proxy can send late what it has taken. Default: none. HTTP_PROXY and its kin are not read:
 	// they would decide, from outside of the configuration, who sees keys and credentials.
 	Proxy string
 

@@ -37,7 +37,7 @@ type Account struct {
 	URL string
 
 	// Proxy is where connections go through; it sees the host's name, and nothing of what is said to it. HTTPS_PROXY and its
-	// like are not read. Default: none.
+	// like are not read. Check refuses Policy.ResendAbsent with it, since a proxy can send late what it has taken. Default: none.
 	Proxy *url.URL
 }
 
