@@ -57,7 +57,8 @@ type Answer struct {
 // that came after it. A nil error means delivered. [Refused], [RetryAfter], [Throttled], [Unsent], [Dead], [Denied],
 // [Gone], [Accepted], [Stuck] and [Unknown] say what kind of error it was, and [NotBefore] when the vendor wants the next call; of any other error, or a panic, the outcome is unknown. For a class that may be repeated an
 // error of net that says "dial", or that a name was not found, counts as a vendor that cannot be reached: it spends no
-// attempt. It is no proof that nothing was sent; where you have that, say [Unsent].
+// attempt. It is no proof that nothing was sent; where you have that, say [Unsent]. The client of package
+// dispatcher/httpclient says it by itself, and sends nothing after the deadline.
 type Handler func(ctx context.Context, call *Call) (Answer, error)
 
 type verdict int

@@ -17,6 +17,7 @@ import (
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/wake"
+	"github.com/samekey/samekey/internal/wire"
 )
 
 // claim is one claimed intent.
@@ -121,6 +122,9 @@ func (n *node) attempt(c *claim) settlement {
 	if s, ok := n.fix(ctx, c); !ok {
 		return s
 	}
+	sending := c.action.attempt()
+	defer sending.End() // before the attempt is settled
+	ctx = sending.In(ctx)
 	call, began := c.call(), time.Now()
 	answer, err := guard(func() (Answer, error) { return c.action.handle(ctx, &call) })
 	s := c.action.afterCall(row, answer, err)
@@ -148,6 +152,9 @@ func (n *node) lookUp(c *claim) settlement {
 	if call.LastAnswer, err = n.lastAnswer(ctx, c); err != nil {
 		return n.notSent(ctx, c, "dispatcher: the last answer could not be read, nothing was looked up", err)
 	}
+	sending := &wire.Attempt{} // it may ask several times
+	defer sending.End()
+	ctx = sending.In(ctx)
 	began := time.Now()
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
 	s := c.action.afterLookup(row, finding, err)
@@ -176,6 +183,11 @@ func (n *node) lastAnswer(ctx context.Context, c *claim) (*Answer, error) {
 		return nil, err
 	}
 	return &Answer{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil
+}
+
+// attempt is what the handler may send by package httpclient.
+func (a *action) attempt() *wire.Attempt {
+	return &wire.Attempt{Once: a.policy.Class != Read, Direct: a.policy.ResendAbsent}
 }
 
 // context is the attempt's: it ends Timeout after the moment before the claim was sent, however long the claim took.

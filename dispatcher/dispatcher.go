@@ -116,6 +116,7 @@ type action struct {
 	form     form
 	endpoint func(*Call) string
 	stored   bool // the endpoint is one of samekey.endpoints
+	proxied  bool // its requests go through a proxy
 }
 
 // destination is the name of its destination.
@@ -201,6 +202,9 @@ func (d *Dispatcher) resolve() (errs []error) {
 		errs = append(errs, vendor.contradicts(a.policy, a.name)...)
 		if a.policy.ResendAbsent && a.lookup == nil {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a look-up: register one with WithLookup", a.name))
+		}
+		if a.policy.ResendAbsent && a.proxied {
+			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent contradicts the proxy: a proxy can send late what it has taken, after look-ups have found nothing. Call the vendor directly, or leave ResendAbsent out", a.name))
 		}
 		if p.Attempts > 1 && a.lookup == nil && (p.Class == NonIdempotentWrite || p.Class == IrreversibleWrite) {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: Attempts %d contradicts %v, which is never sent again by itself: leave it out (it would bound the tries of a look-up: register one with WithLookup)", a.name, p.Attempts, p.Class))

@@ -7,12 +7,14 @@
 // A [Dispatcher] stands on a pool. An action is registered with its policy and its handler; actions of one vendor account
 // name its [Dispatcher.Destination], and share its limits:
 //
+//	client, err := httpclient.New(nil)
+//	..
 //	d := dispatcher.New(pool, nil)
 //	d.Destination("stripe", dispatcher.Limits{Concurrency: 32})
 //	dispatcher.Handle(d, "charge_card",
 //		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour},
 //		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-//			return charge(ctx, c, call.CarriedKey)
+//			return charge(ctx, client, c, call.CarriedKey)
 //		})
 //
 // The [Class] is required: it says what may be repeated.
@@ -39,7 +41,10 @@
 //
 // A handler must pass call.CarriedKey to the vendor (the delivery key, in the form that the vendor takes), must send the same
 // bytes at every attempt ([WithRender] keeps what cannot be made of the payload twice), must heed its context, and must make one request: what it sends after
-// its context ended may meet the next attempt.
+// its context ended may meet the next attempt. The client of package dispatcher/httpclient enforces this: it sends nothing after the
+// attempt's deadline, drops what the kernel has queued when the attempt ends without an answer, and returns [Unsent] where
+// nothing was sent. A plain http.Client does none of it: its timer fires some time after a stopped process continues,
+// and the kernel goes on retransmitting a request that timed out.
 //
 // # Look up, apply
 //

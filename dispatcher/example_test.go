@@ -1,9 +1,12 @@
 package dispatcher_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"net/http"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/httpclient"
 	"github.com/samekey/samekey/outbox"
 )
 
@@ -26,18 +30,33 @@ var (
 	stripe = dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour}
 )
 
-// send stands for the vendor's client.
-func send(context.Context, Charge, string) (*http.Response, error) { return nil, errors.New("example") }
+// send makes one request with the attempt's context.
+func send(ctx context.Context, client *http.Client, c Charge, key string) (*http.Response, error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return nil, dispatcher.Unsent(err)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://vendor.example/v1/charges", bytes.NewReader(body))
+	if err != nil {
+		return nil, dispatcher.Unsent(err)
+	}
+	request.Header.Set("Idempotency-Key", key)
+	return client.Do(request)
+}
 
 func Example() {
+	client, err := httpclient.New(nil)
+	if err != nil {
+		log.Fatal(err)
+	}
 	d := dispatcher.New(pool, nil)
 	d.Destination("stripe", dispatcher.Limits{Concurrency: 32})
 	dispatcher.Handle(d, "charge_card",
 		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour},
 		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-			response, err := send(ctx, c, call.DeliveryKey.String())
+			response, err := send(ctx, client, c, call.CarriedKey)
 			if err != nil {
-				return dispatcher.Answer{}, err // unknown: sent again, with the same key
+				return dispatcher.Answer{}, err // unsent, or unknown: sent again, with the same key
 			}
 			defer response.Body.Close()
 			answer := dispatcher.Answer{Code: response.Status}

@@ -50,7 +50,8 @@ type Policy struct {
 
 	// ResendAbsent lets a [NonIdempotentWrite] be sent once more after two look-ups, a SettlingDelay apart, have found that
 	// the vendor knows nothing of it. Only where the vendor's look-up misses nothing that it has accepted: else it acts
-	// twice. It needs a look-up. Default: it is parked for a person.
+	// twice. It needs a look-up, and a direct connection: what a proxy or a sidecar has taken it can send late
+	// ([ThroughProxy]). Default: it is parked for a person.
 	ResendAbsent bool
 
 	// CompletionTime is how long an accepted call ([Accepted]) may take until its look-up finds it done, or

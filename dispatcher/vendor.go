@@ -202,6 +202,17 @@ func (k KeyRules) check() error {
 	return nil
 }
 
+// ThroughProxy declares that an action's requests go through a proxy, a sidecar or a gateway, which can send late what it has
+// taken. Check then refuses Policy.ResendAbsent: a request that timed out could arrive after look-ups have found nothing and
+// the intent was sent again. Packages httpvendor and stripevendor add it where they are given a proxy; a sidecar
+// (Envoy, Istio, Linkerd, an egress gateway) they cannot see.
+func ThroughProxy() Option {
+	return func(a *action) error {
+		a.proxied = true
+		return nil
+	}
+}
+
 // remembers reports whether the same key with the same request has one effect at this vendor, inside its window.
 func (v Vendor) remembers() bool {
 	return (v.Key.Place == KeyInHeader || v.Key.Place == KeyInBody) && v.Replay != ReplayNothing

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/dispatcher/httpclient"
 )
 
 // workerConfig is what a worker process is told. Zero means the default.
@@ -30,6 +31,7 @@ type workerConfig struct {
 	Stand                   string // the point at which it stands
 	Lookup, Apply           bool
 	ResendAbsent            bool
+	Deaf                    bool // it sends whatever its context says
 }
 
 // The points at which a worker can be told to stand; see worker.charge. What
@@ -108,6 +110,9 @@ func (w *worker) register(d *dispatcher.Dispatcher) {
 // charge calls the vendor, and stands where it was told to.
 func (w *worker) charge(ctx context.Context, c *dispatcher.Call) (dispatcher.Answer, error) {
 	w.at(beforeCall)
+	if w.Deaf {
+		ctx = context.WithoutCancel(ctx)
+	}
 	answer, err := w.send(ctx, c)
 	w.at(afterAnswer)
 	return answer, err
@@ -174,13 +179,22 @@ func post(ctx context.Context, url string, body []byte) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.GetBody = nil // one attempt is one request
+	r.GetBody = nil // net/http has nothing to send again
 	r.Header.Set("Content-Type", "application/json")
 	return r, nil
 }
 
+// vendors sends what an attempt may send, on a connection of its own.
+var vendors = func() *http.Client {
+	client, err := httpclient.New(&http.Transport{DisableKeepAlives: true})
+	if err != nil {
+		panic(err)
+	}
+	return client
+}()
+
 func fetch(r *http.Request) (status int, answer dispatcher.Answer, err error) {
-	got, err := client.Do(r)
+	got, err := vendors.Do(r)
 	if err != nil {
 		return 0, answer, err
 	}

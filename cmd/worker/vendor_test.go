@@ -287,6 +287,25 @@ actions:
 	}
 }
 
+func TestAResendThroughAProxyIsRefused(t *testing.T) {
+	_, err := loadText(t, `
+destinations:
+  a: {url: "https://a.example", proxy: "http://user:s3cret@proxy.example:3128"}
+actions:
+  one:
+    destination: a
+    class: non_idempotent_write
+    request: POST /
+    lookup: {request: "GET /?key={{.Key}}", list: /data, field: /key}
+    resend_absent: true
+`, nil)
+	if err == nil || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "s3cret") ||
+		!strings.Contains(err.Error(), "worker.yaml:10: actions.one.resend_absent: contradicts the proxy") ||
+		!strings.Contains(err.Error(), "leave resend_absent out") {
+		t.Error(err)
+	}
+}
+
 // What the page shows is a file that can be used.
 func TestTheFilesOfThePageAreRead(t *testing.T) {
 	page, err := os.ReadFile("../../docs/worker.md")

@@ -133,6 +133,9 @@ func (c *Client) Handler(action Action) (dispatcher.Handler, []dispatcher.Option
 	if option := c.withEndpoint(); option != nil {
 		options = append(options, option)
 	}
+	if c.reusing.Proxy != nil {
+		options = append(options, dispatcher.ThroughProxy())
+	}
 	if o.renders() {
 		options = append(options, dispatcher.WithRender(o.render))
 	}

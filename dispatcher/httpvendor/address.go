@@ -11,7 +11,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/samekey/samekey/internal/wire"
+	"golang.org/x/net/idna"
+
+	"github.com/samekey/samekey/internal/webhook"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // errAddress says that an address may not be called.
@@ -91,7 +94,7 @@ func (l allowList) checkURL(u *url.URL) error {
 }
 
 // checkProxied refuses the host of an endpoint that a proxy is asked for, as far as the text tells: an address that is not
-// public, in any way that some resolver takes for one (2130706433, 0x7f.1), or in letters that stand for one.
+// public, in any way that some resolver takes for one (2130706433, 0x7f.1).
 func (l allowList) checkProxied(u *url.URL) error {
 	host := strings.TrimSuffix(u.Hostname(), ".")
 	last := host[strings.LastIndexByte(host, '.')+1:]
@@ -103,18 +106,38 @@ func (l allowList) checkProxied(u *url.URL) error {
 		return errors.New("leads to an address that is not public")
 	case last == "" || '0' <= last[0] && last[0] <= '9':
 		return errors.New("has a host that may be a number for an address: write it as a name, or as four numbers")
-	case strings.ContainsFunc(host, func(r rune) bool { return r > '~' }):
-		return errors.New("has a host that is not ASCII: write it as xn--")
 	}
 	return nil
 }
 
-// describe is [wire.Describe], and knows the refusal too.
+// parseURL is [webhook.ParseURL] with the host as DNS and TLS have it. net/http by itself converts the host of the connection by
+// the rules for lookups (UTS #46), and that of the header Host without them, so that Bücher.example would be two hosts.
+func parseURL(text string) (*url.URL, error) {
+	u, err := webhook.ParseURL(text)
+	if err != nil {
+		return nil, err
+	}
+	host := u.Hostname()
+	if !strings.ContainsFunc(host, func(r rune) bool { return r > '~' }) && !strings.Contains(strings.ToLower(host), "xn--") {
+		return u, nil
+	}
+	ascii, err := idna.Lookup.ToASCII(host)
+	if err != nil || ascii == "" {
+		return nil, errors.New("has a host that is not a valid international domain name: correct it, or write it as xn--")
+	}
+	if port := u.Port(); port != "" {
+		ascii = net.JoinHostPort(ascii, port)
+	}
+	u.Host = ascii
+	return u, nil
+}
+
+// describe is [wirehttp.Describe], and knows the refusal too.
 func describe(err error) (code, text string) {
 	if errors.Is(err, errAddress) {
 		return "address", "the host's name leads to an address that is not public: name its range in AllowPrivate if it is meant"
 	}
-	return wire.Describe(err, "HTTP/1.1")
+	return wirehttp.Describe(err)
 }
 
 // dialTimeout is for connections that net/http goes on dialling after their request has gone.

@@ -19,6 +19,7 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // attempt is the action's dispatcher.Handler.
@@ -48,13 +49,8 @@ func (o *operation) attempt(ctx context.Context, call *dispatcher.Call) (dispatc
 // call puts one request on the wire. Its errors are verdicts.
 func (o *operation) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, error) {
 	w := wire.New(ctx)
-	resp, err := transport.RoundTrip(req.WithContext(w.Trace(ctx)))
+	resp, err := wirehttp.RoundTrip(w, transport, req.WithContext(ctx))
 	if err == nil {
-		if resp.StatusCode == http.StatusSwitchingProtocols {
-			// net/http hands the connection over, and no deadline ends a read of it. Nobody asked for another protocol.
-			_ = resp.Body.Close()
-			resp.Body = http.NoBody
-		}
 		return resp, w, nil
 	}
 	connected, sent := w.End()
@@ -122,7 +118,6 @@ func (o *operation) request(call *dispatcher.Call, to receiver, s sending) (*htt
 func setBody(req *http.Request, body []byte) {
 	req.ContentLength = int64(len(body))
 	if len(body) > 0 {
-		// No GetBody: net/http shall have nothing to send again. (The wire would not let it out either.)
 		req.Body = io.NopCloser(bytes.NewReader(body))
 	}
 }

@@ -15,8 +15,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/webhook"
-	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // Destination is a vendor account that is reached over HTTP, or many receivers that are called alike. Name is required, and
@@ -26,7 +25,7 @@ type Destination struct {
 	Name string
 
 	// URL is where the vendor is: http or https, a host, a path that those of the actions are added to, an escaped query that
-	// each call is sent with. "user:password@" becomes basic authentication. TLS is always verified; there is no way to
+	// each call is sent with. An international host is converted as browsers do (UTS #46). "user:password@" becomes basic authentication. TLS is always verified; there is no way to
 	// turn that off.
 	URL string
 
@@ -75,7 +74,8 @@ type Destination struct {
 	// CAFile holds further authorities, PEM, besides the system's. It is read once, by [New].
 	CAFile string
 
-	// Proxy is the URL of a proxy, http or https, for all calls. Default: none. HTTP_PROXY and its kin are not read:
+	// Proxy is the URL of a proxy, http or https, for all calls. An action with Policy.ResendAbsent is then refused by Check: a
+	// proxy can send late what it has taken. Default: none. HTTP_PROXY and its kin are not read:
 	// they would decide, from outside of the configuration, who sees keys and credentials.
 	Proxy string
 
@@ -127,7 +127,7 @@ func New(dest Destination) (*Client, error) {
 	var err error
 	c.base = &url.URL{}
 	if !c.stored() {
-		if base, err := webhook.ParseURL(dest.URL); err != nil {
+		if base, err := parseURL(dest.URL); err != nil {
 			fail("URL", "%v", err)
 		} else {
 			c.base = base
@@ -235,17 +235,15 @@ const idleTimeout = 30 * time.Second
 
 func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
 	t := &http.Transport{
-		DialContext:            wire.Dial(dialer),
-		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    10 * time.Second,
-		DisableKeepAlives:      idle == 0,
-		MaxIdleConns:           idle,
-		MaxIdleConnsPerHost:    idle,
-		IdleConnTimeout:        idleTimeout,
-		MaxResponseHeaderBytes: 256 << 10,
-		Protocols:              new(http.Protocols),
+		DialContext:         dialer.DialContext,
+		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout: 10 * time.Second,
+		DisableKeepAlives:   idle == 0,
+		MaxIdleConns:        idle,
+		MaxIdleConnsPerHost: idle,
+		IdleConnTimeout:     idleTimeout,
 	}
-	t.Protocols.SetHTTP1(true)
+	wirehttp.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}
@@ -256,7 +254,7 @@ func proxyURL(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, nil
 	}
-	return webhook.ParseURL(text)
+	return parseURL(text)
 }
 
 // authorities are the system's and those of the file. Nil means the system's.

@@ -23,7 +23,8 @@
 // An attempt puts one request on the wire, or a part of one, or nothing: never two. net/http's own retries are off,
 // redirects are not followed, so that key, credentials and body reach no second host, and the protocol is HTTP/1.1. The
 // attempt's deadline covers all of it, from the look-up of the name to the last byte that is read, and is looked at
-// again before each write to the socket, so that a process that was stopped and goes on sends nothing late. A write that
+// again before each write to the socket, so that a process that was stopped and goes on sends nothing late. An attempt that ends without its whole answer has its
+// connection reset, so that what the kernel has queued does not arrive later; also when the process is killed. A write that
 // may not be repeated gets a connection of its own: one that was idle may die under it and leave an unknown outcome for
 // no reason.
 //

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/webhook"
 )
 
 // receiver is where a call goes, and what is this receiver's alone.
@@ -80,7 +79,7 @@ func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
 		return receiver{}, errors.New("the call has no endpoint: register the handler with the options that it came with")
 	}
 	const mend = "put the endpoint anew, then redrive"
-	base, err := webhook.ParseURL(call.Endpoint.URL)
+	base, err := parseURL(call.Endpoint.URL)
 	if err != nil {
 		return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, mend)
 	}

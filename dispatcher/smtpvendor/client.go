@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/textproto"
 	"os"
 	"strconv"
 	"strings"
@@ -128,10 +129,17 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 		_ = raw.SetDeadline(deadline)
 	}
 	out := wire.New(ctx)
-	defer context.AfterFunc(ctx, func() { _ = raw.Close() })()
-	defer func() { _ = raw.Close() }()
+	held := out.Hold(raw)
+	defer func() {
+		if said := new(textproto.Error); errors.As(err, &said) {
+			out.Answered()
+		}
+		out.End() // drops what is queued of an attempt without its last answer
+		_ = held.Close()
+	}()
+	defer context.AfterFunc(ctx, func() { out.End() })()
 
-	session, at, err := c.open(ctx, out.Hold(raw))
+	session, at, err := c.open(ctx, held)
 	if err != nil {
 		return at, "", err
 	}
@@ -141,7 +149,7 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 	}
 	for _, to := range q.To {
 		if err := session.Rcpt("<" + to + ">"); err != nil {
-			farewell(session, raw)
+			farewell(session, raw, out)
 			return atRcpt, "", err
 		}
 	}
@@ -155,16 +163,17 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 		}
 		return atEnd, "", err
 	}
-	farewell(session, raw) // whatever it comes to, the mail was accepted
+	farewell(session, raw, out) // whatever it comes to, the mail was accepted
 	return atEnd, said, nil
 }
 
 // farewellTime is how long a server may take to answer QUIT: what the attempt came to is known, and only kept once it ends.
 const farewellTime = 500 * time.Millisecond
 
-func farewell(session *smtp.Client, raw net.Conn) {
+func farewell(session *smtp.Client, raw net.Conn, out *wire.Wire) {
 	_ = raw.SetDeadline(time.Now().Add(farewellTime))
 	_ = session.Quit()
+	out.Answered() // what matters was answered before
 }
 
 // finish writes the text and its end. The error is errNoEnd where the end provably did not go out: the text's own bytes are

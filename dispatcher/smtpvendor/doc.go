@@ -28,7 +28,8 @@
 // (dispatcher.WithRender): each attempt sends the same bytes, also where your code or this package changed in between. The
 // Message-ID is the delivery key at the sender's domain, whatever the function set. So composing must not call out.
 //
-// An attempt is one connection and one mail; nothing leaves once its deadline is past. All recipients of a mail are
+// An attempt is one connection and one mail; nothing leaves once its deadline is past, and where the
+// last command has no reply the connection is reset, so that nothing that the kernel has queued arrives later. All recipients of a mail are
 // accepted, or it goes to none: write an intent for each recipient whose refusal must not hold up the others.
 //
 // # What happens means

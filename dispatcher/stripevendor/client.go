@@ -3,7 +3,6 @@ package stripevendor
 import (
 	"crypto/tls"
 	"errors"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -12,7 +11,7 @@ import (
 	"github.com/stripe/stripe-go/v85"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // Vendor is what Stripe's documents say of keys in its API v1: they go bare into the header Idempotency-Key, have at most
@@ -38,7 +37,7 @@ type Account struct {
 	URL string
 
 	// Proxy is where connections go through; it sees the host's name, and nothing of what is said to it. HTTPS_PROXY and its
-	// like are not read. Default: none.
+	// like are not read. Check refuses Policy.ResendAbsent with it, since a proxy can send late what it has taken. Default: none.
 	Proxy *url.URL
 }
 
@@ -87,14 +86,11 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // connection turns out dead.
 func newTransport(proxy *url.URL) *http.Transport {
 	t := &http.Transport{
-		DialContext:            wire.Dial(&net.Dialer{Timeout: time.Minute}),
-		DisableKeepAlives:      true,
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    10 * time.Second,
-		MaxResponseHeaderBytes: 256 << 10,
-		Protocols:              new(http.Protocols),
+		DisableKeepAlives:   true,
+		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout: 10 * time.Second,
 	}
-	t.Protocols.SetHTTP1(true)
+	wirehttp.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}

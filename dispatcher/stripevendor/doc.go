@@ -24,7 +24,8 @@
 // headers hold, and whatever the SDK would make up.
 //
 // An attempt is one request. The SDK's own retries are off, each attempt has a connection of its own, so that net/http has
-// nothing to send again either, redirects are not followed, and nothing of it leaves once the attempt's deadline is past.
+// nothing to send again either, redirects are not followed, and nothing of it leaves once the attempt's deadline is past. Where
+// no whole answer came, the connection is reset, so that nothing that the kernel has queued arrives later.
 //
 // The request is the same bytes at every attempt. Your function is run once before the first attempt, with a client that
 // sends nothing: what the SDK makes of it (path, body, version of the API, account) is stored with the intent

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -294,6 +295,24 @@ func TestNewRefusesWhatIsNoAccountAndQuotesNothing(t *testing.T) {
 		}
 	}
 	if _, err := stripevendor.New(stripevendor.Account{Key: secretKey}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAResendThroughAProxyIsRefused(t *testing.T) {
+	account, err := stripevendor.New(stripevendor.Account{Key: "sk_test_1", Proxy: &url.URL{Scheme: "http", Host: "proxy.example"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := dispatcher.New(nil, nil)
+	stripevendor.Handle(d, account, "charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, ResendAbsent: true},
+		func(context.Context, *stripe.Client, *dispatcher.Call, struct{}) (struct{}, error) {
+			return struct{}{}, nil
+		},
+		dispatcher.WithLookup(func(context.Context, *dispatcher.Call, struct{}) (dispatcher.Finding, error) {
+			return dispatcher.Finding{}, nil
+		}))
+	if err := d.Check(); err == nil || !strings.Contains(err.Error(), "charge_card: ResendAbsent contradicts the proxy") {
 		t.Error(err)
 	}
 }

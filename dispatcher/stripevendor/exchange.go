@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // exchange is one run of a function that was registered: what it may ask of Stripe, and what came of it.
@@ -138,13 +139,9 @@ func (c *Client) roundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (x *exchange) send(ctx context.Context, c *Client, out *http.Request) (*http.Response, error) {
-	response, err := c.transport.RoundTrip(out.WithContext(x.wire.Trace(ctx)))
+	response, err := wirehttp.RoundTrip(x.wire, c.transport, out.WithContext(ctx))
 	if err == nil {
 		defer func() { _ = response.Body.Close() }()
-		if response.StatusCode == http.StatusSwitchingProtocols { // no deadline ends a read of it
-			_ = response.Body.Close()
-			response.Body = http.NoBody
-		}
 		var body []byte
 		if body, err = io.ReadAll(io.LimitReader(response.Body, maxAnswer+1)); err == nil && len(body) > maxAnswer {
 			err = errTooLong
@@ -187,7 +184,7 @@ func (c *Client) take(r *http.Request) (*request, error) {
 	return made, err
 }
 
-// build makes the request that goes out. It has no GetBody, so that net/http has nothing to send again.
+// build makes the request that goes out.
 func (q *request) build(c *Client, of *http.Request, key string) (*http.Request, error) {
 	at, err := url.Parse(q.Path)
 	if err != nil {

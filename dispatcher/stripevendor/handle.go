@@ -25,6 +25,9 @@ func Handle[T, R any](d *dispatcher.Dispatcher, c *Client, action string, policy
 		policy.Class = dispatcher.IdempotentWrite
 	}
 	d.Vendor(firstOf(policy.Destination, action), Vendor())
+	if c.transport.Proxy != nil {
+		options = append([]dispatcher.Option{dispatcher.ThroughProxy()}, options...)
+	}
 	run := func(ctx context.Context, x *exchange, call *dispatcher.Call, payload T) error {
 		defer x.end()
 		_, err := fn(x.in(ctx), c.stripe, call, payload)

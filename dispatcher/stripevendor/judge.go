@@ -16,6 +16,7 @@ import (
 	"github.com/samekey/samekey/internal/httpstatus"
 	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
+	"github.com/samekey/samekey/internal/wirehttp"
 )
 
 // judge says what an attempt came to: the table of the package comment. said is what the registered function returned.
@@ -161,7 +162,7 @@ func (c *Client) answer(x *exchange) dispatcher.Answer {
 	return dispatcher.Answer{Code: strconv.Itoa(x.status), ContentType: kind, Body: body}
 }
 
-// describe is [wire.Describe], and knows what only this package says.
+// describe is [wirehttp.Describe], and knows what only this package says.
 func describe(err error) (code, text string) {
 	switch {
 	case err == nil: // it had not come when the function returned
@@ -169,5 +170,5 @@ func describe(err error) (code, text string) {
 	case errors.Is(err, errTooLong):
 		return "too_long", errTooLong.Error()
 	}
-	return wire.Describe(err, "HTTP/1.1")
+	return wirehttp.Describe(err)
 }

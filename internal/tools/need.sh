@@ -60,10 +60,18 @@ need_postgres() {
 	fi
 }
 
+# One test drops packets in a network namespace, which only root on Linux can make.
+# Without root, the test is skipped and says so.
+need_network() {
+	[ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] || return 0
+	command -v ip >/dev/null && command -v nft >/dev/null && return
+	install 'A test of dropped packets needs ip and nft.' iproute2 nftables
+}
+
 cd "$(dirname "$0")/../.."
 case ${1:-} in
 go) need_go && need_cc ;;
 demo) need_go && need_postgres ;;
-test) need_go && need_cc && need_postgres ;;
+test) need_go && need_cc && need_postgres && need_network ;;
 *) fail 'usage: need.sh go|demo|test' ;;
 esac

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 )
 
@@ -42,7 +41,8 @@ func Describe(err error, protocol string) (code, text string) {
 		return "connection", errno.Error()
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return "timeout", "connecting took too long"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), strings.Contains(err.Error(), "server closed idle connection"):
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return "connection", "the other side closed the connection"
 	}
 	return "protocol", "the other side did not speak " + protocol + " as it should"

@@ -39,7 +39,6 @@ func TestAnErrorIsDescribedInFixedWords(t *testing.T) {
 		{tooLong{}, "timeout", "connecting took too long"},
 		{io.EOF, "connection", "the other side closed the connection"},
 		{io.ErrUnexpectedEOF, "connection", "the other side closed the connection"},
-		{errors.New("http: server closed idle connection"), "connection", "the other side closed the connection"},
 		{errors.New("malformed"), "protocol", "the other side did not speak SMTP as it should"},
 	} {
 		code, text := Describe(fmt.Errorf("POST https://secret: %w: secret", tc.err), "SMTP")

@@ -71,7 +71,7 @@ func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
 					t.Errorf("the wire says that it sent: %v, %d bytes", sent, w.Written())
 				}
 				_ = c.Close()
-				if text, err := io.ReadAll(other); string(text) != first {
+				if text, err := io.ReadAll(other); string(text) != first || err != nil != (first != "") {
 					t.Errorf("there arrived %q, %v", text, err)
 				}
 			})
@@ -93,6 +93,7 @@ func TestAWriteOfMuchStopsInItsMiddleWhenTheTimeIsOver(t *testing.T) {
 			wrote := make(chan result, 1)
 			go func() {
 				n, err := c.Write(make([]byte, much))
+				w.End()
 				_ = c.Close()
 				wrote <- result{n, err}
 			}()
@@ -102,7 +103,7 @@ func TestAWriteOfMuchStopsInItsMiddleWhenTheTimeIsOver(t *testing.T) {
 			way.over(w)
 			rest, err := io.Copy(io.Discard, other)
 			got := <-wrote
-			if got.n != int(rest)+1 || got.n >= much || !errors.Is(got.err, way.want) {
+			if got.n <= int(rest) || got.n >= much || !errors.Is(got.err, way.want) {
 				t.Errorf("wrote %d, %v; there arrived %d, %v", got.n, got.err, rest+1, err)
 			}
 		})
@@ -120,8 +121,8 @@ func TestWhatIsUnderWayAtTheEndMayHaveBeenSent(t *testing.T) {
 	if _, err := io.ReadFull(other, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, sent := w.End(); !sent || w.Written() != 0 {
-		t.Errorf("the wire says that it sent: %v, %d bytes", sent, w.Written())
+	if _, sent := w.End(); !sent {
+		t.Error("the wire says that nothing was sent")
 	}
 	_ = c.Close()
 	if err := <-wrote; err == nil {

@@ -1,0 +1,42 @@
+package wirehttp
+
+import (
+	"compress/flate"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/textproto"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Each error says more than it should, as those of net/http do.
+func TestAnErrorOfHTTPIsDescribedInFixedWords(t *testing.T) {
+	for _, tc := range []struct {
+		err        error
+		code, text string
+	}{
+		{&silentError{errors.New("secret")}, "connection", "closed the connection before it answered"},
+		{&proxyError{407}, "proxy", "the proxy answered CONNECT with status 407"},
+		{&headersError{256 << 10, errors.New("secret")}, "protocol", "headers are longer than 256 KiB"},
+		{textproto.ProtocolError("secret"), "protocol", "headers are malformed"},
+		{&bodyError{error: gzip.ErrHeader, gzip: true}, "protocol", "gzip encoding is damaged"},
+		{&bodyError{error: gzip.ErrChecksum, gzip: true}, "protocol", "gzip encoding is damaged"},
+		{&bodyError{error: flate.CorruptInputError(7), gzip: true}, "protocol", "gzip encoding is damaged"},
+		{&bodyError{error: io.ErrUnexpectedEOF, gzip: true}, "protocol", "ended before its gzip encoding did"},
+		{&bodyError{error: io.ErrUnexpectedEOF, chunked: true}, "connection", "closed the connection before the answer's end"},
+		{&bodyError{error: errors.New("secret"), chunked: true}, "protocol", "chunked encoding is malformed"},
+		{&bodyError{error: os.ErrDeadlineExceeded}, "timeout", "the attempt's time was over"},
+		{&silentError{syscall.ECONNRESET}, "connection", "connection reset by peer"},
+		{io.ErrUnexpectedEOF, "connection", "the other side closed the connection"},
+		{errors.New("malformed"), "protocol", "did not speak HTTP/1.1 as it should"},
+	} {
+		code, text := Describe(fmt.Errorf("POST https://secret: %w: secret", tc.err))
+		if code != tc.code || !strings.Contains(text, tc.text) || strings.Contains(text, "secret") {
+			t.Errorf("%v is described as %s: %s", tc.err, code, text)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package wiretest
+
+import (
+	"net"
+	"syscall"
+	"testing"
+	"unsafe"
+)
+
+// Listen listens on loopback until the test ends. The listener is one for DropData: it has no Multipath TCP, which takes no
+// filter.
+func Listen(t testing.TB) *net.TCPListener {
+	t.Helper()
+	var config net.ListenConfig
+	config.SetMultipathTCP(false)
+	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.(*net.TCPListener)
+}
+
+// DropData has the kernel drop each TCP segment that carries data and arrives at the socket, before TCP sees it: the sender
+// keeps the data in its queue and retransmits it. Handshakes, closes and resets pass. Connections that a listener accepts
+// inherit it. It needs no rights.
+func DropData(socket syscall.Conn) error {
+	program := [...]syscall.SockFilter{
+		{Code: 0x30, K: 12},              // the byte with the length of the TCP header
+		{Code: 0x74, K: 2},               // in bytes
+		{Code: 0x54, K: 0x3c},            //
+		{Code: 0x07},                     //
+		{Code: 0x80},                     // the segment's length
+		{Code: 0x1c},                     // without the header
+		{Code: 0x15, Jt: 0, Jf: 1, K: 0}, // is there data?
+		{Code: 0x06, K: 0xffffffff},      // no: pass
+		{Code: 0x06, K: 0},               // yes: drop
+	}
+	fprog := syscall.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	return setFilter(socket, syscall.SO_ATTACH_FILTER, unsafe.Pointer(&fprog), unsafe.Sizeof(fprog))
+}
+
+// PassData ends what DropData began.
+func PassData(socket syscall.Conn) error {
+	var unused int32
+	return setFilter(socket, syscall.SO_DETACH_FILTER, unsafe.Pointer(&unused), unsafe.Sizeof(unused))
+}
+
+func setFilter(socket syscall.Conn, option uintptr, value unsafe.Pointer, size uintptr) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var errno syscall.Errno
+	err = raw.Control(func(fd uintptr) {
+		_, _, errno = syscall.Syscall6(syscall.SYS_SETSOCKOPT, fd, syscall.SOL_SOCKET, option, uintptr(value), size, 0)
+	})
+	if err == nil && errno != 0 {
+		err = errno
+	}
+	return err
+}
