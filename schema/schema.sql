@@ -168,7 +168,8 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
 
 table samekey.rate_limits  -- with fillfactor=10
     destination text collate "C" not null
-    given_until timestamp with time zone not null
+    counted_at timestamp with time zone not null
+    owed double precision not null default 0
     constraint rate_limits_pkey PRIMARY KEY (destination)
 
 table samekey.river_job  -- River's

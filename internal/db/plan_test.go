@@ -147,7 +147,7 @@ func (p planner) checkAll() {
 		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Queue: "mail", MaxCount: 100, Lease: time.Minute,
 	})
 
-	p.exec(`insert into samekey.rate_limits (destination, given_until) values ('bank', now())`)
+	p.exec(`insert into samekey.rate_limits (destination, counted_at) values ('bank', now())`)
 	// The index entries of those that were just claimed, and of those that are counted.
 	p.check("take permits", db.RateLimitsTake, 4*batch, db.RateLimitsTakeParams{
 		Action: "charge_card", Mark: time.Unix(0, 0), MaxCount: 500, Rate: 1000, Burst: 100, Batch: 50, Destination: "bank"})
