@@ -110,6 +110,11 @@ func (n *node) attempt(c *claim) settlement {
 	if ctx.Err() != nil { // the claim alone took as long as the attempt may
 		s := c.action.givenBack(row)
 		s.delay = time.Second // no hot loop against a database that is slower than the calls
+		if n.calls.Err() == nil {
+			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
+			n.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
+		}
 		return s
 	}
 	if s, ok := n.mayCall(ctx, c); !ok {
