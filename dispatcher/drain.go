@@ -87,6 +87,14 @@ func (n *node) drainAll(ctx context.Context) error {
 				return fmt.Errorf("dispatcher: drain %q: %w", lane.name, err)
 			}
 		}
+		n.applier.allDue()
+		got, held, err := n.applier.claimAll(ctx)
+		if claimed += got; held { // there is a slot when one that runs has ended
+			claimed++
+		}
+		if err != nil {
+			return fmt.Errorf("dispatcher: drain: claim answered intents: %w", err)
+		}
 		if err := n.settledAll(ctx); err != nil {
 			return err
 		}

@@ -202,7 +202,6 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 	c.visit.breaker = nil
 	row, calls := &c.OutboxQueueClaimRow, false
 	switch c.Status {
-	case statusAnswered:
 	case statusUnknown:
 		_, calls = c.action.beforeLookup(row)
 	default:

@@ -34,7 +34,9 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 	d.Handle("no_units", dispatcher.Policy{Class: dispatcher.Read, Timeout: 30, Backoff: 1, SettlingDelay: 5, Deadline: 60, CompletionTime: 300}, ok)
 	d.Handle("just_short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100*time.Millisecond - 1, Lease: 200*time.Millisecond - 2}, ok)
 	d.Handle("unseen", dispatcher.Policy{Class: dispatcher.Read, CompletionTime: 35 * time.Second}, ok, dispatcher.WithLookup(
-		func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) { return dispatcher.Finding{}, nil }))
+		func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
+			return dispatcher.Finding{}, nil
+		}))
 	d.Handle("nowhere", dispatcher.Policy{Class: dispatcher.Read, Destination: "nowhere"}, ok)
 	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
 	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)

@@ -27,7 +27,7 @@ with wanted as materialized (
     from (select from samekey.outbox_queue q
           where q.action = $1
             and q.leased_by is null
-            and q.status in ('pending', 'unknown', 'answered')
+            and q.status in ('pending', 'unknown')
             and q.due_at >= $2
             and q.due_at <= (select clock_timestamp())
           order by q.due_at
