@@ -141,8 +141,9 @@ func (dest *destination) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
-// New makes a dispatcher on a pool. The pool needs room for the claims and settles of each destination, the listener
-// and River: 10 connections are plenty. It is not closed by the dispatcher.
+// New makes a dispatcher on a pool. The pool needs room for the claims and settles of each destination, for River and for
+// Applies, which take half of it at most: at least 4 connections; 10 are plenty for most. Besides it there is one for the
+// worker's lock. It is not closed by the dispatcher.
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),

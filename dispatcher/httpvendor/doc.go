@@ -57,7 +57,7 @@
 //	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it
 //	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent; the Retry-After
 //	                                          of a 429 holds for all calls of the destination, or of the endpoint, as far
-//	                                          as dispatcher.Throttled says
+//	                                          as dispatcher.Throttled says; without one they wait for a time that grows
 //	408, 425, 500-599 with                    stuck: the answer is stored, and the same key gets it for ever; looked up,
 //	  Idempotent-Replayed: true               else parked
 //	408, 425, 500-599 with Retry-After        put off likewise; once: unknown
