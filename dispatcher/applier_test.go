@@ -128,12 +128,12 @@ func TestManyBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(4)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 8})
-	d.Destination("mail", dispatcher.Limits{})
+	d.Destination("webhooks", dispatcher.Limits{}) // the last in order: by that alone its turn would come last
 	for i := range 6 {
 		b.handle(d, fmt.Sprintf("blocked_%d", i), "vendor", "locked")
 		b.insertMany(fmt.Sprintf("blocked_%d", i), 10)
 	}
-	b.handle(d, "send_receipt", "mail", "free")
+	b.handle(d, "send_receipt", "webhooks", "free")
 	b.start(d)
 	b.until("all calls are made", func() bool { return b.calls.Load() == 60 })
 	b.until("Applies wait for the row", func() bool { return b.waiters() == 2 })
@@ -167,6 +167,9 @@ func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
 	b.until("all are called and answered", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where status = 'answered'`) == 500
 	})
+	if n := b.count(`select count(*) from samekey.outbox_queue where leased_by is not null`); n > 32+4 {
+		t.Errorf("%d are leased", n)
+	}
 	b.until("only those that run are leased", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where leased_by is not null`) == b.waiters()
 	})

@@ -258,8 +258,8 @@ func (n *node) judge(c *claim, code string, err error) {
 			slog.String("code", clean(code, codeLimit)), slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
 	case made.closed:
 		n.log.Info("dispatcher: calls are answered again", c.where()...)
-		n.wake(c.action.name)
-	case made.room:
+	}
+	if made.closed || made.room || made.holds > 0 { // how long the drain has to wait is another time now
 		n.wake(c.action.name)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,9 +18,7 @@ type busyVendor struct {
 	*httptest.Server
 	status   atomic.Int32
 	calls    atomic.Int32
-	mu       sync.Mutex
-	together int
-	most     int // calls at once, since it was last set to zero
+	together atomic.Int32
 }
 
 func startBusy(b *bundle, status int) *busyVendor {
@@ -34,17 +31,12 @@ func startBusy(b *bundle, status int) *busyVendor {
 
 func (v *busyVendor) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	v.calls.Add(1)
-	v.mu.Lock()
-	v.together++
-	v.most = max(v.most, v.together)
-	v.mu.Unlock()
-	defer func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.together--
-	}()
+	v.together.Add(1)
+	defer v.together.Add(-1)
 	w.WriteHeader(int(v.status.Load()))
 }
+
+func (v *busyVendor) idle() bool { return v.together.Load() == 0 }
 
 // call maps 429 and 503 to what is given.
 func (v *busyVendor) call(b *bundle, busy func() error) dispatcher.Handler {
@@ -92,20 +84,19 @@ func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
 func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
 	b := setup(t)
 	v := startBusy(b, http.StatusTooManyRequests)
-	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 16, BreakDelay: 300 * time.Millisecond, MaxBreakDelay: 300 * time.Millisecond},
-		v.call(b, busyAnswers["429 without a time"]))
+	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{SweepInterval: time.Minute}) // what goes on does so by itself
+	d.NoJitter()
+	d.Destination("vendor", dispatcher.Limits{Concurrency: 16, BreakDelay: 4 * time.Second, MaxBreakDelay: 4 * time.Second})
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), v.call(b, busyAnswers["429 without a time"]))
 	b.insertMany("charge_card", 300)
 	b.start(d)
 	b.until("the second hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=2 ") })
-	v.mu.Lock()
-	v.most = 0
-	v.mu.Unlock()
+	b.until("no call is under way", v.idle)
+	before := v.calls.Load()
 	b.until("the third hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=3 ") })
-	v.mu.Lock()
-	most := v.most
-	v.mu.Unlock()
-	if most != 1 {
-		t.Errorf("after a hold %d calls were made at once", most)
+	b.until("no call is under way", v.idle)
+	if n := v.calls.Load() - before; n != 1 {
+		t.Errorf("after a hold %d calls were made, want 1", n)
 	}
 	v.status.Store(http.StatusOK)
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue where attempt = 0`) == 0 })

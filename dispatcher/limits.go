@@ -27,7 +27,7 @@ type Limits struct {
 	// BreakAfter is how many failures in a row open the breaker: calls that could not be sent, that timed out or whose
 	// outcome is unknown. So do three refusals of the credentials ([Denied]) in a row. A refusal, an answer for a person
 	// ([Dead]) and [RetryAfter] are no failures. While it is open this process claims nothing of the destination, so that
-	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered. 
+	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered.
 	//
 	// A vendor that wants fewer calls is no failure either. [Throttled] with a time: nothing is claimed for so long, up to
 	// MaxBreakDelay, then all goes on. Throttled without a time, or BreakAfter answers of [RetryAfter] in a row: nothing is

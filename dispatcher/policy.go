@@ -19,7 +19,7 @@ type Policy struct {
 	Destination string
 
 	// Timeout bounds one attempt, connecting and reading included. It begins before the claim is sent, so the claim's
-	// round trip counts: a shorter one than a claim takes would be claimed and given back for ever. Default 30 s; 100 ms to 1 h.
+	// round trip counts: a shorter one than a claim takes would be claimed and given back without end. Default 30 s; 100 ms to 1 h.
 	Timeout time.Duration
 
 	// Lease is how long a claim is good for. It must exceed Timeout by 100 ms or more, in which the outcome is written: a
