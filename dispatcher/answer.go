@@ -102,17 +102,19 @@ func Refused(answer Answer) error {
 
 // RetryAfter says that the vendor declared that it did not act and wants to be asked again later: an answer that means
 // "still running under this key", or a 429 about this call alone (else [Throttled]). It spends no attempt; the wait is the longer of d and the policy's
-// backoff, at most a day: a vendor that asks for more is asked again after a day. Any class may be retried after it but an irreversible write, which waits for approval.
+// backoff, at most a day: a vendor that asks for more is asked again after a day. Many in a row slow the destination or the
+// endpoint ([Limits.BreakAfter]). Any class may be retried after it but an irreversible write, which waits for approval.
 func RetryAfter(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
 }
 
 // Throttled says what [RetryAfter] says, of the whole account (429, or 403 with Retry-After): until d is over, but no longer than the
 // destination's MaxBreakDelay, this [Dispatcher.Run] or Drain claims nothing for it, or calls nothing of the endpoint where the
-// call had one; what it has claimed by then is still called. What is due waits, with nothing spent (of a destination also what
-// has only its Apply to come). Where there is no breaker (Limits.BreakAfter), or d is zero, it is RetryAfter alone.
+// call had one; what it has claimed by then is still called. What is due waits, with nothing spent. A d of zero
+// or less means that the vendor said no time: then the wait is ours, grows with each such answer, and ends with one call
+// ([Limits.BreakAfter]). Where there is no breaker, it is RetryAfter alone.
 func Throttled(d time.Duration, err error) error {
-	return &attemptError{verdict: verdictRetryAfter, after: d, account: d > 0, err: orText(err, "the vendor wants fewer calls")}
+	return &attemptError{verdict: verdictRetryAfter, after: d, account: true, err: orText(err, "the vendor wants fewer calls")}
 }
 
 // NotBefore says beside what err says that the vendor wants no call before d is over, as a Retry-After does beside an answer
@@ -295,9 +297,13 @@ func WithLookup[T any](fn func(ctx context.Context, call *Call, payload T) (Find
 // refused or resolved: fn's rows and the end of the intent are committed together, once. It may insert further intents
 // with outbox.Insert, which takes the key of the intent's own request. An error or a panic rolls it back and it is tried
 // again with backoff for as long as it takes; the vendor is not called again. Keep it short: it must not call out, and
-// it ends at the policy's Timeout. The transaction is not fn's to end: Commit, Rollback and statements that do it are
-// refused, and where one gets past (in a text of several statements, over tx.Conn), what it rolled back is tried again, and
-// what it committed stays and is not done again, with an error in the log. What fn sets for its session is undone.
+// it ends at the policy's Timeout. An action has 4 at once, and all together half of the pool's connections. Where all of
+// those are taken and another action has none, the Apply that has run for longest is rolled back and tried again: after 1 s,
+// and after up to 8 s where that has happened to it before. An Apply that waits holds up no call.
+//
+// The transaction is not fn's to end: Commit, Rollback and statements that do it are refused, and where one gets past (in a
+// text of several statements, over tx.Conn), what it rolled back is tried again, and what it committed stays and is not done
+// again, with an error in the log. What fn sets for its session is undone.
 func WithApply[T any](fn func(ctx context.Context, tx pgx.Tx, payload T, outcome Outcome) error) Option {
 	return func(a *action) error {
 		a.apply = func(ctx context.Context, tx pgx.Tx, outcome Outcome) error {

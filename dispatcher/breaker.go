@@ -22,6 +22,12 @@ import (
 //	failures and answers mixed                an answer begins a new row: it never opens on a vendor that mostly answers
 //	it is throttled by several calls at once  it holds until the last of the times that it was told; then all go on, since
 //	                                          the vendor answers: it is neither open nor asked by one call alone
+//	the vendor wants fewer calls and says     it holds for a time that doubles with each such answer, up to the longest delay;
+//	no time (429), or wants to be asked       then one call goes out, and with each that is answered otherwise twice as many
+//	later so often in a row (503)             may be under way
+//	32 calls are under way when it holds      theirs is the epoch that is over: one hold for all of them
+//	of those that come back one by one, one   after probePatience another may go
+//	never returns
 //
 // A library does not fit well: failsafe-go's breaker brings the requirements of grpc and protobuf along, its half-open
 // state has no way to give a permit back without a verdict, and it counts one kind of failure, by one threshold.
@@ -36,6 +42,11 @@ type breaker struct {
 	until            time.Time // open until then, and until a probe is answered; zero while it is closed
 	probed           time.Time // when the probe that is out was given; zero where none is
 	held             time.Time // nothing is admitted before: the vendor asked for that
+	laters           int       // answers in a row by which the vendor wants to be asked later
+	holds            int       // that followed each other without a better answer
+	window           int       // after a hold: how many calls may be under way; zero: any number
+	out              int       // those that are, of this epoch, while there is a window
+	admitted         time.Time // when the last of those was
 	epoch            int
 }
 
@@ -48,11 +59,14 @@ const (
 	healthBad                     // it could not be reached, or nobody knows what it did
 	healthDenied                  // it refused the credentials
 	healthThrottled               // it answered that it wants fewer calls
+	healthLater                   // it answered that it did not act, and wants to be asked later
 )
 
 const (
 	deniedBreaks  = 3           // refusals of the credentials in a row that open it
 	probePatience = time.Minute // after which a probe that has not come back is given again
+	holdFraction  = 8           // of the first delay is the first hold: one 429 among many answers costs little
+	fullWindow    = 256         // with so many calls under way the hold before is forgotten
 )
 
 // fullJitter draws a wait.
@@ -70,11 +84,26 @@ func (b *breaker) admit(now time.Time, want int) (may, epoch int) {
 	switch {
 	case b.waits(now) > 0:
 		return 0, b.epoch
-	case b.until.IsZero():
-		return want, b.epoch
+	case !b.until.IsZero():
+		b.probed = now
+		return 1, b.epoch
+	case b.window > 0:
+		b.out = min(b.out, b.window-1) // one that has not come back for so long is not waited for
+		may = min(want, b.window-b.out)
+		b.out, b.admitted = b.out+may, now
+		return may, b.epoch
 	}
-	b.probed = now
-	return 1, b.epoch
+	return want, b.epoch
+}
+
+// unused gives back what admit gave of that epoch and nothing was claimed for.
+func (b *breaker) unused(epoch, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if epoch == b.epoch && n > 0 {
+		b.probed = time.Time{}
+		b.out = max(b.out-n, 0)
+	}
 }
 
 // wait is how long nothing is admitted.
@@ -87,6 +116,8 @@ func (b *breaker) wait(now time.Time) time.Duration {
 func (b *breaker) waits(now time.Time) time.Duration {
 	held := max(b.held.Sub(now), 0)
 	switch {
+	case b.until.IsZero() && b.window > 0 && b.out >= b.window:
+		return max(b.admitted.Add(probePatience).Sub(now), held)
 	case b.until.IsZero():
 		return held
 	case !b.probed.IsZero():
@@ -110,7 +141,7 @@ func (b *breaker) delayEnds(now time.Time) time.Time {
 func (b *breaker) spotless(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.until.IsZero() && b.failures == 0 && !b.held.After(now)
+	return b.until.IsZero() && b.failures == 0 && b.laters == 0 && b.window == 0 && !b.held.After(now)
 }
 
 // A change is what a record made of the breaker.
@@ -118,6 +149,8 @@ type change struct {
 	opened, closed bool
 	failures       int // that led to it, in a row
 	trips          int
+	holds          int  // more than zero: it holds, for the so manieth time in a row
+	room           bool // one more call may be under way
 	delay          time.Duration
 }
 
@@ -129,25 +162,52 @@ func (b *breaker) record(epoch int, h health, now time.Time) (c change) {
 		return change{}
 	}
 	open := !b.until.IsZero()
+	c.room = b.window > 0
+	b.out = max(b.out-1, 0)
 	switch h {
 	case healthNone:
 		b.probed = time.Time{}
-		return change{}
+		return c
 	case healthGood:
-		b.failures, b.denied, b.trips, b.until, b.probed = 0, 0, 0, time.Time{}, time.Time{}
-		return change{closed: open}
+		b.answers()
+		b.laters, b.holds = 0, 0
+		if b.window *= 2; b.window > fullWindow {
+			b.window = 0
+		}
+		c.closed = open
+		return c
+	case healthLater, healthThrottled:
+		b.answers()
+		b.laters++
+		c.closed = open
+		if b.after < 0 || h == healthLater && b.window == 0 && b.laters < b.after {
+			return c
+		}
+		b.holds++
+		c.holds, c.delay = b.holds, b.draw(b.ceiling(max(b.delay/holdFraction, time.Millisecond), b.holds))
+		if until := now.Add(c.delay); until.After(b.held) {
+			b.held = until
+		}
+		b.window, b.out = 1, 0
+		b.epoch++
+		return c
 	case healthDenied:
 		b.denied++
 	}
 	b.failures++
 	if b.after < 0 || !open && b.failures < b.after && b.denied < min(deniedBreaks, b.after) {
-		return change{}
+		return c
 	}
 	b.trips++
-	c = change{opened: true, failures: b.failures, trips: b.trips, delay: b.draw(b.ceiling())}
+	c = change{opened: true, failures: b.failures, trips: b.trips, delay: b.draw(b.ceiling(b.delay, b.trips))}
 	b.until, b.probed = now.Add(c.delay), time.Time{}
 	b.epoch++
 	return c
+}
+
+// answers takes that the vendor is there: it closes.
+func (b *breaker) answers() {
+	b.failures, b.denied, b.trips, b.until, b.probed = 0, 0, 0, time.Time{}, time.Time{}
 }
 
 // throttle takes that the vendor answered a claim of that epoch that it wants no call for a time: nothing is admitted before.
@@ -156,7 +216,8 @@ func (b *breaker) throttle(epoch int, d time.Duration, now time.Time) time.Durat
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if epoch == b.epoch {
-		b.failures, b.denied, b.trips, b.until, b.probed = 0, 0, 0, time.Time{}, time.Time{}
+		b.answers()
+		b.out = max(b.out-1, 0)
 	}
 	d = min(d, b.maxDelay)
 	already, until := b.held.After(now), now.Add(d)
@@ -170,10 +231,9 @@ func (b *breaker) throttle(epoch int, d time.Duration, now time.Time) time.Durat
 	return d
 }
 
-// ceiling is the longest wait after so many trips.
-func (b *breaker) ceiling() time.Duration {
-	wait := b.delay
-	for n := 1; n < b.trips && wait < b.maxDelay; n++ {
+// ceiling is the longest wait after so many trips, or holds.
+func (b *breaker) ceiling(wait time.Duration, times int) time.Duration {
+	for n := 1; n < times && wait < b.maxDelay; n++ {
 		wait *= 2
 	}
 	return min(wait, b.maxDelay)
@@ -196,6 +256,7 @@ func healthOf(err error) health {
 		if failure.account {
 			return healthThrottled
 		}
+		return healthLater
 	case verdictUnknown:
 		if errors.As(err, &panicked) || errors.Is(err, context.Canceled) {
 			return healthNone

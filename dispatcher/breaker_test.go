@@ -185,7 +185,6 @@ func TestABusinessNoOpensNoBreaker(t *testing.T) {
 	for name, err := range map[string]error{
 		"refused": dispatcher.Refused(dispatcher.Answer{Code: "card_declined"}),
 		"dead":    dispatcher.Dead(dispatcher.Answer{Code: "404"}, errors.New("no such order")),
-		"429":     dispatcher.RetryAfter(time.Hour, errors.New("too many")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)

@@ -174,11 +174,84 @@ func TestAProbeThatIsThrottledClosesTheBreakerAndAnOlderCallDoesNot(t *testing.T
 	c.wantAdmitted(32, 32)
 }
 
+func TestAHoldWithoutATimeDoublesAndEndsWithOneCall(t *testing.T) {
+	c := newClocked(t)
+	under := c.wantAdmitted(32, 32)
+	for i, want := range []time.Duration{125, 250, 500, 1000, 2000, 4000, 8000, 8000} {
+		epoch := under
+		if i > 0 {
+			epoch = c.wantAdmitted(32, 1)
+		}
+		made := c.record(epoch, healthThrottled, c.now)
+		if made.holds != i+1 || made.delay != want*time.Millisecond {
+			t.Fatalf("hold %d: %+v, want %dms", i+1, made, want)
+		}
+		if again := c.record(epoch, healthThrottled, c.now); again.holds != 0 {
+			t.Fatal("another call of the same batch made another hold")
+		}
+		c.now = c.now.Add(made.delay - 1)
+		c.wantAdmitted(32, 0)
+		c.now = c.now.Add(1)
+	}
+	epoch := c.wantAdmitted(32, 1)
+	c.wantAdmitted(32, 0) // it is under way
+	c.record(epoch, healthGood, c.now)
+	c.wantAdmitted(32, 2)
+	c.record(epoch, healthGood, c.now)
+	c.wantAdmitted(32, 3) // 4, of which one is under way
+	if made := c.record(epoch, healthThrottled, c.now); made.holds != 1 || made.delay != 125*time.Millisecond {
+		t.Fatalf("after answers the hold is %+v, want the first delay", made)
+	}
+}
+
+func TestAnswersWithoutACallOrThatNeverComeLeaveRoomAfterAHold(t *testing.T) {
+	c := newClocked(t)
+	c.record(c.wantAdmitted(32, 32), healthThrottled, c.now)
+	c.now = c.now.Add(time.Second)
+	epoch := c.wantAdmitted(32, 1)
+	c.unused(epoch, 1) // nothing was claimed
+	c.wantAdmitted(32, 1)
+	if made := c.record(epoch, healthNone, c.now); !made.room {
+		t.Fatal("nobody is told that there is room")
+	}
+	c.wantAdmitted(32, 1)
+	c.now = c.now.Add(probePatience - 1)
+	c.wantAdmitted(32, 0)
+	c.now = c.now.Add(1)
+	c.wantAdmitted(32, 1)
+	c.record(epoch, healthBad, c.now) // a failure: no hold, and no larger window
+	c.wantAdmitted(32, 1)
+}
+
+func TestSoManyRetryLatersInARowHoldAndFewerDoNot(t *testing.T) {
+	c := newClocked(t)
+	if made := c.records(healthLater, healthLater, healthLater, healthGood, healthLater, healthLater, healthLater); made.holds != 0 {
+		t.Fatalf("%+v", made)
+	}
+	if made := c.records(healthLater); made.holds != 1 {
+		t.Fatalf("the fourth in a row: %+v", made)
+	}
+	c.now = c.now.Add(time.Second)
+	if made := c.records(healthLater); made.holds != 2 { // one is enough by now
+		t.Fatalf("after the hold: %+v", made)
+	}
+}
+
+func TestAProbeThatIsAskedToComeLaterClosesTheBreaker(t *testing.T) {
+	c := newClocked(t)
+	c.open()
+	c.now = c.now.Add(time.Second)
+	if made := c.record(c.wantAdmitted(32, 1), healthLater, c.now); !made.closed || made.holds != 0 {
+		t.Fatalf("%+v", made)
+	}
+	c.wantAdmitted(32, 32)
+}
+
 func TestABreakerThatIsTurnedOffNeverOpens(t *testing.T) {
 	c := newClocked(t)
 	c.after = -1
 	for range 100 {
-		c.records(healthBad, healthDenied)
+		c.records(healthBad, healthDenied, healthLater, healthThrottled)
 		c.throttle(c.wantAdmitted(1, 1), time.Second, c.now)
 	}
 	c.wantAdmitted(32, 32)
@@ -194,9 +267,9 @@ func TestWhatTheEndOfACallSaysOfTheVendor(t *testing.T) {
 		{"delivered", nil, healthGood},
 		{"refused", Refused(Answer{Code: "card_declined"}), healthGood},
 		{"dead", Dead(Answer{Code: "404"}, broken), healthGood},
-		{"429", RetryAfter(time.Second, broken), healthGood},
+		{"later", RetryAfter(time.Second, broken), healthLater},
 		{"429 for the account", NotBefore(time.Minute, Throttled(time.Second, broken)), healthThrottled},
-		{"429 without a time", Throttled(0, broken), healthGood},
+		{"429 without a time", Throttled(0, broken), healthThrottled},
 		{"202", Accepted(Answer{}, time.Second), healthGood},
 		{"503", fmt.Errorf("wrapped: %w", Unknown(Answer{Code: "503"}, broken)), healthBad},
 		{"unlisted", broken, healthBad},

@@ -78,11 +78,6 @@ func (n *node) work(c *claim) {
 			n.settle(c, c.action.afterCall(row, Answer{}, errors.New("the handler ended its goroutine")))
 		}
 	}()
-	if c.Status == statusAnswered {
-		settled = true
-		n.apply(c, int(c.Spent))
-		return
-	}
 	var s settlement
 	switch send := false; {
 	case n.isStopping():
@@ -114,6 +109,11 @@ func (n *node) attempt(c *claim) settlement {
 	if ctx.Err() != nil { // the claim alone took as long as the attempt may
 		s := c.action.givenBack(row)
 		s.delay = time.Second // no hot loop against a database that is slower than the calls
+		if n.calls.Err() == nil {
+			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
+			n.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
+		}
 		return s
 	}
 	if s, ok := n.mayCall(ctx, c); !ok {
@@ -201,50 +201,37 @@ func (n *node) settle(c *claim, s settlement) {
 		s.answer.Body = s.answer.Body[:limit]
 	}
 	n.report(c, s)
-	r := result{claim: c, settlement: s, settled: func(settled bool) {
-		if settled && s.status == statusAnswered && s.keep {
-			n.applyLater(c)
+	unapplied := s.status == statusAnswered && s.keep // its Apply has not run yet
+	s.keep = s.keep && (!unapplied || n.applier.promise(c.action))
+	ended := func(settled bool) {
+		switch {
+		case unapplied && settled && s.keep:
+			n.applier.answered(c)
 			return
+		case unapplied && settled: // counted when it is claimed again
+			n.applier.written(c.action)
+			n.open.Done()
+			return
+		case unapplied && s.keep:
+			n.applier.unpromise(c.action)
 		}
 		n.count(s, settled)
-	}}
+	}
+	r := result{claim: c, settlement: s, settled: ended}
 	select {
 	case <-n.abandoned: // first, since a buffer that nobody reads would take it too
-		n.count(s, false)
+		ended(false)
 		return
 	default:
 	}
 	select {
 	case n.results <- r:
 	case <-n.abandoned:
-		n.count(s, false)
+		ended(false)
 	}
 }
 
-// applyLater applies an answer that was just written, under the lease that its attempt kept.
-func (n *node) applyLater(c *claim) {
-	go n.apply(c, 0)
-}
-
-// apply runs the action's Apply in the transaction that finishes the intent. Where it fails, the answer stays, and apply
-// is tried again. Only a few run at once: each takes a connection from the pool, which claims and settles need too.
-func (n *node) apply(c *claim, spent int) {
-	n.applySlots <- struct{}{}
-	outcome, err := n.applyOnce(c)
-	<-n.applySlots
-	switch {
-	case errors.Is(err, errFenced):
-		n.count(settlement{status: statusAnswered}, false)
-	case err != nil:
-		n.log.Error("dispatcher: Apply failed; the vendor has answered and is not called again", append(c.attrs(),
-			slog.Int("failures", spent+1))...)
-		n.settle(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
-	default:
-		n.count(settlement{status: outcome, outcome: outcome}, true)
-	}
-}
-
-// applyOnce is one such transaction. Locks are taken in the order in which the application's own transactions take them,
+// applyOnce runs the action's Apply in the transaction that finishes the intent, see applier. Locks are taken in the order in which the application's own transactions take them,
 // which write their rows first and their intents last: the rows of Apply, then the ordering key, then the queue's row,
 // whose fence decides whether any of it is committed.
 //
@@ -255,8 +242,8 @@ func (n *node) apply(c *claim, spent int) {
 //	commit; or commit, begin         the rows are there: to try again would write them twice, so the intent is finished
 //	                                 now, in a transaction of its own, with an error in the log. After a crash between
 //	                                 the two Apply runs again: that is what the Apply gave up
-func (n *node) applyOnce(c *claim) (outcome string, err error) {
-	ctx, cancel := context.WithTimeout(n.calls, c.action.policy.Timeout)
+func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
 	defer cancel()
 	var promoted []string
 	var answer db.OutboxHistoryAnswerRow

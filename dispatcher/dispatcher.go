@@ -33,13 +33,15 @@ type Config struct {
 	SweepInterval time.Duration
 
 	// StopTimeout is how long [Dispatcher.Run] lets calls under way go on after its context ended; then their contexts
-	// are cancelled, and what they came to is settled. Default 20 s: within the 30 s that Kubernetes allows.
+	// are cancelled, and what they came to is settled. Default 20 s: within the 30 s that Kubernetes allows. 1 ms to 24 h.
 	StopTimeout time.Duration
 
 	// Retention is how long a finished intent that was written without a processed record is kept. (One with a record
 	// is kept as long as the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
 	Retention time.Duration
 }
+
+const maxStop = 24 * time.Hour
 
 // What processed.Pruning takes as IntentRetain.
 const (
@@ -72,8 +74,8 @@ func (c Config) check() (errs []error) {
 	if c.SweepInterval < 10*time.Millisecond || c.SweepInterval > time.Minute {
 		errs = append(errs, fmt.Errorf("dispatcher: Config.SweepInterval %v is outside 10ms to 1m", c.SweepInterval))
 	}
-	if c.StopTimeout < 0 {
-		errs = append(errs, fmt.Errorf("dispatcher: Config.StopTimeout %v is negative", c.StopTimeout))
+	if c.StopTimeout < minDelay || c.StopTimeout > maxStop {
+		errs = append(errs, fmt.Errorf("dispatcher: Config.StopTimeout %v is outside 1ms to 24h", c.StopTimeout))
 	}
 	if c.Retention < minRetention || c.Retention > maxRetention {
 		errs = append(errs, fmt.Errorf("dispatcher: Config.Retention %v is outside 1m to 10 years (%v)", c.Retention, maxRetention))
@@ -142,8 +144,9 @@ func (dest *destination) hasEndpoints() bool {
 }
 
 // New makes a dispatcher for the database of a pool. While it runs, it works on connections of its own, made as the pool
-// makes them: to the same servers, with the same hooks and as many at most, which need room for the claims and settles of
-// each destination, Applies and River: 10 are plenty. One more holds the session. The pool itself is not used and not
+// makes them: to the same servers, with the same hooks and as many at most. They need room for the claims and settles of
+// each destination, for River and for Applies, which take half of them at most: at least 4; 10 are plenty for most. One more
+// holds the session. The pool itself is not used and not
 // closed. It must not be a pooler's in transaction mode.
 //
 // The worker's connections get the settings that its promises need, after the hooks: synchronous_commit on, read
@@ -208,6 +211,9 @@ func (d *Dispatcher) resolve() (errs []error) {
 		}
 		if p.Attempts > 1 && a.lookup == nil && (p.Class == NonIdempotentWrite || p.Class == IrreversibleWrite) {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: Attempts %d contradicts %v, which is never sent again by itself: leave it out (it would bound the tries of a look-up: register one with WithLookup)", a.name, p.Attempts, p.Class))
+		}
+		if first := a.policy.Timeout + max(a.policy.SettlingDelay, time.Second); a.lookup != nil && a.policy.CompletionTime <= first {
+			errs = append(errs, fmt.Errorf("dispatcher: %s: CompletionTime %v is not longer than Timeout and SettlingDelay together (%v): what was accepted would be parked before its first look-up", a.name, a.policy.CompletionTime, first))
 		}
 		if a.stored && a.policy.Deadline == 0 {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: Deadline is missing: an endpoint that cannot be reached spends no attempts, so say when to give up", a.name))

@@ -28,7 +28,8 @@ func (s Summary) Total() int {
 // Drain delivers until nothing is due, and returns what came of it. It needs no running River, and holds a worker's lock
 // of its own while it lasts: for tests and for cron. What becomes due by a finished call's Apply or by a promotion is
 // delivered too; what is due later (a retry after its backoff) is left. A destination's rate and a busy endpoint are waited
-// for. Paused destinations are left alone, and so is what has an open breaker or is throttled ([Throttled]): it counts as nothing due.
+// for. Paused destinations are left alone, and so is what has an open breaker or is held since the vendor wants
+// fewer calls ([Limits.BreakAfter]): it counts as nothing due.
 //
 // When ctx ends it stops as [Dispatcher.Run] does and returns ctx's error with what it counted.
 func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
@@ -90,6 +91,14 @@ func (n *node) drainAll(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("dispatcher: drain %q: %w", lane.name, err)
 			}
+		}
+		n.applier.allDue()
+		got, held, err := n.applier.claimAll(ctx)
+		if claimed += got; held { // there is a slot when one that runs has ended
+			claimed++
+		}
+		if err != nil {
+			return fmt.Errorf("dispatcher: drain: claim answered intents: %w", err)
 		}
 		if err := n.settledAll(ctx); err != nil {
 			return err

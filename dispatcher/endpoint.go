@@ -202,7 +202,6 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 	c.visit.breaker = nil
 	row, calls := &c.OutboxQueueClaimRow, false
 	switch c.Status {
-	case statusAnswered:
 	case statusUnknown:
 		_, calls = c.action.beforeLookup(row)
 	default:
@@ -234,8 +233,8 @@ func (n *node) judge(c *claim, code string, err error) {
 		return
 	}
 	v.told, v.health = true, healthOf(err)
-	if v.health == healthThrottled { // no failure, and there may be many
-		if held := v.breaker.throttle(v.epoch, classify(err, false).after, time.Now()); held > 0 {
+	if after := askedWait(err); v.health == healthThrottled && after > 0 { // no failure, and there may be many
+		if held := v.breaker.throttle(v.epoch, after, time.Now()); held > 0 {
 			n.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
 				append(c.where(), slog.String("code", clean(code, codeLimit)), slog.Duration("again_in", held))...)
 		}
@@ -247,11 +246,20 @@ func (n *node) judge(c *claim, code string, err error) {
 		level = slog.LevelDebug
 	}
 	switch {
+	case made.holds > 0:
+		level := slog.LevelInfo
+		if v.endpoint != nil && made.holds > 1 {
+			level = slog.LevelDebug
+		}
+		n.log.Log(n.calls, level, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one", append(c.where(),
+			slog.String("code", clean(code, codeLimit)), slog.Int("holds", made.holds), slog.Duration("again_in", made.delay))...)
 	case made.opened:
 		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try", append(c.where(),
 			slog.String("code", clean(code, codeLimit)), slog.Int("failures", made.failures), slog.Duration("again_in", made.delay))...)
 	case made.closed:
 		n.log.Info("dispatcher: calls are answered again", c.where()...)
+	}
+	if made.closed || made.room || made.holds > 0 { // how long the drain has to wait is another time now
 		n.wake(c.action.name)
 	}
 }
@@ -272,7 +280,9 @@ func endpointDigest(id endpointID) string { return hex.EncodeToString(id[:8]) }
 func (l *lane) leave(c *claim) {
 	v := &c.visit
 	if v.breaker != nil && !v.told { // nobody was called
-		v.breaker.record(v.epoch, healthNone, time.Now())
+		if made := v.breaker.record(v.epoch, healthNone, time.Now()); made.room {
+			l.node.wake(c.action.name)
+		}
 	}
 	if v.endpoint != nil && l.endpoints.leave(v.endpoint, v.start, time.Now(), v.health) {
 		l.node.wake(c.action.name)

@@ -90,7 +90,7 @@ func ExampleDispatcher_Check() {
 	fmt.Println(d.Check())
 	// Output:
 	// dispatcher: charge_card: KeyWindow is missing: say how long the vendor remembers a key (dispatcher.Forever is a value)
-	// dispatcher: refund: Lease 1m0s is not longer than Timeout 1m0s
+	// dispatcher: refund: Lease 1m0s is not longer than Timeout 1m0s by 100ms or more
 	// dispatcher: send_receipt: Class is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)
 	// dispatcher: send_receipt: Destination "mail" is not declared: call Destination("mail", ...) or correct the name
 }

@@ -264,15 +264,13 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	params := l.claimParams(a, from, may)
 	rows, err := l.node.q.OutboxQueueClaim(claiming, params)
 	if err != nil {
-		l.breaker.record(epoch, healthNone, time.Now())
+		l.breaker.unused(epoch, may)
 		l.release(may)
 		return 0, may, err
 	}
 	l.release(may - len(rows))
 	l.rate.unused(may - len(rows))
-	if len(rows) == 0 {
-		l.breaker.record(epoch, healthNone, time.Now())
-	}
+	l.breaker.unused(epoch, may-len(rows))
 	var latest time.Time
 	var on, off []*claim
 	var delays []time.Duration
@@ -323,12 +321,11 @@ func (l *lane) allowed(ctx context.Context, a *action, from time.Time, want int)
 	if l.rate.perSecond == 0 {
 		return may, epoch, nil
 	}
+	admitted := may
 	may, due, err := l.rate.take(ctx, l.node.q, l.name, a, from, may)
-	if may == 0 {
-		l.breaker.record(epoch, healthNone, time.Now())
-		if due {
-			may = notYet
-		}
+	l.breaker.unused(epoch, admitted-may)
+	if may == 0 && due {
+		may = notYet
 	}
 	return may, epoch, err
 }

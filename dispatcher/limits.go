@@ -27,14 +27,20 @@ type Limits struct {
 	// BreakAfter is how many failures in a row open the breaker: calls that could not be sent, that timed out or whose
 	// outcome is unknown. So do three refusals of the credentials ([Denied]) in a row. A refusal, an answer for a person
 	// ([Dead]) and [RetryAfter] are no failures. While it is open this process claims nothing of the destination, so that
-	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered. [Throttled] is
-	// no failure either: nothing is claimed for as long as the vendor asked, up to MaxBreakDelay, then all goes on. The actions
-	// of [WithEndpoint] have a breaker for each endpoint instead. An Apply that has to be tried again waits with its
-	// destination. Default 10; negative: there is no breaker, and no such pause.
+	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered.
+	//
+	// A vendor that wants fewer calls is no failure either. [Throttled] with a time: nothing is claimed for so long, up to
+	// MaxBreakDelay, then all goes on. Throttled without a time, or BreakAfter answers of [RetryAfter] in a row: nothing is
+	// claimed for an eighth of BreakDelay at most, which doubles with each such answer up to MaxBreakDelay; then one call is
+	// made, and while calls are answered otherwise, twice as many at once with each. Any other answer ends the doubling.
+	//
+	// The actions of [WithEndpoint] have a breaker for each endpoint instead. Each process finds out for itself: of N, each
+	// makes at most Concurrency calls before it waits, and one after each wait. Default 10; negative: there is no breaker,
+	// and no such wait.
 	BreakAfter int
 
 	// BreakDelay is the longest wait before the first such try. It doubles with each try that fails, up to MaxBreakDelay,
-	// and the wait is drawn between zero and that (full jitter). Defaults 1 s and 1 min; at most 1 h.
+	// and the wait is drawn between zero and that (full jitter). Defaults 1 s and 1 min; 1 ms to 1 h.
 	BreakDelay, MaxBreakDelay time.Duration
 
 	// PerEndpoint is how many calls are under way at once to one endpoint, at most, in this process; see [WithEndpoint].

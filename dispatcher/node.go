@@ -27,10 +27,10 @@ type node struct {
 	shift, linger, stopMargin time.Duration
 	draw                      func(ceiling time.Duration) time.Duration
 
-	calls      context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
-	results    chan result
-	applySlots chan struct{}
-	kicked     chan struct{} // something was flagged: see to it that a drain runs
+	calls   context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
+	results chan result
+	applier *applier
+	kicked  chan struct{} // something was flagged: see to it that a drain runs
 
 	behind    atomic.Bool    // the database has refused outcomes, which are kept and tried again
 	stuck     atomic.Int64   // outcomes that a lock or the like holds up, each by itself
@@ -44,9 +44,6 @@ type node struct {
 	swept time.Time // the last sweep that the database answered
 }
 
-// applyConcurrency bounds the connections that applies take from the pool.
-const applyConcurrency = 4
-
 func (d *Dispatcher) newNode(calls context.Context) (*node, error) {
 	pool, ready, err := d.openPool(calls)
 	if err != nil {
@@ -56,11 +53,10 @@ func (d *Dispatcher) newNode(calls context.Context) (*node, error) {
 		pool: pool, q: db.New(pool), log: d.log, config: d.config,
 		byName: map[string]*lane{}, calls: calls,
 		shift: d.shift, linger: d.linger, stopMargin: d.stopMargin, draw: d.draw,
-		results:    make(chan result, settleBatch),
-		applySlots: make(chan struct{}, applyConcurrency),
-		kicked:     make(chan struct{}, 1),
-		stopping:   make(chan struct{}),
-		abandoned:  make(chan struct{}),
+		results:   make(chan result, settleBatch),
+		kicked:    make(chan struct{}, 1),
+		stopping:  make(chan struct{}),
+		abandoned: make(chan struct{}),
 	}
 	n.session = &session{pool: pool, ready: ready, log: d.log, name: clean(d.config.Name, 255), woken: n.woken, draw: d.drawID}
 	for _, dest := range d.sortedDestinations() {
@@ -71,6 +67,7 @@ func (d *Dispatcher) newNode(calls context.Context) (*node, error) {
 			n.session.actions = append(n.session.actions, a.name)
 		}
 	}
+	n.applier = newApplier(n)
 	return n, nil
 }
 

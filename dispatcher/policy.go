@@ -18,11 +18,12 @@ type Policy struct {
 	// nor looked up there: it is parked, but for a [Read].
 	Destination string
 
-	// Timeout bounds one attempt, connecting and reading included. Default 30 s, at least 1 ms, at most 1 h.
+	// Timeout bounds one attempt, connecting and reading included. It begins before the claim is sent, so the claim's
+	// round trip counts: a shorter one than a claim takes would be claimed and given back without end. Default 30 s; 100 ms to 1 h.
 	Timeout time.Duration
 
-	// Lease is how long a claim is good for. It must exceed Timeout, since a write that may not be repeated is touched
-	// only when its lease has run out. Default: Timeout and 10 s.
+	// Lease is how long a claim is good for. It must exceed Timeout by 100 ms or more, in which the outcome is written: a
+	// write that may not be repeated is touched only when its lease has run out. Default: Timeout and 10 s; at most 24 h.
 	Lease time.Duration
 
 	// Attempts is how often an intent may be sent before it is dead; attempts that were provably unsent or that the
@@ -32,11 +33,11 @@ type Policy struct {
 	Attempts int
 
 	// Backoff is the longest wait before the second attempt; it doubles with each further one up to MaxBackoff, and the
-	// wait is drawn between zero and that (full jitter). Defaults: 1 s and 10 min; at most 30 days.
+	// wait is drawn between zero and that (full jitter). Defaults: 1 s and 10 min; 1 ms to 30 days.
 	Backoff, MaxBackoff time.Duration
 
 	// Deadline is the age after which an intent is dead instead of sent, counted from its insert. An intent's own
-	// deadline holds besides. Default: none.
+	// deadline holds besides. Default: none; at least 1 s.
 	Deadline time.Duration
 
 	// KeyWindow is how long the vendor remembers a key, counted from the first attempt that may have reached it.
@@ -45,7 +46,7 @@ type Policy struct {
 	KeyWindow time.Duration
 
 	// SettlingDelay is how long an outcome stays unknown before it is looked up, so that a call still under way at the
-	// vendor can end. Default 5 s; negative: none.
+	// vendor can end. Default 5 s, at least 1 ms; negative: none.
 	SettlingDelay time.Duration
 
 	// ResendAbsent lets a [NonIdempotentWrite] be sent once more after two look-ups, a SettlingDelay apart, have found that
@@ -55,7 +56,8 @@ type Policy struct {
 	ResendAbsent bool
 
 	// CompletionTime is how long an accepted call ([Accepted]) may take until its look-up finds it done, or
-	// outbox.Resolve records it; then it is parked. Default 24 h; at most 90 days.
+	// outbox.Resolve records it; then it is parked. Where there is a look-up it must exceed Timeout and SettlingDelay together,
+	// or nothing would ever be looked up. Default 24 h; 1 s to 90 days.
 	CompletionTime time.Duration
 
 	// ResponseCap is how much of an answer's body is kept, in bytes. Default 64 KiB, at most 1 MiB; negative: nothing.
@@ -65,6 +67,16 @@ type Policy struct {
 	// person has redriven, resolved or cancelled the failed one.
 	PassFailed bool
 }
+
+// minTimeout is many times what a claim takes, so that some of the time is left for the call. minSettle is what is left of a
+// lease, at least, to write the outcome of an attempt that took all its time. minDelay finds a number that was given without
+// a unit, such as SettlingDelay: 5.
+const (
+	minTimeout  = 100 * time.Millisecond
+	minSettle   = 100 * time.Millisecond
+	minDelay    = time.Millisecond
+	minDeadline = time.Second
+)
 
 // windowMargin is kept free at the end of a key window, besides the attempt's own timeout.
 const windowMargin = 10 * time.Second
@@ -133,11 +145,11 @@ func (p Policy) check(action string) (errs []error) {
 	if p.Class < Read || p.Class > IrreversibleWrite {
 		fail("Class", "is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)")
 	}
-	if p.Timeout < time.Millisecond || p.Timeout > time.Hour {
-		fail("Timeout", "%v is outside 1ms to 1h", p.Timeout)
+	if p.Timeout < minTimeout || p.Timeout > time.Hour {
+		fail("Timeout", "%v is outside 100ms to 1h", p.Timeout)
 	}
-	if p.Lease <= p.Timeout {
-		fail("Lease", "%v is not longer than Timeout %v", p.Lease, p.Timeout)
+	if p.Lease < p.Timeout+minSettle {
+		fail("Lease", "%v is not longer than Timeout %v by 100ms or more", p.Lease, p.Timeout)
 	}
 	if p.Lease > 24*time.Hour {
 		fail("Lease", "%v is longer than 24h", p.Lease)
@@ -145,14 +157,20 @@ func (p Policy) check(action string) (errs []error) {
 	if p.Attempts < 1 || p.Attempts > 1000 {
 		fail("Attempts", "%d is outside 1 to 1000", p.Attempts)
 	}
-	if p.Backoff < 0 || p.MaxBackoff < p.Backoff {
+	if p.Backoff < minDelay {
+		fail("Backoff", "%v is less than 1ms", p.Backoff)
+	}
+	if p.MaxBackoff < p.Backoff {
 		fail("MaxBackoff", "%v is less than Backoff %v", p.MaxBackoff, p.Backoff)
 	}
 	if p.MaxBackoff > maxBackoff {
 		fail("MaxBackoff", "%v is longer than %v", p.MaxBackoff, maxBackoff)
 	}
-	if p.Deadline < 0 {
-		fail("Deadline", "%v is negative", p.Deadline)
+	if p.Deadline != 0 && p.Deadline < minDeadline {
+		fail("Deadline", "%v is less than 1s: nothing would be sent", p.Deadline)
+	}
+	if p.SettlingDelay > 0 && p.SettlingDelay < minDelay {
+		fail("SettlingDelay", "%v is less than 1ms; negative: none", p.SettlingDelay)
 	}
 	if p.CompletionTime < time.Second || p.CompletionTime > 90*24*time.Hour {
 		fail("CompletionTime", "%v is outside 1s to 90 days", p.CompletionTime)

@@ -31,6 +31,12 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 	d.Handle("retried", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Attempts: 2}, ok)
 	d.Handle("paid_twice", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Attempts: 2}, ok)
 	d.Handle("short_lease", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Minute, Lease: time.Minute}, ok)
+	d.Handle("no_units", dispatcher.Policy{Class: dispatcher.Read, Timeout: 30, Backoff: 1, SettlingDelay: 5, Deadline: 60, CompletionTime: 300}, ok)
+	d.Handle("just_short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100*time.Millisecond - 1, Lease: 200*time.Millisecond - 2}, ok)
+	d.Handle("unseen", dispatcher.Policy{Class: dispatcher.Read, CompletionTime: 35 * time.Second}, ok, dispatcher.WithLookup(
+		func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
+			return dispatcher.Finding{}, nil
+		}))
 	d.Handle("nowhere", dispatcher.Policy{Class: dispatcher.Read, Destination: "nowhere"}, ok)
 	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
 	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
@@ -45,12 +51,16 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 		`"bank" is declared twice`, `"bank": Concurrency 10001`, `"bank": Concurrency -1`, `destination "Bank!"`,
 		"no_class: Class is missing", "no_window: KeyWindow is missing",
 		"short_window: KeyWindow 1h0m0s is shorter than the retry horizon", "needless_window: KeyWindow 1h0m0s has no meaning for read",
-		"negative: Timeout -1ns", "negative: Lease -1ns", "negative: Attempts -1", "negative: MaxBackoff -2ns",
+		"negative: Timeout -1ns", "negative: Lease -1ns", "negative: Attempts -1", "negative: Backoff -1ns is less than 1ms", "negative: MaxBackoff -2ns",
 		"negative: Deadline -1ns", "negative: KeyWindow -1ns",
 		"too_much: Timeout 1h0m0.000000001s", "too_much: Lease 24h0m0.000000001s", "too_much: Attempts 1001", "too_much: ResponseCap 1048577",
 		"too_much: MaxBackoff 720h0m0.000000001s",
 		"retried: Attempts 2 contradicts non_idempotent_write", "paid_twice: Attempts 2 contradicts irreversible_write",
-		"short_lease: Lease 1m0s is not longer than Timeout 1m0s",
+		"short_lease: Lease 1m0s is not longer than Timeout 1m0s by 100ms or more",
+		"no_units: Timeout 30ns is outside 100ms to 1h", "no_units: Backoff 1ns is less than 1ms", "no_units: SettlingDelay 5ns is less than 1ms",
+		"no_units: Deadline 60ns is less than 1s", "no_units: CompletionTime 300ns is outside 1s",
+		"just_short: Timeout 99.999999ms is outside 100ms to 1h", "just_short: Lease 199.999998ms is not longer than Timeout 99.999999ms by 100ms",
+		"unseen: CompletionTime 35s is not longer than Timeout and SettlingDelay together (35s)",
 		`nowhere: Destination "nowhere" is not declared`, `"twice" is registered twice`, `action "Bad Name"`, `"no_handler" has no handler`,
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -67,7 +77,8 @@ func TestCheckAcceptsWhatIsJustInsideEachLimit(t *testing.T) {
 	d.Destination(strings.Repeat("d", 56), dispatcher.Limits{Concurrency: 10_000})
 	d.Handle(strings.Repeat("a", 63), dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour, Lease: 24 * time.Hour, Attempts: 1000,
 		ResponseCap: 1 << 20, MaxBackoff: 30 * 24 * time.Hour, Destination: strings.Repeat("d", 56)}, ok)
-	d.Handle("short", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Millisecond, Lease: 2 * time.Millisecond, Attempts: 1}, ok)
+	d.Handle("short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100 * time.Millisecond, Lease: 200 * time.Millisecond, Attempts: 1,
+		Backoff: time.Millisecond, SettlingDelay: time.Millisecond, Deadline: time.Second}, ok)
 	d.Handle("forever", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever}, ok)
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
@@ -78,6 +89,46 @@ func TestCheckOfADispatcherWithoutActionsSaysSo(t *testing.T) {
 	if err := dispatcher.New(nil, nil).Check(); err == nil || !strings.Contains(err.Error(), "no action is registered") {
 		t.Fatalf("got %v", err)
 	}
+}
+
+// With the shortest timeout, what the claim takes of it leaves time for the calls.
+func TestTheShortestTimeoutDelivers(t *testing.T) {
+	b := setup(t)
+	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Timeout, p.Backoff, p.MaxBackoff = 100*time.Millisecond, 0, 0 })
+	b.insertMany("charge_card", 50)
+	b.start(d)
+	b.untilFinished()
+}
+
+// A claim that takes longer than the attempt may is told of, and is not made in a tight loop.
+func TestAClaimLongerThanTheTimeoutIsLogged(t *testing.T) {
+	b := setup(t)
+	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Timeout = 100 * time.Millisecond })
+	id := b.insert("charge_card")
+	holder := b.holdTable("samekey.outbox_sends")
+	b.start(d)
+	b.until("the claim has waited for longer than the timeout", func() bool {
+		return b.count(`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '200 ms'`) > 0
+	})
+	holder()
+	b.untilLogged("the claim alone took as long as the policy's Timeout")
+	b.untilStatus(id, "delivered")
+	b.wantHistory(id, "attempt:unsent:given_back attempt:delivered:201")
+}
+
+// holdTable locks a table until release.
+func (b *bundle) holdTable(name string) (release func()) {
+	b.Helper()
+	tx, err := b.db.Begin(b.ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := tx.Exec(b.ctx, "lock table "+name+" in access exclusive mode"); err != nil {
+		b.Fatal(err)
+	}
+	release = func() { _ = tx.Rollback(context.WithoutCancel(b.ctx)) }
+	b.Cleanup(release)
+	return release
 }
 
 // The horizon of 3 attempts: 3 timeouts of 10 s, waits of 1 s and 2 s, and the margin of 10 s.

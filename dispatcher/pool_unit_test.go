@@ -166,7 +166,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`)
 	c := claimOne(t, n)
 	settle(t.Context(), n.newSettler(), []result{{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, nil), settled: func(bool) {}}})
-	if _, err := n.applyOnce(c); err != nil {
+	if _, err := n.applyOnce(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if got := ask(t, n.pool, settingsOf); got != ownSettings {

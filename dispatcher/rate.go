@@ -20,8 +20,8 @@ import (
 //	the claim gets fewer than it may         somebody else took them; what is left over is good for permitLife, then lost
 //	nothing is due                           the statement takes nothing: an idle destination's budget stays whole
 //	nothing is left                          the statement says when a batch of them will be there; until then nobody asks
-//	the rate goes down in a deploy           the row holds a time, not a count: the new rate counts on from it
-//	the database's clock is set back         what was given out ahead of the clock counts for a minute at most
+//	the rate or the burst is changed         the row holds a number of calls, not a time: see queries/rate_limits.sql
+//	the database's clock is set back         no time has passed: a permit comes after 1/rate
 //	serializable by default                  a take that lost against another (40001) has taken nothing, and waits
 type rate struct {
 	perSecond    float64 // 0: no limit

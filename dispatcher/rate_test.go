@@ -127,8 +127,8 @@ func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
 	id := b.insert("charge_card")
 	outbox.Flush(b.db.Pool, "charge_card")
 	b.untilStatus(id, "delivered")
-	if left := value[float64](b, `select extract(epoch from given_until - clock_timestamp()) from samekey.rate_limits`); left > 1 {
-		t.Errorf("for one intent the budget was taken for %v s", left)
+	if left := value[float64](b, `select owed from samekey.rate_limits`); left > 1 {
+		t.Errorf("for one intent %v permits were taken", left)
 	}
 }
 
@@ -227,16 +227,103 @@ func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
 	}
 }
 
-func TestAClockThatWasSetBackHoldsADestinationUpForAMinuteAtMost(t *testing.T) {
-	tk := newTaking(setup(t), 10, 10)
+// The database's clock is set back two hours: what was given out before counts for no longer than it would have. The wait is
+// looked at each time, also while nothing is given out.
+func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
+	tk := newTaking(setup(t), 1, 10)
 	tk.wantGiven(10)
-	tk.exec(`update samekey.rate_limits set given_until = given_until + interval '1 day'`)
-	if wait := tk.wantGiven(0); wait > time.Minute+time.Second {
+	tk.exec(`update samekey.rate_limits set counted_at = counted_at + interval '2 hours'`)
+	if wait := tk.wantGiven(0); wait > time.Second {
 		t.Fatalf("the wait is %v", wait)
 	}
-	tk.exec(`update samekey.rate_limits set given_until = clock_timestamp() + interval '30 seconds'`)
-	tk.elapse(30 * time.Second)
+	tk.elapse(time.Second)
+	tk.wantGiven(1)
+	tk.elapse(9 * time.Second)
+	tk.wantGiven(9)
+}
+
+func TestARaisedRateIsFullAtOnceAndALoweredOneHolds(t *testing.T) {
+	tk := newTaking(setup(t), 10.0/3600, 10)
 	tk.wantGiven(10)
+	tk.p.Rate = 100
+	if wait := tk.wantGiven(0); wait > 10*time.Millisecond {
+		t.Fatalf("the wait is %v", wait)
+	}
+	tk.elapse(100 * time.Millisecond)
+	tk.wantGiven(10)
+	tk.p.Rate = 10.0 / 3600
+	tk.elapse(time.Minute)
+	if wait := tk.wantGiven(0); wait > 6*time.Minute || wait < 4*time.Minute {
+		t.Fatalf("the wait is %v", wait)
+	}
+}
+
+func TestASmallerBurstDoesNotWaitForTheLargerOnesDebt(t *testing.T) {
+	tk := newTaking(setup(t), 0.1, 90)
+	tk.wantGiven(90)
+	tk.p.Burst = 5
+	if wait := tk.wantGiven(0); wait > 10*time.Second {
+		t.Fatalf("the wait is %v", wait)
+	}
+	tk.elapse(20 * time.Second)
+	tk.wantGiven(2)
+	tk.p.Burst = 90 // a node of the old release: it is forgiven nothing
+	tk.wantGiven(0)
+}
+
+// Two nodes with different settings take in turn, as in a deploy: each stays within its own, and neither stands still.
+func TestInADeployEachNodeStaysWithinItsOwnRate(t *testing.T) {
+	for name, test := range map[string]struct{ old, new dispatcher.Limits }{
+		"raised":         {dispatcher.Limits{Rate: 10.0 / 3600, Burst: 10}, dispatcher.Limits{Rate: 100, Burst: 10}},
+		"lowered":        {dispatcher.Limits{Rate: 100, Burst: 10}, dispatcher.Limits{Rate: 1, Burst: 1}},
+		"a larger burst": {dispatcher.Limits{Rate: 10, Burst: 2}, dispatcher.Limits{Rate: 10, Burst: 50}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tk := newTaking(setup(t), 0, 0)
+			began := value[time.Time](tk.bundle, `select clock_timestamp()`)
+			given, passed := map[string]int32{}, time.Duration(0)
+			for range 200 {
+				for who, limits := range map[string]dispatcher.Limits{"old": test.old, "new": test.new} {
+					tk.p.Rate, tk.p.Burst = limits.Rate, int32(limits.Burst)
+					given[who] += tk.take().Given
+				}
+				passed += 50 * time.Millisecond
+				tk.elapse(50 * time.Millisecond)
+			}
+			passed += value[time.Time](tk.bundle, `select clock_timestamp()`).Sub(began)
+			sum := int32(0)
+			for who, limits := range map[string]dispatcher.Limits{"old": test.old, "new": test.new} {
+				sum += given[who]
+				if most := float64(limits.Burst) + limits.Rate*passed.Seconds(); float64(given[who]) > most+0.01 {
+					t.Errorf("the %s node was given %d in %v, at most %.1f are its own", who, given[who], passed, most)
+				}
+			}
+			if least := max(test.old.Rate, test.new.Rate) * 10 * 0.9; float64(sum) < least {
+				t.Errorf("both were given %v in %v, want %.1f at least", given, passed, least)
+			}
+		})
+	}
+}
+
+// Whatever stands in the row, a permit comes after 1/rate, and the row is in order after it.
+func TestAnAbsurdRateRowHealsItself(t *testing.T) {
+	b := setup(t)
+	for _, at := range []string{"'infinity'", "'-infinity'", "'4000-01-01'", "'4000-01-01 BC'", "clock_timestamp()", "clock_timestamp() + interval '1 hour'"} {
+		for _, owed := range []string{"'Infinity'", "'NaN'", "'-Infinity'", "-5", "1e300", "1e-300"} {
+			tk := newTaking(b, 100, 10)
+			tk.exec(`update samekey.rate_limits set counted_at = ` + at + `, owed = ` + owed)
+			if row := tk.take(); row.Given == 0 && row.WaitUs > 10_000 {
+				t.Fatalf("counted_at %s, owed %s: the wait is %d us", at, owed, row.WaitUs)
+			}
+			tk.elapse(100 * time.Millisecond)
+			if row := tk.take(); row.Given == 0 || row.Given > 10 {
+				t.Fatalf("counted_at %s, owed %s: given %d", at, owed, row.Given)
+			}
+			if n := b.count(`select count(*) from samekey.rate_limits where counted_at between now() - interval '1 minute' and now() and owed between 0 and 2e6`); n != 1 {
+				t.Fatalf("counted_at %s, owed %s: the row is not in order", at, owed)
+			}
+		}
+	}
 }
 
 // The takes meet at the row, which is held until all of them wait for it.
@@ -248,7 +335,7 @@ func TestTakesAtOnceAreGivenTheBudgetOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(tk.ctx))
-	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set given_until = given_until`); err != nil {
+	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set owed = owed`); err != nil {
 		t.Fatal(err)
 	}
 	tk.p.MaxCount = 15

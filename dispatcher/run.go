@@ -53,6 +53,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return fmt.Errorf("dispatcher: make River's client: %w", err)
 	}
 
+	n.applier.auto = true
 	leave := n.attend(base, conn)
 	var helpers group // ends with the claims
 	if err := startRiver(ctx, client, n.log); err == nil {
@@ -162,12 +163,17 @@ func (n *node) finish(patience time.Duration, cancelCalls context.CancelFunc) {
 func (n *node) attend(base context.Context, conn *pgx.Conn) (leave func(cancelCalls context.CancelFunc)) {
 	session, endSession := context.WithCancel(base)
 	settling, cancelSettling := context.WithCancel(base)
-	var sessions, settlers group
+	applying, endApplying := context.WithCancel(base)
+	var sessions, settlers, appliers group
+	appliers.run(func() { n.applier.run(applying) })
 	sessions.run(func() { n.session.keep(session, conn) })
 	settlers.run(func() { n.newSettler().run(settling) })
 	return func(cancelCalls context.CancelFunc) {
 		defer cancelSettling()
+		n.applier.stop()
 		n.finish(n.config.StopTimeout, cancelCalls)
+		endApplying()
+		appliers.wait()
 		cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
 		endSession()
 		sessions.wait()

@@ -65,11 +65,13 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	s.node.mu.Unlock()
 
 	gone, paused := map[int32]time.Time{}, map[string]bool{}
-	var due []string
+	var due, answered []string
 	for _, row := range rows {
 		switch row.Kind {
 		case "due":
 			due = append(due, row.Name)
+		case "answered":
+			answered = append(answered, row.Name)
 		case "paused":
 			paused[row.Name] = true
 		case "gone":
@@ -96,6 +98,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	for _, lane := range s.node.lanes {
 		lane.paused.Store(paused[lane.queue])
 	}
+	s.node.applier.setDue(answered)
 	s.node.wake(due...)
 	for _, lane := range s.node.lanes {
 		if lane.flagged() {

@@ -175,6 +175,16 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 	return claims
 }
 
+// claimAnswered takes what is due of an action and has only its Apply to come.
+func (w *worker) claimAnswered(action string) []db.OutboxAppliesClaimRow {
+	w.t.Helper()
+	claims, err := w.q.OutboxAppliesClaim(w.t.Context(), db.OutboxAppliesClaimParams{Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return claims
+}
+
 // claimOne expects one due intent.
 func (w *worker) claimOne(action string, repeatable bool) db.OutboxQueueClaimRow {
 	w.t.Helper()

@@ -191,9 +191,11 @@ func TestAResolvedIntentHoldsTheAnswerThatItsApplyGets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := w.claimOne("charge_card", false)
-	if c.Status != string(outbox.StatusAnswered) {
-		t.Fatalf("claimed as %s, want answered: it must not be sent", c.Status)
+	if n := len(w.claim(nil, "charge_card", false)); n != 0 {
+		t.Fatal("it is claimed to be sent")
+	}
+	if c := w.claimAnswered("charge_card"); len(c) != 1 || c[0].ID != id {
+		t.Fatalf("claimed to be applied: %v", c)
 	}
 	answer, err := w.q.OutboxHistoryAnswer(t.Context(), id)
 	if err != nil || answer.Outcome != "delivered" || answer.Code != "200" || string(answer.Response) != "ch_1" || answer.ResponseType != "text/plain" {

@@ -45,6 +45,7 @@ func TestEveryStateCanBeReachedAndEveryUnfinishedOneBeLeft(t *testing.T) {
 // changes it makes: what it is told by its caller ("settle" takes any outcome of
 // a claimed intent) counts too.
 var queriesThatChangeStates = map[string]map[outbox.Status][]outbox.Status{
+	"OutboxAppliesClaim":       {},
 	"OutboxQueueClaim":         {outbox.StatusPending: {outbox.StatusLeased}},
 	"OutboxQueueSettle":        {outbox.StatusLeased: outcomes(outbox.StatusLeased), outbox.StatusUnknown: outcomes(outbox.StatusUnknown), outbox.StatusAnswered: outcomes(outbox.StatusAnswered)},
 	"OutboxQueuePutOff":        {outbox.StatusLeased: {outbox.StatusPending}},

@@ -1,8 +1,8 @@
 -- The work: what claims, settles and sweeps do to samekey.outbox_queue.
 
 -- name: OutboxQueueClaim :many
--- Takes up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up, answered ones
--- to be applied. It takes none where this worker's own session lock is gone (somebody else may be about to release what
+-- Takes up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up. (Answered ones are
+-- claimed by OutboxAppliesClaim.) It takes none where this worker's own session lock is gone (somebody else may be about to release what
 -- it holds; a shared try-lock tells, and the transaction's end gives it back) or where the destination's queue is
 -- paused. The mark is the low-water mark of due_at: index entries before it are dead, or are left to the full scan.
 --
@@ -14,7 +14,7 @@ with picked as materialized (
         from samekey.outbox_queue q
         where q.action = @action
           and q.leased_by is null
-          and q.status in ('pending', 'unknown', 'answered')
+          and q.status in ('pending', 'unknown')
           and q.due_at >= @mark
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int))
@@ -112,7 +112,8 @@ join u on u.id = s.id and u.attempt = s.attempt
 returning intent_id as id, coalesce(attempt, 0)::int as attempt;
 
 -- name: OutboxQueuePutOff :execrows
--- Undoes claims of which nothing was sent, since their endpoint is busy or fails: each is due again after its delay, as if
+-- Undoes claims of which nothing was sent, since their endpoint is busy or fails, or nothing applied, since an Apply finds no
+-- slot: each is due again after its delay, as if
 -- it had not been claimed, but for the attempt, which never goes back. It leaves no line in the history. Fenced as
 -- OutboxQueueSettle is.
 update samekey.outbox_queue q
@@ -245,7 +246,7 @@ from waiting w
 where w.k is not null;
 
 -- name: OutboxQueueSweep :many
--- One look of the sweep, in one statement: which actions have something due, which workers hold leases without their
+-- One look of the sweep, in one statement: which actions have something due to be called or to be applied, which workers hold leases without their
 -- session lock, whose leases ran out, which destinations are paused.
 with recursive holders as (
     -- One step per worker, however many leases each holds. Statistics know of no lease, and put a third of the queue past an
@@ -260,7 +261,14 @@ select 'due' as kind, a.action::text as name, 0 as worker
 from unnest(@actions::text[]) as a (action)
 -- The first by due_at, not any: for any, statistics tempt the planner into reading the queue until one turns up.
 where (select q.id from samekey.outbox_queue q
-       where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown', 'answered')
+       where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown')
+         and q.due_at <= (select clock_timestamp())
+       order by q.due_at limit 1) is not null
+union all
+select 'answered', a.action::text, 0
+from unnest(@actions::text[]) as a (action)
+where (select q.id from samekey.outbox_queue q
+       where q.action = a.action and q.leased_by is null and q.status = 'answered'
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
 union all

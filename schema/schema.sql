@@ -112,8 +112,9 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     constraint outbox_queue_lease CHECK ((((leased_by IS NULL) = (lease_until IS NULL)) AND ((status <> 'leased'::text) OR (leased_by IS NOT NULL)) AND ((leased_by IS NULL) OR (status = ANY (ARRAY['leased'::text, 'unknown'::text, 'answered'::text])))))
     constraint outbox_queue_status CHECK ((status = ANY (ARRAY['pending'::text, 'blocked'::text, 'leased'::text, 'unknown'::text, 'answered'::text, 'awaiting_approval'::text, 'parked'::text, 'dead'::text])))
     constraint outbox_queue_window CHECK (((window_ends IS NULL) OR (first_sent_at IS NOT NULL)))
+    CREATE INDEX outbox_queue_answered ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = 'answered'::text))
     CREATE INDEX outbox_queue_blocked ON samekey.outbox_queue USING btree (ordering_key, seq) WHERE (status = 'blocked'::text)
-    CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text, 'answered'::text])))
+    CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
     CREATE INDEX outbox_queue_resting ON samekey.outbox_queue USING btree (status, id) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
@@ -169,7 +170,8 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
 
 table samekey.rate_limits  -- with fillfactor=10
     destination text collate "C" not null
-    given_until timestamp with time zone not null
+    counted_at timestamp with time zone not null
+    owed double precision not null default 0
     constraint rate_limits_pkey PRIMARY KEY (destination)
 
 table samekey.river_job  -- River's

@@ -1,7 +1,7 @@
 // Command worker delivers the intents of samekey's outbox to vendors over HTTP. It needs no Go code of yours: one YAML
 // file names the vendors and what is asked of them.
 //
-//	worker run [-config file]              deliver until SIGTERM
+//	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
 //	worker migrate [-print] [-app-role r] [-worker-role r]
 //	worker config check [-config file]     all mistakes of the file, with their lines
 //	worker version
@@ -41,7 +41,7 @@ type worker struct {
 const usage = `worker delivers the intents of samekey's outbox to vendors over HTTP.
 
 usage:
-  worker run [-config file]            deliver until SIGTERM (DATABASE_URL names the database)
+  worker run [-config file]            deliver until SIGTERM, SIGINT or SIGHUP (DATABASE_URL names the database)
   worker migrate [flags]               make or update the tables, then grant roles what they need
   worker config check [-config file]   check the configuration; it needs no database
   worker version
@@ -85,7 +85,7 @@ func (m *worker) print(w io.Writer, text string) { _, _ = io.WriteString(w, text
 
 const runUsage = `usage: worker run [-config file]
 
-Delivers intents until SIGTERM or SIGINT, then finishes what is under way. A second signal ends it at once.
+Delivers intents until SIGTERM, SIGINT or SIGHUP, then finishes what is under way. A second signal ends it at once.
 
 environment:
   DATABASE_URL   the database, such as postgres://user:password@host:5432/name (required)
@@ -179,7 +179,7 @@ func (m *worker) config(args []string) int {
 
 // interruptible is a context for a command that just ends when it is told to.
 func interruptible() (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	return signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGHUP, os.Interrupt)
 }
 
 func version() string {

@@ -51,7 +51,12 @@ type process struct {
 // start starts the worker with no environment but env.
 func start(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(binary, args...), exited: make(chan struct{}), changed: make(chan struct{})}
+	return startCommand(t, env, exec.Command(binary, args...))
+}
+
+func startCommand(t *testing.T, env []string, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{cmd: cmd, exited: make(chan struct{}), changed: make(chan struct{})}
 	p.cmd.Env = env
 	r, w := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = w, w
@@ -119,9 +124,11 @@ func (p *process) waitFor(t *testing.T, text string) string {
 	}
 }
 
-func (p *process) signal(t *testing.T) {
+func (p *process) signal(t *testing.T) { t.Helper(); p.send(t, syscall.SIGTERM) }
+
+func (p *process) send(t *testing.T, signal os.Signal) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := p.cmd.Process.Signal(signal); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -146,6 +148,43 @@ func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	p.signal(t)
 	if code := p.exit(t); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
+	}
+}
+
+// A terminal that closes, or `kill -HUP` by a person who expects a reload: it stops in good order. A terminal and its shell
+// may both send the signal, so another SIGHUP is no second signal.
+func TestSIGHUPStopsInGoodOrder(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	vendor.HoldAnswers()
+	insert(t, db, "charge_card", 2)
+	config := strings.Replace(fmt.Sprintf(oneVendor, vendor.URL), "stop_timeout: 1s", "stop_timeout: 15s", 1)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", config))
+	wait(t, func(ctx context.Context) error { return vendor.WaitOpen(ctx, 2) })
+	p.send(t, syscall.SIGHUP)
+	p.waitReady(t, 503)
+	p.send(t, syscall.SIGHUP)
+	p.waitFor(t, "is stopping already")
+	vendor.Release()
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if n := count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`); n != 2 {
+		t.Errorf("%d deliveries are recorded, want 2", n)
+	}
+}
+
+// As under nohup.
+func TestAnIgnoredSIGHUPStaysIgnored(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL))
+	p := startCommand(t, environment(db), exec.Command("/bin/sh", "-c", `trap "" HUP; exec "$0" run -config "$1"`, binary, config))
+	p.waitReady(t, 200)
+	p.send(t, syscall.SIGHUP)
+	insert(t, db, "charge_card", 1)
+	wait(t, func(ctx context.Context) error { return vendor.WaitEffects(ctx, 1) })
+	p.signal(t)
+	if code := p.exit(t); code != 0 || strings.Contains(p.said(), "hangup") {
+		t.Errorf("exit code %d", code)
 	}
 }
 

@@ -7,9 +7,10 @@
 //		})
 //	}
 //
-// It opens the pool, waits for a database that is away, answers probes, and on SIGTERM or SIGINT stops in good order: no new claims,
-// calls under way go on for dispatcher.Config.StopTimeout at most, and what they came to is settled. A second signal ends
-// the process at once; what it held is then taken over as after a kill.
+// It opens the pool, waits for a database that is away, answers probes, and on SIGTERM, SIGINT or SIGHUP stops in good order: no new claims,
+// calls under way go on for dispatcher.Config.StopTimeout at most, and what they came to is settled. A second SIGTERM or
+// SIGINT ends the process at once; what it held is then taken over as after a kill. Nothing is reloaded on SIGHUP; it stays
+// ignored where the process was started so, as under nohup.
 //
 // # Environment
 //
@@ -84,14 +85,7 @@ func Exec(o Options) int {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	go func() {
-		slog.Info("daemon: stopping; a second signal ends the process at once", "signal", (<-signals).String())
-		cancel()
-		slog.Error("daemon: ended at once; what was under way is taken over by other workers", "signal", (<-signals).String())
-		os.Exit(1)
-	}()
+	go stopOnSignal(notify(), cancel)
 
 	err := Run(ctx, o)
 	var config *ConfigError
@@ -104,6 +98,32 @@ func Exec(o Options) int {
 		return 1
 	}
 	return 0
+}
+
+// notify relays the signals that stop the process.
+func notify() <-chan os.Signal {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(signals, syscall.SIGHUP)
+	}
+	return signals
+}
+
+// stopOnSignal calls stop at the first signal and exits at the second. Both a terminal that closes and its shell may send
+// SIGHUP, so SIGHUP is never the second.
+func stopOnSignal(signals <-chan os.Signal, stop func()) {
+	first := <-signals
+	slog.Info("daemon: stopping; a second signal ends the process at once", "signal", first.String())
+	stop()
+	for s := range signals {
+		if s == syscall.SIGHUP {
+			slog.Info("daemon: is stopping already", "signal", s.String())
+			continue
+		}
+		slog.Error("daemon: ended at once; what was under way is taken over by other workers", "signal", s.String())
+		os.Exit(1)
+	}
 }
 
 // Run opens the database, registers and runs a dispatcher until ctx ends, and then stops in good order. It returns nil

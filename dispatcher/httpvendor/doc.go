@@ -59,7 +59,8 @@
 //	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it
 //	Action.Wait, default none                 put off: sent again later, by Retry-After; no attempt is spent
 //	429                                       put off; the Retry-After holds for all calls of the destination, or of
-//	                                          the endpoint, as far as dispatcher.Throttled says
+//	                                          the endpoint, as far as dispatcher.Throttled says; without one they wait
+//	                                          for a time that grows
 //	403 with Retry-After                      put off likewise: several vendors limit rates so
 //	413 with Retry-After                      put off
 //	408, 423-425, 500-599                     the answer says nothing about the effect: unknown;

@@ -39,7 +39,7 @@ with picked as materialized (
         from samekey.outbox_queue q
         where q.action = $3
           and q.leased_by is null
-          and q.status in ('pending', 'unknown', 'answered')
+          and q.status in ('pending', 'unknown')
           and q.due_at >= $4
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $5::int))
@@ -131,8 +131,8 @@ type OutboxQueueClaimRow struct {
 }
 
 // The work: what claims, settles and sweeps do to samekey.outbox_queue.
-// Takes up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up, answered ones
-// to be applied. It takes none where this worker's own session lock is gone (somebody else may be about to release what
+// Takes up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up. (Answered ones are
+// claimed by OutboxAppliesClaim.) It takes none where this worker's own session lock is gone (somebody else may be about to release what
 // it holds; a shared try-lock tells, and the transaction's end gives it back) or where the destination's queue is
 // paused. The mark is the low-water mark of due_at: index entries before it are dead, or are left to the full scan.
 //
@@ -415,7 +415,8 @@ type OutboxQueuePutOffParams struct {
 	Unsends  []bool
 }
 
-// Undoes claims of which nothing was sent, since their endpoint is busy or fails: each is due again after its delay, as if
+// Undoes claims of which nothing was sent, since their endpoint is busy or fails, or nothing applied, since an Apply finds no
+// slot: each is due again after its delay, as if
 // it had not been claimed, but for the attempt, which never goes back. It leaves no line in the history. Fenced as
 // OutboxQueueSettle is.
 func (q *Queries) OutboxQueuePutOff(ctx context.Context, arg OutboxQueuePutOffParams) (int64, error) {
@@ -779,7 +780,14 @@ with recursive holders as (
 select 'due' as kind, a.action::text as name, 0 as worker
 from unnest($1::text[]) as a (action)
 where (select q.id from samekey.outbox_queue q
-       where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown', 'answered')
+       where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown')
+         and q.due_at <= (select clock_timestamp())
+       order by q.due_at limit 1) is not null
+union all
+select 'answered', a.action::text, 0
+from unnest($1::text[]) as a (action)
+where (select q.id from samekey.outbox_queue q
+       where q.action = a.action and q.leased_by is null and q.status = 'answered'
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
 union all
@@ -807,7 +815,7 @@ type OutboxQueueSweepRow struct {
 	Worker int32
 }
 
-// One look of the sweep, in one statement: which actions have something due, which workers hold leases without their
+// One look of the sweep, in one statement: which actions have something due to be called or to be applied, which workers hold leases without their
 // session lock, whose leases ran out, which destinations are paused.
 // The first by due_at, not any: for any, statistics tempt the planner into reading the queue until one turns up.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {

@@ -147,12 +147,22 @@ func (p planner) checkAll() {
 		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Queue: "mail", MaxCount: 100, Lease: time.Minute,
 	})
 
-	p.exec(`insert into samekey.rate_limits (destination, given_until) values ('bank', now())`)
+	p.exec(`insert into samekey.rate_limits (destination, counted_at) values ('bank', now())`)
 	// The index entries of those that were just claimed, and of those that are counted.
 	p.check("take permits", db.RateLimitsTake, 4*batch, db.RateLimitsTakeParams{
 		Action: "charge_card", Mark: time.Unix(0, 0), MaxCount: 500, Rate: 1000, Burst: 100, Batch: 50, Destination: "bank"})
 	p.check("take permits, nothing is due", db.RateLimitsTake, 10, db.RateLimitsTakeParams{
 		Action: "send_receipt", Mark: time.Unix(0, 0), MaxCount: 500, Rate: 1000, Burst: 100, Batch: 50, Destination: "bank"})
+
+	p.check("claim answered, there are none", db.OutboxAppliesClaim, 10, db.OutboxAppliesClaimParams{
+		Action: "charge_card", Worker: 8, MaxCount: 4, Lease: time.Minute})
+	p.exec(`update samekey.outbox_queue set status = 'answered' where id = any (array(select id from samekey.outbox_queue
+		where action = 'charge_card' and status = 'pending' and leased_by is null and due_at < now() limit 200))`)
+	// Those that wait for an Apply are no part of a call's claim.
+	p.check("claim, past answered ones", db.OutboxQueueClaim, 40, db.OutboxQueueClaimParams{
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Queue: "stripe", MaxCount: 4, Lease: time.Minute})
+	p.check("claim answered", db.OutboxAppliesClaim, 40, db.OutboxAppliesClaimParams{
+		Action: "charge_card", Worker: 8, MaxCount: 4, Lease: time.Minute})
 
 	p.check("sweep", db.OutboxQueueSweep, 100, db.OutboxQueueSweepParams{Actions: []string{"charge_card", "send_receipt"}, Worker: 9})
 	n := len(ids)

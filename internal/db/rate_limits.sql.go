@@ -11,7 +11,7 @@ import (
 )
 
 const RateLimitsAdd = `-- name: RateLimitsAdd :exec
-insert into samekey.rate_limits (destination, given_until) values ($1, clock_timestamp())
+insert into samekey.rate_limits (destination, counted_at) values ($1, clock_timestamp())
 on conflict do nothing
 `
 
@@ -27,7 +27,7 @@ with wanted as materialized (
     from (select from samekey.outbox_queue q
           where q.action = $1
             and q.leased_by is null
-            and q.status in ('pending', 'unknown', 'answered')
+            and q.status in ('pending', 'unknown')
             and q.due_at >= $2
             and q.due_at <= (select clock_timestamp())
           order by q.due_at
@@ -35,26 +35,30 @@ with wanted as materialized (
 ), asked as materialized (
     select $4::float8 as rate, $5::int as burst, $6::int as batch
 ), locked as materialized (
-    select r.given_until from samekey.rate_limits r
+    select r.counted_at, r.owed from samekey.rate_limits r
     where r.destination = $7 and (select w.n from wanted w) > 0
     for update
-), based as materialized (
-    select c.now, least(greatest(c.given_until, c.now), c.now + interval '1 second' * (a.burst / a.rate + 60)) as base
-    from (select l.given_until, clock_timestamp() as now from locked l) c, asked a
+), timed as materialized (
+    -- Infinite times cannot be subtracted. greatest and least take NaN for the largest number.
+    select c.now, c.counted_at > c.now as ahead, greatest(0, least(c.owed, 1e6)) as owed,
+           extract(epoch from c.now - least(greatest(c.counted_at, c.now - interval '100 years'), c.now))::float8 as passed
+    from (select l.counted_at, l.owed, clock_timestamp() as now from locked l) c
+), counted as materialized (
+    select t.now, t.ahead, greatest(0, t.owed - t.passed * a.rate) as owed,
+           greatest(0, least(t.owed, a.burst) - t.passed * a.rate) as debt
+    from timed t, asked a
 ), given as materialized (
-    select b.now, b.base, greatest(0, least(w.n,
-           floor(extract(epoch from b.now - b.base)::float8 * a.rate + a.burst)))::int as n
-    from based b, asked a, wanted w
+    -- A millionth of a call is what adding up loses.
+    select c.now, c.ahead, c.owed, c.debt, greatest(0, least(w.n, floor(a.burst - c.debt + 1e-6)))::int as n
+    from counted c, asked a, wanted w
 ), taken as (
     update samekey.rate_limits r
-    set given_until = g.base + interval '1 second' * (g.n / a.rate)
-    from given g, asked a
-    where r.destination = $7 and g.n > 0
+    set counted_at = g.now, owed = greatest(g.owed, g.debt) + g.n
+    from given g
+    where r.destination = $7 and (g.n > 0 or g.ahead)
 )
 select w.n as due, (g.n is not null)::boolean as found, coalesce(g.n, 0)::int as given,
-       (case when g.n < w.n
-        then greatest(1, ceil(1e6 * (extract(epoch from g.base - g.now)::float8 + (g.n + a.batch - a.burst) / a.rate)))
-        else 0 end)::bigint as wait_us
+       (case when g.n < w.n then greatest(1, ceil(1e6 * (g.debt + g.n + a.batch - a.burst) / a.rate)) else 0 end)::bigint as wait_us
 from wanted w
 cross join asked a
 left join given g on true
@@ -77,14 +81,30 @@ type RateLimitsTakeRow struct {
 	WaitUs int64
 }
 
-// How fast a destination may be called, by all workers together: one row, until when its budget is given out (GCRA).
-// Takes a permit for each intent of the action that is due from the mark on, up to max_count, as far as the budget goes:
-// given_until may run ahead of the clock by the burst, and each permit moves it by the time that the rate gives it. Where
-// nothing is due, nothing is taken. wait_us is the time until a batch of permits will be there; zero where all that was
-// wanted was given. Where something is due and found is false, RateLimitsAdd the row first.
+// How fast a destination may be called, by all workers together: one row, a bucket of calls that were given out and not yet
+// earned back (owed), as of a time (counted_at). A taker counts by its own rate and burst:
 //
-// The row is locked first, and the clock is read after that, so that it does not run back. What runs further ahead than the
-// burst and a minute is of a clock that was set back, or of another configuration, and is forgotten.
+//	debt = min(owed, burst) - rate * (now - counted_at), at least 0;    it may take burst - debt
+//
+//	two nodes take at once              the second waits for the first one's row, and counts on from there
+//	the clock is set back               counted_at is ahead of it: no time has passed, owed stays, and the row is moved to the
+//	                                    new time at once, also where nothing is given. So a permit comes after 1/rate
+//	the rate is raised, 10/h to 100/s   owed is a number of calls: 10 of them are earned back in 0.1 s
+//	the burst is lowered, 1000 to 10    a debt over the own burst counts as the burst: a permit comes after 1/rate
+//	a rolling deploy: two nodes with    each one's takes stay within its own burst + rate * time: it reads no more debt than
+//	different settings take in turn     its burst, but what it writes is the whole debt, so that a node with a small burst
+//	                                    forgives a node with a large one nothing. Together: the sum of the two, at most
+//	the rate is lowered meanwhile       an old node that takes for the last time counts by the old rate, the next by the new
+//	'infinity', far past, NaN           counted_at is read as at most 100 years old, owed as a number from 0 to the burst; the
+//	                                    next take writes what it has read
+//	the clock jumps forward             a whole burst is there, as after an idle time
+//
+// Takes a permit for each intent of the action that is due from the mark on and needs a call, up to max_count, as far as the
+// budget goes. Where nothing is due, nothing is taken. wait_us is the time until a batch of permits will be there, at most
+// batch / rate; zero where all that was wanted was given. Where something is due and found is false, RateLimitsAdd the row
+// first.
+//
+// The row is locked first, and the clock is read after that, so that it does not run back.
 func (q *Queries) RateLimitsTake(ctx context.Context, arg RateLimitsTakeParams) (RateLimitsTakeRow, error) {
 	row := q.db.QueryRow(ctx, RateLimitsTake,
 		arg.Action,

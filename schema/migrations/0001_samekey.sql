@@ -78,7 +78,10 @@ create table samekey.outbox_queue (
 
 -- What a claim reads, in the order in which it takes it. Parked, dead, awaiting and blocked intents are outside.
 create index outbox_queue_due on samekey.outbox_queue (action, due_at)
-    where leased_by is null and status in ('pending', 'unknown', 'answered');
+    where leased_by is null and status in ('pending', 'unknown');
+-- What has only its Apply to come. An index of its own: a million of them cost a claim nothing.
+create index outbox_queue_answered on samekey.outbox_queue (action, due_at)
+    where leased_by is null and status = 'answered';
 -- What the sweep reads: who holds what.
 create index outbox_queue_leased on samekey.outbox_queue (leased_by, lease_until) where leased_by is not null;
 -- What a person looks at.
@@ -141,10 +144,13 @@ create table samekey.outbox_sends (
     constraint outbox_sends_id_length      check (octet_length(message_id) between 1 and 998)
 );
 
--- How fast a vendor account may be called, by all workers together: until when its budget is given out already.
+-- How fast a vendor account may be called, by all workers together: how many calls were given out and not yet earned back
+-- at the rate, and when that was counted. Not a time until which the budget is given out: such a time means nothing once
+-- the clock is set back or the rate is changed.
 create table samekey.rate_limits (
-    destination text        collate "C" primary key,
-    given_until timestamptz not null
+    destination text             collate "C" primary key,
+    counted_at  timestamptz      not null,
+    owed        double precision not null default 0
 ) with (fillfactor = 10); -- a row is a page, so that its versions stay on it
 
 -- Receivers of webhooks and the like, many behind one destination, as people set them. A call reads its endpoint's row;

@@ -3,7 +3,7 @@
 //	DATABASE_URL=postgres://... service -listen 127.0.0.1:8080
 //
 // It makes the shop's tables, prints one line of JSON with its address, and
-// serves until SIGTERM or SIGINT; then it finishes what it has begun. samekey's
+// serves until SIGTERM, SIGINT or SIGHUP; then it finishes what it has begun. samekey's
 // tables must be there: `worker migrate`.
 package main
 
@@ -29,7 +29,7 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "address to listen on")
 	flag.Parse()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	if err := run(ctx, *listen, log); err != nil {
 		log.Error("order service", "error", err)

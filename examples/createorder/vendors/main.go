@@ -13,7 +13,7 @@
 //
 // A payment whose body says "declined": true, itself or in its "card", is
 // answered 402 card_declined. Started again on the same ledger, the vendor
-// remembers its keys. It ends at SIGTERM or SIGINT.
+// remembers its keys. It ends at SIGTERM, SIGINT or SIGHUP.
 package main
 
 import (
@@ -34,7 +34,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

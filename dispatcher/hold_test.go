@@ -1,0 +1,155 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// busyVendor answers 429 or 503 without a Retry-After, until it is told to answer 200.
+type busyVendor struct {
+	*httptest.Server
+	status   atomic.Int32
+	calls    atomic.Int32
+	together atomic.Int32
+}
+
+func startBusy(b *bundle, status int) *busyVendor {
+	v := &busyVendor{}
+	v.status.Store(int32(status))
+	v.Server = httptest.NewServer(v)
+	b.Cleanup(v.Close)
+	return v
+}
+
+func (v *busyVendor) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	v.calls.Add(1)
+	v.together.Add(1)
+	defer v.together.Add(-1)
+	w.WriteHeader(int(v.status.Load()))
+}
+
+func (v *busyVendor) idle() bool { return v.together.Load() == 0 }
+
+// call maps 429 and 503 to what is given.
+func (v *busyVendor) call(b *bundle, busy func() error) dispatcher.Handler {
+	return func(ctx context.Context, _ *dispatcher.Call) (dispatcher.Answer, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, v.URL, nil)
+		if err != nil {
+			return dispatcher.Answer{}, err
+		}
+		answer, err := do(b.client, request)
+		if err == nil && answer.Code != "200" {
+			err = busy()
+		}
+		return answer, err
+	}
+}
+
+var busyAnswers = map[string]func() error{
+	"429 without a time":          func() error { return dispatcher.Throttled(0, errors.New("429")) },
+	"503, the vendor did not act": func() error { return dispatcher.RetryAfter(0, errors.New("503")) },
+	"503 with a time":             func() error { return dispatcher.RetryAfter(time.Second, errors.New("503")) },
+}
+
+// 5,000 are due. A first batch goes out, then one call after each hold, which doubles: 25, 50, 100, 200 ms.
+func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
+	for name, busy := range busyAnswers {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			v := startBusy(b, http.StatusTooManyRequests)
+			d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 8, BreakDelay: 200 * time.Millisecond, MaxBreakDelay: time.Hour}, v.call(b, busy))
+			b.insertManyMore("charge_card", 5_000)
+			b.start(d)
+			b.until("the fourth hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=4 ") })
+			// The batch, what had begun by the tenth answer, and a probe for each of the three holds that ended.
+			if n := v.calls.Load(); n > 24+3 {
+				t.Errorf("%d calls were made", n)
+			}
+			if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null and status = 'pending'`); n != 0 {
+				t.Errorf("%d intents had something spent", n)
+			}
+		})
+	}
+}
+
+// Each hold ends with one call; while the vendor answers, twice as many at once.
+func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
+	b := setup(t)
+	v := startBusy(b, http.StatusTooManyRequests)
+	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{SweepInterval: time.Minute}) // what goes on does so by itself
+	d.NoJitter()
+	d.Destination("vendor", dispatcher.Limits{Concurrency: 16, BreakDelay: 4 * time.Second, MaxBreakDelay: 4 * time.Second})
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), v.call(b, busyAnswers["429 without a time"]))
+	b.insertMany("charge_card", 300)
+	b.start(d)
+	b.until("the second hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=2 ") })
+	b.until("no call is under way", v.idle)
+	before := v.calls.Load()
+	b.until("the third hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=3 ") })
+	b.until("no call is under way", v.idle)
+	if n := v.calls.Load() - before; n != 1 {
+		t.Errorf("after a hold %d calls were made, want 1", n)
+	}
+	v.status.Store(http.StatusOK)
+	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue where attempt = 0`) == 0 })
+}
+
+// A Drain does not wait for a hold, and does not hang at it.
+func TestADrainLeavesAHeldDestinationAlone(t *testing.T) {
+	b := setup(t)
+	v := startBusy(b, http.StatusServiceUnavailable)
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 2, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},
+		v.call(b, busyAnswers["503, the vendor did not act"]))
+	b.insertMany("charge_card", 50)
+	sum := b.drain(d)
+	if n := int(v.calls.Load()); n < 3 || n > 4 || sum != (dispatcher.Summary{Retried: n}) {
+		t.Errorf("%d calls, the drain came to %+v", n, sum)
+	}
+}
+
+// A customer's webhook that answers 503 is held by itself.
+func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
+	b := setup(t)
+	var busyCalls, calls atomic.Int32
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour, PerEndpoint: 2},
+		func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+			if call.Part == "to-0" {
+				busyCalls.Add(1)
+				return dispatcher.Answer{Code: "503"}, dispatcher.RetryAfter(0, errors.New("503"))
+			}
+			calls.Add(1)
+			return dispatcher.Answer{Code: "200"}, nil
+		}, byPart)
+	b.insertTo(300, 0, 0)
+	b.insertTo(20, 1, 20)
+	sum := b.drain(d)
+	if n := int(busyCalls.Load()); n < 3 || n > 4 || sum != (dispatcher.Summary{Delivered: 400, Retried: n}) {
+		t.Errorf("%d calls to the busy one, the drain came to %+v", n, sum)
+	}
+	if n := b.toEndpoint("to-0", asWritten); n != 300-int(busyCalls.Load()) {
+		t.Errorf("%d intents of the busy one are as they were written", n)
+	}
+}
+
+// Now and then a vendor answers that a call under this key still runs: that slows nothing.
+func TestALoneRetryLaterSlowsNothing(t *testing.T) {
+	b := setup(t)
+	var calls atomic.Int32
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},
+		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+			if calls.Add(1)%3 != 0 {
+				return dispatcher.Answer{Code: "409"}, dispatcher.RetryAfter(0, errors.New("it still runs"))
+			}
+			return dispatcher.Answer{Code: "200"}, nil
+		})
+	b.insertMany("charge_card", 60)
+	b.expect(d, dispatcher.Summary{Delivered: 20, Retried: 40})
+}
