@@ -36,8 +36,11 @@ const (
 // raised as well: where there are synchronous standbys, a failover to one must not lose a claim; where there are none,
 // "on" waits for the same.
 //
+// The first statement is for the second, which a short limit of the session's, such as one that an Apply left, would end.
+//
 // search_path stays, since an Apply may need it. samekey's own statements name their schema, and so do River's.
-const settingsSQL = `select pg_catalog.set_config(s.name, s.value, false)
+const settingsSQL = `set statement_timeout = 0;
+select pg_catalog.set_config(s.name, s.value, false)
 from (values
 	('synchronous_commit', case when pg_catalog.current_setting('synchronous_commit') in ('remote_write', 'remote_apply')
 	                            then pg_catalog.current_setting('synchronous_commit') else 'on' end),
@@ -120,7 +123,7 @@ func ownConnections(config *pgxpool.Config, settings string) (ready func(context
 			return true, nil
 		}
 		if err := apply(ctx, conn, settings); err != nil {
-			return false, err
+			return false, ctx.Err() // another connection will do
 		}
 		delete(conn.PgConn().CustomData(), touchedKey)
 		return true, nil
