@@ -63,8 +63,9 @@ func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
 
 func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
-	p.Attempts, p.Backoff, p.MaxBackoff = 1, time.Millisecond, time.Millisecond
+	p.Attempts, p.Backoff, p.MaxBackoff, p.Destination = 1, time.Millisecond, time.Millisecond, "patient"
 	b, d, s := scriptedSetup(t, p)
+	d.Destination("patient", dispatcher.Limits{Concurrency: 1, BreakAfter: -1}) // so many in a row would hold it
 	id := b.insert("charge_card")
 	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
 		if s.calls <= 30 {
