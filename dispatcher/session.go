@@ -28,7 +28,7 @@ type session struct {
 	woken   func(action string) // a notification came; action is what it names
 
 	id   int32
-	held atomic.Int64 // since when the lock is held, as Unix nanoseconds; 0 while it is not
+	held atomic.Pointer[time.Time] // since when the lock is held, by the monotonic clock; nil while it is not
 }
 
 const (
@@ -95,7 +95,8 @@ func (s *session) lock(ctx context.Context, conn *pgx.Conn) error {
 	if _, err := conn.Exec(ctx, "listen "+pgx.Identifier{wake.Channel}.Sanitize()); err != nil {
 		return err
 	}
-	s.held.Store(time.Now().UnixNano())
+	now := time.Now()
+	s.held.Store(&now)
 	return nil
 }
 
@@ -104,7 +105,7 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 	wait := sessionRetry
 	for {
 		err := s.listen(ctx, conn)
-		s.held.Store(0)
+		s.held.Store(nil)
 		if ctx.Err() != nil {
 			s.leave(conn)
 			return
@@ -178,15 +179,15 @@ func closeConn(conn *pgx.Conn) {
 }
 
 // holds says whether the lock is held, as far as this process knows.
-func (s *session) holds() bool { return s.held.Load() != 0 }
+func (s *session) holds() bool { return s.held.Load() != nil }
 
 // heldFor says for how long it has been.
 func (s *session) heldFor() time.Duration {
 	since := s.held.Load()
-	if since == 0 {
+	if since == nil {
 		return 0
 	}
-	return time.Since(time.Unix(0, since))
+	return time.Since(*since)
 }
 
 // sleep waits for d; false means that ctx ended first.

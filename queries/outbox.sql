@@ -115,3 +115,10 @@ select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h
 from samekey.outbox_history h
 where h.intent_id = @id
 order by h.id;
+
+-- name: OutboxLoad :many
+-- What a claim's answer was too small for. It locks nothing and waits for nobody: a slow reader holds up itself alone.
+select o.id, o.payload, o.headers, s.request
+from unnest(@ids::uuid[]) as i (id)
+cross join lateral (select x.id, x.payload, x.headers from samekey.outbox x where x.id = i.id offset 0) o
+left join lateral (select x.request from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true;

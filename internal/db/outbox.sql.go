@@ -511,3 +511,43 @@ func (q *Queries) OutboxListWorking(ctx context.Context, arg OutboxListWorkingPa
 	}
 	return items, nil
 }
+
+const OutboxLoad = `-- name: OutboxLoad :many
+select o.id, o.payload, o.headers, s.request
+from unnest($1::uuid[]) as i (id)
+cross join lateral (select x.id, x.payload, x.headers from samekey.outbox x where x.id = i.id offset 0) o
+left join lateral (select x.request from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
+`
+
+type OutboxLoadRow struct {
+	ID      uuid.UUID
+	Payload []byte
+	Headers []byte
+	Request []byte
+}
+
+// What a claim's answer was too small for. It locks nothing and waits for nobody: a slow reader holds up itself alone.
+func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoadRow, error) {
+	rows, err := q.db.Query(ctx, OutboxLoad, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxLoadRow
+	for rows.Next() {
+		var i OutboxLoadRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Payload,
+			&i.Headers,
+			&i.Request,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}

@@ -132,7 +132,7 @@ type planner struct {
 // checkAll goes through the life of a batch, each query on what the one before it left.
 func (p planner) checkAll() {
 	claim := db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: time.Now().Add(-time.Hour), Worker: 7, Queue: "stripe", MaxCount: batch, Lease: time.Minute, Repeatable: true,
+		Action: "charge_card", Mark: time.Now().Add(-time.Hour), Worker: 7, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: batch, Lease: time.Minute, Repeatable: true,
 	}
 	// Twice from the queue, once from the outbox.
 	p.check("claim", db.OutboxQueueClaim, 4*batch, claim)
@@ -141,10 +141,10 @@ func (p planner) checkAll() {
 		p.t.Fatalf("claimed %d, want %d", len(ids), batch)
 	}
 	p.check("claim, from the first row", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Queue: "stripe", MaxCount: 10, Lease: time.Minute,
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
 	})
 	p.check("claim, nothing is there", db.OutboxQueueClaim, 10, db.OutboxQueueClaimParams{
-		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Queue: "mail", MaxCount: 100, Lease: time.Minute,
+		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Destination: "mail", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 100, Lease: time.Minute,
 	})
 
 	p.exec(`insert into samekey.rate_limits (destination, given_until) values ('bank', now())`)
