@@ -39,13 +39,16 @@ func (l *lane) tried(index int) (ended func(error)) {
 // watch looks after each sweep whether the lane claims what the database says is due. It is the last line: whatever keeps
 // claims from being made or from ending is reported once, and until it is over [Dispatcher.Ready] returns it.
 func (l *lane) watch(now time.Time, due map[string]bool) {
-	open := l.mayClaim() && l.heldUp(now) == 0 && len(l.slots) < cap(l.slots)
-	stuck := ""
+	open := l.mayClaim() && l.heldUp(now) == 0
+	stuck, busy := "", len(l.slots) == cap(l.slots)
 	l.mu.Lock()
+	for _, t := range l.tries {
+		busy = busy && t.began.IsZero() // a claim under way holds slots itself
+	}
 	for i, a := range l.actions {
 		t := &l.tries[i]
 		switch {
-		case !open || !due[a.name] || l.paused[a.name] || l.paused[""]:
+		case !open || busy || !due[a.name] || l.paused[a.name] || l.paused[""]:
 			t.since = time.Time{}
 		case t.since.IsZero() || t.ended.After(t.since):
 			t.since = now

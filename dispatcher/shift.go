@@ -87,13 +87,15 @@ func (l *lane) keepShift(ctx context.Context, ask func(context.Context) (int64, 
 		select {
 		case s := <-l.stints:
 			if missed > 0 {
-				l.node.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", l.name))
+				l.riverIsBack(ctx)
 			}
 			missed = 0
 			s.run()
 		case <-patience.C:
 			missed++
-			l.shiftWithoutRiver(ctx, asked, missed)
+			if l.shiftWithoutRiver(ctx, asked, missed) {
+				missed = 0
+			}
 		case <-ctx.Done():
 		}
 		patience.Stop()
@@ -121,8 +123,12 @@ type asking struct {
 	err error
 }
 
+func (l *lane) riverIsBack(ctx context.Context) {
+	l.node.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", l.name))
+}
+
 // shiftWithoutRiver runs a shift until it is over, or until River's job comes, which then goes on.
-func (l *lane) shiftWithoutRiver(ctx context.Context, asked <-chan asking, missed int) {
+func (l *lane) shiftWithoutRiver(ctx context.Context, asked <-chan asking, missed int) (came bool) {
 	shift, end := context.WithCancel(ctx)
 	defer end()
 	over := make(chan struct{})
@@ -142,7 +148,7 @@ func (l *lane) shiftWithoutRiver(ctx context.Context, asked <-chan asking, misse
 	for {
 		select {
 		case <-over:
-			return
+			return false
 		case <-late:
 			late = nil
 			tell("River has not started, or has not answered the insert of the drain job")
@@ -162,8 +168,9 @@ func (l *lane) shiftWithoutRiver(ctx context.Context, asked <-chan asking, misse
 		case s := <-l.stints:
 			end()
 			<-over
+			l.riverIsBack(ctx)
 			s.run()
-			return
+			return true
 		}
 	}
 }
