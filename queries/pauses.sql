@@ -21,14 +21,11 @@
 --   nothing runs for a day, then a worker starts it copies, and writes back, before its River client makes the row
 
 -- name: PausesAdd :one
--- A reason of a person's. No row: there is one in force already.
+-- A reason of a person's, after PausesExpire. No row: one of the same is in force already.
 insert into samekey.pauses (destination, action, paused_by, reason, until)
-select @destination::text, @action::text, @actor::text, @reason::text, sqlc.narg('until')::timestamptz
-where not exists (select from samekey.pauses p
-                  where p.destination = @destination and p.action = @action and p.ended_at is null and p.river_row is null
-                    and (p.until is null or p.until > clock_timestamp()))
+values (@destination::text, @action::text, @actor::text, @reason::text, sqlc.narg('until')::timestamptz)
 on conflict do nothing
-returning id;
+returning id, coalesce(until <= clock_timestamp(), false)::boolean as past;
 
 -- name: PausesEnd :one
 -- Resumes: ends every reason of this destination and action, and River's own pause where all actions are meant.

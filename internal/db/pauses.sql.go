@@ -13,12 +13,9 @@ import (
 const PausesAdd = `-- name: PausesAdd :one
 
 insert into samekey.pauses (destination, action, paused_by, reason, until)
-select $1::text, $2::text, $3::text, $4::text, $5::timestamptz
-where not exists (select from samekey.pauses p
-                  where p.destination = $1 and p.action = $2 and p.ended_at is null and p.river_row is null
-                    and (p.until is null or p.until > clock_timestamp()))
+values ($1::text, $2::text, $3::text, $4::text, $5::timestamptz)
 on conflict do nothing
-returning id
+returning id, coalesce(until <= clock_timestamp(), false)::boolean as past
 `
 
 type PausesAddParams struct {
@@ -27,6 +24,11 @@ type PausesAddParams struct {
 	Actor       string
 	Reason      string
 	Until       *time.Time
+}
+
+type PausesAddRow struct {
+	ID   int64
+	Past bool
 }
 
 // Which destinations, and which of their actions, are paused, by whom and why.
@@ -51,8 +53,8 @@ type PausesAddParams struct {
 //	two sweeps copy at once                      the unique index keeps one
 //	nothing runs for a day, then a worker starts it copies, and writes back, before its River client makes the row
 //
-// A reason of a person's. No row: there is one in force already.
-func (q *Queries) PausesAdd(ctx context.Context, arg PausesAddParams) (int64, error) {
+// A reason of a person's, after PausesExpire. No row: one of the same is in force already.
+func (q *Queries) PausesAdd(ctx context.Context, arg PausesAddParams) (PausesAddRow, error) {
 	row := q.db.QueryRow(ctx, PausesAdd,
 		arg.Destination,
 		arg.Action,
@@ -60,9 +62,9 @@ func (q *Queries) PausesAdd(ctx context.Context, arg PausesAddParams) (int64, er
 		arg.Reason,
 		arg.Until,
 	)
-	var id int64
-	err := row.Scan(&id)
-	return id, err
+	var i PausesAddRow
+	err := row.Scan(&i.ID, &i.Past)
+	return i, err
 }
 
 const PausesEnd = `-- name: PausesEnd :one
