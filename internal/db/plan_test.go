@@ -134,12 +134,14 @@ func (p planner) checkAll() {
 	claim := db.OutboxQueueClaimParams{
 		Action: "charge_card", Mark: time.Now().Add(-time.Hour), Worker: 7, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: batch, Lease: time.Minute, Repeatable: true,
 	}
-	// Twice from the queue, once from the outbox.
-	p.check("claim", db.OutboxQueueClaim, 4*batch, claim)
+	// Twice from the queue, twice from the outbox and from outbox_sends, and the ids.
+	p.check("claim", db.OutboxQueueClaim, 8*batch, claim)
 	ids := p.ids(`select id from samekey.outbox_queue where leased_by = 7`)
 	if len(ids) != batch {
 		p.t.Fatalf("claimed %d, want %d", len(ids), batch)
 	}
+	p.check("load", db.OutboxLoad, 3*batch, ids)
+	p.check("sending", db.OutboxQueueSending, 3*batch, db.OutboxQueueSendingParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), len(ids))})
 	p.check("claim, from the first row", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
 		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
 	})
@@ -147,6 +149,11 @@ func (p planner) checkAll() {
 		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Destination: "mail", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 100, Lease: time.Minute,
 	})
 
+	p.exec(`insert into samekey.pauses (destination, action, paused_by, reason, ended_at, ended_by, end_reason)
+		select 'stripe', 'charge_card', 'ann', 'r', now(), 'ann', 'r' from generate_series(1, 1000)`)
+	p.check("claim, after many pauses", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 9, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
+	})
 	p.exec(`insert into samekey.rate_limits (destination, given_until) values ('bank', now())`)
 	// The index entries of those that were just claimed, and of those that are counted.
 	p.check("take permits", db.RateLimitsTake, 4*batch, db.RateLimitsTakeParams{
