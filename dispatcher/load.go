@@ -11,8 +11,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// What a claim's answer was too small for is loaded after its commit: payloads, headers and rendered requests. A load locks
-// nothing, so a slow connection holds up its own worker alone.
+// Where a claim's answer is too small for its payloads, all that stands in the outbox is loaded after its commit. A load
+// locks nothing, so a slow connection holds up its own worker alone.
 //
 //	the load fails, or takes too long         what was claimed is given back at once, unsent; nothing is spent
 //	killed or stopped while it loads          what may be repeated is sent by whoever takes it over; the rest was leased as
@@ -72,7 +72,10 @@ func (l *lane) read(ctx context.Context, claims []*claim) error {
 	l.load.took(claims[0].Bytes, time.Since(began))
 	for _, row := range rows {
 		c := byID[row.ID]
-		c.Payload, c.Headers, c.Request = row.Payload, row.Headers, row.Request
+		c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
+		c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
+		c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
+		c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
 	}
 	return nil
 }
