@@ -33,6 +33,7 @@ type settlement struct {
 // The states that a settlement may lead to, as in outbox's table of states.
 const (
 	statusPending   = "pending"
+	statusLeased    = "leased" // of a row that is claimed to be sent
 	statusUnknown   = "unknown"
 	statusAnswered  = "answered"
 	statusAwaiting  = "awaiting_approval"
@@ -79,8 +80,11 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
 	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.Spent),
 		unsend: c.FirstSend, answer: Answer{Code: "given_back"}}
-	if c.Status == statusUnknown {
+	switch c.Status {
+	case statusUnknown:
 		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
+	case statusAnswered:
+		s.event, s.status, s.outcome = "apply", statusAnswered, outcomeRetry
 	}
 	return s
 }

@@ -28,6 +28,8 @@ type claim struct {
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
 	visit  visit
 
+	unmarked bool // leased as unsent, and not marked since: it is not sent
+
 	endpointName string
 	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
 	endpointErr  error           // why that is not known
@@ -80,7 +82,7 @@ func (n *node) work(c *claim) {
 	}()
 	var s settlement
 	switch send := false; {
-	case n.isStopping():
+	case n.isStopping() || c.unmarked:
 		s = c.action.givenBack(row)
 	case c.Status == statusUnknown:
 		s = n.lookUp(c)

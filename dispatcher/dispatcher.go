@@ -96,7 +96,7 @@ type Dispatcher struct {
 	destinations map[string]*destination
 	mistakes     []error
 
-	shift, linger, stopMargin time.Duration // the constants of these names; tests shorten them
+	shift, riverPatience, alarmAfter, stopMargin time.Duration // constants; tests shorten them
 
 	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
 	drawID func() int32                              // a worker's id; tests make it one that is taken
@@ -157,7 +157,7 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
 		actions: map[string]*action{}, destinations: map[string]*destination{},
-		shift: shift, linger: linger, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
+		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
 	}
 	d.log = d.config.Logger
 	return d
@@ -169,8 +169,8 @@ var (
 	actionName      = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
 )
 
-// Destination declares a vendor account and its limits. Its River queue is "samekey_" and the name: pausing that queue,
-// from River UI too, stops its claims on every node.
+// Destination declares a vendor account and its limits. outbox.Pause stops its claims on every node, and so does pausing its
+// River queue, "samekey_" and the name, from River UI too.
 func (d *Dispatcher) Destination(name string, limits Limits) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -79,10 +79,16 @@
 //
 // # Queues and pauses
 //
-// The outbox carries the truth; River carries the wake-up. Each destination has a River queue, "samekey_" and its name, in
-// which short jobs drain it. Pausing that queue, in River UI or with QueuePause of any River client on the schema samekey,
-// stops the destination's calls on every node within a second; calls under way end, and nothing is lost. Deleting River's
-// jobs loses nothing either: each node's sweep finds what is due, at Config.SweepInterval.
+// The outbox carries the truth; River carries the permit to drain. Each destination has a River queue, "samekey_" and its
+// name, with one job for each node, which drains the destination for five minutes and is asked for again. Where River begins
+// none within a second the node drains without it: deleting River's jobs loses nothing, and neither does a River that fails.
+//
+// outbox.Pause stops the calls to a destination, or of one of its actions, on every node within a second; calls under way
+// end, and nothing is lost. Pausing the destination's queue, in River UI or with QueuePause of any River client on the schema
+// samekey, does the same, and is kept where River forgets it. outbox.Resume ends both.
+//
+// Where something is due, nothing is in its way, and no claim has ended for 25 seconds, one line of level ERROR says why, and
+// [Dispatcher.Ready] returns it.
 //
 // # Order
 //

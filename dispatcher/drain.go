@@ -69,7 +69,7 @@ func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
 
 // takeOver sweeps once, and once more where a worker's lock was missing.
 func (n *node) takeOver(ctx context.Context) error {
-	s := &sweeper{node: n, start: func(*lane) {}}
+	s := &sweeper{node: n}
 	for look := 0; look == 0 || look == 1 && len(s.gone) > 0; look++ {
 		if look > 0 && !sleep(ctx, secondLook) {
 			return ctx.Err()
@@ -139,7 +139,7 @@ func (l *lane) drainDry(ctx context.Context) (claimed int, err error) {
 		if wait := l.rate.wait(time.Now()); wait > 0 && !sleep(ctx, wait) {
 			return claimed, ctx.Err()
 		}
-		l.flagAll()
+		l.pokeAll()
 		for i := range l.marks {
 			l.marks[i].full = time.Time{}
 		}

@@ -8,7 +8,10 @@ import (
 // What tests look behind, or cannot wait for.
 
 // SetShift makes the drains of this dispatcher's next Run shorter.
-func (d *Dispatcher) SetShift(shift, linger time.Duration) { d.shift, d.linger = shift, linger }
+func (d *Dispatcher) SetShift(shift time.Duration) { d.shift = shift }
+
+// SetAlarmAfter shortens how long nothing may be claimed before the alarm.
+func (d *Dispatcher) SetAlarmAfter(after time.Duration) { d.alarmAfter = after }
 
 // SetStopMargin shortens what a stop takes beyond its StopTimeout.
 func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.stopMargin = margin }

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Ready reports whether this dispatcher takes work: nil, or an error that says why it does not. It does not ask the
-// database; a running dispatcher learns at each sweep. For a readiness probe.
+// Ready reports whether this dispatcher takes work: nil, or an error that says why it does not, such as that something has
+// been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running dispatcher
+// learns at each sweep. For a readiness probe.
 func (d *Dispatcher) Ready() error {
 	n := d.node.Load()
 	if n == nil {
@@ -24,6 +25,11 @@ func (d *Dispatcher) Ready() error {
 	n.mu.Unlock()
 	if limit := max(5*time.Second, 3*d.config.SweepInterval); since > limit {
 		return fmt.Errorf("dispatcher: the database has not answered a sweep for more than %v", limit)
+	}
+	for _, lane := range n.lanes {
+		if stuck := lane.stuckFor(); stuck != "" {
+			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", lane.name, stuck)
+		}
 	}
 	return nil
 }

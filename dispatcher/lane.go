@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -13,11 +12,11 @@ import (
 )
 
 // lane is a destination at work on this node. It owns the calls: a drain claims for it and may end while they go on,
-// so one slow call never holds up its destination.
+// so one slow call never holds up its destination. What wakes its drain and keeps it alive is in shift.go.
 type lane struct {
 	node    *node
 	name    string
-	queue   string // of River; pausing it stops the claims
+	queue   string // of River
 	actions []*action
 	marks   []mark
 
@@ -30,14 +29,16 @@ type lane struct {
 	mixed     bool       // some of the actions, or all, have endpoints
 
 	poked  chan struct{} // something was flagged
-	paused atomic.Bool   // what the last sweep saw; the claim sees for itself
+	stints chan stint    // River's jobs offer to drain
+	load   loadBudget    // of the drain alone
 
-	mu       sync.Mutex
-	due      map[string]bool // actions in which something may be due
-	draining bool            // a drain runs on this node
-	asked    time.Time       // when a drain was last asked for
-	next     int             // the action whose turn it is
-	until    time.Time       // intents were put off for busy endpoints, to be due by then
+	mu     sync.Mutex
+	due    map[string]bool // actions in which something may be due
+	paused map[string]bool // actions that the last sweep saw paused, "" for all; the claim sees for itself
+	next   int             // the action whose turn it is
+	until  time.Time       // intents were put off for busy endpoints, to be due by then
+	tries  []tries         // of each action
+	stuck  string          // what the watch has reported
 }
 
 // mark is an action's low-water mark of due_at: entries of the index before it are dead (a long snapshot keeps them), so
@@ -55,23 +56,25 @@ const (
 	// claimLimit bounds one claim, claimTimeout how long it may take.
 	claimLimit   = 1000
 	claimTimeout = 10 * time.Second
-	// shift is how long a drain lasts at most, linger how long it waits for more when nothing is due.
-	shift  = 20 * time.Second
-	linger = 3 * time.Second
+	// claimRetry is the first wait after a claim that failed; it doubles up to claimMaxWait.
+	claimRetry, claimMaxWait = 50 * time.Millisecond, time.Second
 )
 
 func newLane(n *node, dest *destination) *lane {
 	l := &lane{
 		node: n, name: dest.name, queue: queueName(dest.name), actions: dest.actions, marks: make([]mark, len(dest.actions)),
 		slots: make(chan struct{}, dest.limits.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
+		stints: make(chan stint), tries: make([]tries, len(dest.actions)), load: newLoadBudget(),
 		rate: newRate(dest.limits), breaker: newBreaker(dest.limits, n.draw), endpoints: newEndpoints(dest.limits, n.draw),
 		mixed: dest.hasEndpoints(),
 	}
-	l.flagAll()
+	l.pokeAll()
 	return l
 }
 
-func (l *lane) flag(action string) {
+// poke says that something of the action may be due. It is the only signal to a drain: NOTIFY, sweep, settle, Apply, breakers
+// and endpoints call it.
+func (l *lane) poke(action string) {
 	l.keep(action)
 	select {
 	case l.poked <- struct{}{}:
@@ -86,13 +89,14 @@ func (l *lane) keep(action string) {
 	l.due[action] = true
 }
 
-func (l *lane) flagAll() {
+func (l *lane) pokeAll() {
 	for _, a := range l.actions {
-		l.flag(a.name)
+		l.poke(a.name)
 	}
 }
 
-// take removes and returns the flagged actions, beginning with the one whose turn it is.
+// take removes and returns the flagged actions, beginning with the one whose turn it is. One that is paused is left out: the
+// sweep pokes again once it is not.
 func (l *lane) take() (indexes []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,17 +104,19 @@ func (l *lane) take() (indexes []int) {
 		index := (l.next + i) % len(l.actions)
 		if name := l.actions[index].name; l.due[name] {
 			delete(l.due, name)
-			indexes = append(indexes, index)
+			if !l.paused[name] {
+				indexes = append(indexes, index)
+			}
 		}
 	}
 	l.next = (l.next + 1) % len(l.actions)
 	return indexes
 }
 
-// mayClaim says whether this node takes work for the lane: not while the queue is paused, without its lock, or with
+// mayClaim says whether this node takes work for the lane: not while all of it is paused, without the worker's lock, or with
 // outcomes that the database has not taken yet.
 func (l *lane) mayClaim() bool {
-	return !l.paused.Load() && l.node.session.holds() && !l.node.behind.Load() && l.node.stuck.Load() < maxStuck
+	return !l.isPaused("") && l.node.session.holds() && !l.node.behind.Load() && l.node.stuck.Load() < maxStuck
 }
 
 // heldUp is how long nothing can be claimed, since the destination is at its rate or its breaker is open.
@@ -131,61 +137,60 @@ func (l *lane) busy(until time.Time) {
 	}
 }
 
-// drain claims and starts calls until the shift is over, or until nothing was due for linger. It ends at once when ctx
-// does. What is under way then stays the lane's.
-func (l *lane) drain(ctx context.Context, shift, linger time.Duration) error {
+// drain is the body of a shift: it waits for pokes, claims and starts calls until the shift is over or ctx ends. What is
+// under way then stays the lane's.
+func (l *lane) drain(ctx context.Context, shift time.Duration) {
 	end := time.NewTimer(shift)
 	defer end.Stop()
-	idle := time.NewTimer(linger)
-	defer idle.Stop()
-	for l.mayClaim() {
-		if wait := l.heldUp(time.Now()); wait > 0 {
-			// It does not end for that: this node would take the next drain, which another asked for, who can claim.
-			select {
-			case <-time.After(wait):
-			case <-l.poked: // its breaker may be closed
-				continue
-			case <-end.C: // a sweep asks for another drain when it is over
-				return nil
-			case <-ctx.Done():
-				return nil
-			}
-		}
-		select { // wait for a free slot
-		case l.slots <- struct{}{}:
-			<-l.slots
-		case <-end.C:
-			return nil
-		case <-ctx.Done():
-			return nil
-		}
-		claimed, err := l.claimAll(ctx)
-		if err != nil && ctx.Err() == nil {
-			l.node.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", l.name), slog.String("error", errorText(err)))
-			return err // the sweep starts a drain again when the database answers
-		}
-		if claimed > 0 {
-			idle.Reset(linger)
-			select {
+	retry := claimRetry
+	for {
+		var again <-chan time.Time // to look without a poke
+		if l.flagged() && l.mayClaim() && l.heldUp(time.Now()) == 0 {
+			select { // wait for a free slot
+			case l.slots <- struct{}{}:
+				<-l.slots
 			case <-end.C:
-				return nil
+				return
 			case <-ctx.Done():
-				return nil
-			default:
+				return
+			}
+			claimed, err := l.claimAll(ctx)
+			if err != nil && ctx.Err() == nil {
+				l.node.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", l.name), slog.String("error", errorText(err)))
+				select { // whatever pokes meanwhile: no tight loop against a database in trouble
+				case <-time.After(retry):
+				case <-end.C:
+					return
+				case <-ctx.Done():
+					return
+				}
+				retry = min(2*retry, claimMaxWait)
 				continue
 			}
+			retry = claimRetry
+			if claimed > 0 {
+				select {
+				case <-end.C:
+					return
+				case <-ctx.Done():
+					return
+				default:
+					continue
+				}
+			}
+		}
+		if wait := l.heldUp(time.Now()); wait > 0 && l.flagged() {
+			again = time.After(wait)
 		}
 		select {
 		case <-l.poked:
-		case <-idle.C:
-			return nil
+		case <-again:
 		case <-end.C:
-			return nil
+			return
 		case <-ctx.Done():
-			return nil
+			return
 		}
 	}
-	return nil
 }
 
 // claimAll claims once from each flagged action, as far as slots are free, and starts what it got. What was put off counts
@@ -196,7 +201,7 @@ func (l *lane) claimAll(ctx context.Context) (claimed int, err error) {
 		free := l.reserve()
 		if free == 0 {
 			for _, rest := range indexes[i:] { // their turn is still to come
-				l.flag(l.actions[rest].name)
+				l.poke(l.actions[rest].name)
 			}
 			return claimed, nil
 		}
@@ -205,13 +210,13 @@ func (l *lane) claimAll(ctx context.Context) (claimed int, err error) {
 		switch {
 		case err != nil:
 			for _, rest := range indexes[i:] {
-				l.flag(l.actions[rest].name)
+				l.poke(l.actions[rest].name)
 			}
 			return claimed, err
 		case may == notYet:
 			l.keep(l.actions[index].name)
 		case may > 0 && got == may:
-			l.flag(l.actions[index].name) // there may be more
+			l.poke(l.actions[index].name) // there may be more
 		}
 	}
 	return claimed, nil
@@ -243,6 +248,8 @@ const notYet = -1
 // for each. It returns how many it got, and of how many. The rows are read to their end, which is after the claim's commit,
 // before the first is started: a fast settle must find what it settles.
 func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err error) {
+	ended := l.tried(index)
+	defer func() { ended(err) }()
 	a, m := l.actions[index], &l.marks[index]
 	from, began := m.dueAt, time.Now()
 	full := began.Sub(m.full) >= fullScan
@@ -271,14 +278,34 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	l.release(may - len(rows))
 	l.rate.unused(may - len(rows))
 	l.breaker.unused(epoch, may-len(rows))
+	if len(rows) == 0 {
+		return 0, may, nil
+	}
+	full = len(rows) == may || rows[0].Cut // there may be more
 	var latest time.Time
-	var on, off []*claim
-	var delays []time.Duration
+	claims := make([]*claim, len(rows))
 	for i := range rows {
 		if rows[i].DueAt.After(latest) {
 			latest = rows[i].DueAt
 		}
-		c := &claim{OutboxQueueClaimRow: rows[i], action: a, worker: params.Worker, asked: asked}
+		claims[i] = &claim{OutboxQueueClaimRow: rows[i], action: a, worker: params.Worker, asked: asked}
+	}
+	if mark := latest.Add(-markSlack); full || mark.After(m.dueAt) {
+		m.dueAt = mark // a full batch may lower it: there may be more above what a full scan met
+	}
+	if full {
+		may = len(rows)
+	}
+	if rows[0].Unread {
+		if err := l.read(ctx, claims); err != nil {
+			l.breaker.unused(epoch, len(rows))
+			l.giveBack(ctx, claims, time.Second) // no hot loop against a connection that is too slow
+			return len(rows), may, err
+		}
+	}
+	var on, off []*claim
+	var delays []time.Duration
+	for _, c := range claims {
 		if delay, ok := l.enter(c, epoch); !ok {
 			off, delays = append(off, c), append(delays, delay)
 			continue
@@ -289,6 +316,9 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 		l.readEndpoints(ctx, on)
 		l.rate.unused(uncallable(on)) // what rests for one that is stopped takes nothing from the others
 	}
+	if rows[0].Unread {
+		l.sending(ctx, a, on)
+	}
 	for _, c := range on {
 		l.node.open.Add(1)
 		go func() {
@@ -296,9 +326,6 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 			defer l.leave(c)
 			l.node.work(c)
 		}()
-	}
-	if mark := latest.Add(-markSlack); len(rows) == may || mark.After(m.dueAt) {
-		m.dueAt = mark // a full batch may lower it: there may be more above what a full scan met
 	}
 	if len(off) > 0 {
 		l.putOff(ctx, off, delays)
@@ -332,17 +359,24 @@ func (l *lane) allowed(ctx context.Context, a *action, from time.Time, want int)
 
 func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, Mark: from, Worker: l.node.session.id(), Queue: l.queue, MaxCount: int32(maxCount),
+		Action: a.name, Mark: from, Worker: l.node.session.id(), Destination: l.name, MaxCount: int32(maxCount),
+		MaxBytes: l.load.limit, InlineBytes: inlineBytes,
 		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, Reserve: a.policy.Timeout + windowMargin,
 		Fixes: a.fixes(), SentTo: a.sentTo(),
 	}
+	p.Forever, p.KeyWindow = a.keyWindow()
+	return p
+}
+
+// keyWindow is the policy's, as queries take it.
+func (a *action) keyWindow() (forever bool, window pgtype.Interval) {
 	switch w := a.policy.KeyWindow; {
 	case w == Forever:
-		p.Forever = true
+		forever = true
 	case w > 0:
-		p.KeyWindow = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
+		window = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
 	}
-	return p
+	return forever, window
 }
 
 // flagged says whether something may be due.
@@ -350,34 +384,4 @@ func (l *lane) flagged() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.due) > 0
-}
-
-// begin marks that a drain runs on this node; false where one does already, or where the node is stopping.
-func (l *lane) begin() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.draining || !l.node.enter() {
-		return false
-	}
-	l.draining = true
-	return true
-}
-
-func (l *lane) end() {
-	defer l.node.drains.Done()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.draining = false
-	l.asked = time.Time{}
-}
-
-// ask says whether a drain should be asked for: it may claim or soon will, none runs here, and none was asked for within patience.
-func (l *lane) ask(patience time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.draining || !l.mayClaim() || l.heldUp(time.Now()) > l.node.linger || time.Since(l.asked) < patience {
-		return false
-	}
-	l.asked = time.Now()
-	return true
 }

@@ -24,18 +24,17 @@ type node struct {
 	lanes   []*lane
 	byName  map[string]*lane // the lane of an action
 
-	shift, linger, stopMargin time.Duration
-	draw                      func(ceiling time.Duration) time.Duration
+	shift, riverPatience, alarmAfter, stopMargin time.Duration
+	draw                                         func(ceiling time.Duration) time.Duration
 
-	calls   context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
-	results chan result
-	applier *applier
-	kicked  chan struct{} // something was flagged: see to it that a drain runs
+	calls    context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
+	results  chan result
+	applier  *applier
+	sweepNow chan struct{} // something may have changed that the sweep looks at
 
 	behind    atomic.Bool    // the database has refused outcomes, which are kept and tried again
 	stuck     atomic.Int64   // outcomes that a lock or the like holds up, each by itself
 	open      sync.WaitGroup // claims whose settlement is not written yet
-	drains    sync.WaitGroup // drains that run; each is let in by enter
 	stopping  chan struct{}  // closed when no call may begin any more
 	abandoned chan struct{}  // closed when nobody reads results any more
 
@@ -52,9 +51,9 @@ func (d *Dispatcher) newNode(calls context.Context) (*node, error) {
 	n := &node{
 		pool: pool, q: db.New(pool), log: d.log, config: d.config,
 		byName: map[string]*lane{}, calls: calls,
-		shift: d.shift, linger: d.linger, stopMargin: d.stopMargin, draw: d.draw,
+		shift: d.shift, riverPatience: d.riverPatience, alarmAfter: d.alarmAfter, stopMargin: d.stopMargin, draw: d.draw,
 		results:   make(chan result, settleBatch),
-		kicked:    make(chan struct{}, 1),
+		sweepNow:  make(chan struct{}, 1),
 		stopping:  make(chan struct{}),
 		abandoned: make(chan struct{}),
 	}
@@ -78,69 +77,30 @@ func (n *node) newSettler() *settler {
 	return &settler{pool: n.pool, q: n.q, log: n.log, in: n.results, wake: n.wake, behind: &n.behind, stuck: &n.stuck}
 }
 
-// enter lets a drain begin, unless the node is stopping.
-func (n *node) enter() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.isStopping() {
-		return false
-	}
-	n.drains.Add(1)
-	return true
-}
+// stop lets no call begin any more.
+func (n *node) stop() { close(n.stopping) }
 
-// stop lets no call and no drain begin any more.
-func (n *node) stop() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	close(n.stopping)
-}
-
-// woken takes a notification: work of this action was committed. An empty one means: look everywhere.
+// woken takes a notification: work of this action was committed. An empty one means: look everywhere, also at what is paused.
 func (n *node) woken(action string) {
-	if action == "" {
-		for _, lane := range n.lanes {
-			lane.flagAll()
-		}
-		n.kick()
+	if action != "" {
+		n.wake(action)
 		return
 	}
-	n.wake(action)
-}
-
-// kick has the starter look at every lane; several kicks are one.
-func (n *node) kick() {
+	for _, lane := range n.lanes {
+		lane.pokeAll()
+	}
 	select {
-	case n.kicked <- struct{}{}:
+	case n.sweepNow <- struct{}{}:
 	default:
 	}
 }
 
-// keepStarting starts drains for what is flagged, until ctx ends.
-func (n *node) keepStarting(ctx context.Context, start func(*lane)) {
-	for {
-		select {
-		case <-n.kicked:
-		case <-ctx.Done():
-			return
-		}
-		for _, lane := range n.lanes {
-			if lane.flagged() {
-				start(lane)
-			}
-		}
-	}
-}
-
-// wake tells the lanes of these actions that something is due.
+// wake pokes the lanes of these actions.
 func (n *node) wake(actions ...string) {
 	for _, action := range actions {
 		if lane := n.byName[action]; lane != nil {
-			lane.flag(action)
+			lane.poke(action)
 		}
-	}
-	if len(actions) > 0 {
-		n.kick()
 	}
 }
 

@@ -19,6 +19,7 @@ type wire struct {
 	listener net.Listener
 	target   string
 	attempts atomic.Int32 // connections asked for while it was cut
+	slow     atomic.Pointer[throttle]
 
 	mu    sync.Mutex
 	cut   bool
@@ -71,9 +72,30 @@ func (w *wire) serve() {
 			}
 			continue
 		}
-		w.wg.Go(func() { w.pipe(client, server) })
+		w.wg.Go(func() { w.pipe(slowed{client, w}, server) })
 		w.wg.Go(func() { w.pipe(server, client) })
 	}
+}
+
+// slowed is the end of a connection that a slow link leads to.
+type slowed struct {
+	net.Conn
+	w *wire
+}
+
+func (s slowed) Write(p []byte) (n int, err error) {
+	link := s.w.slow.Load()
+	if link == nil {
+		return s.Conn.Write(p)
+	}
+	for len(p) > 0 && err == nil {
+		part := min(len(p), 4<<10)
+		link.take(part)
+		var wrote int
+		wrote, err = s.Conn.Write(p[:part])
+		n, p = n+wrote, p[part:]
+	}
+	return n, err
 }
 
 func (w *wire) join(conns ...net.Conn) bool {

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -9,12 +10,11 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
-	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/schema"
 )
 
-// The outbox carries the truth, River carries the wake-up: a drain is a River job that is harmless to lose, to repeat
-// or to run twice.
+// The outbox carries the truth, River carries the permit to drain: a drain is a River job that is harmless to lose, to
+// repeat or to run twice. Nothing waits for River: see shift.go.
 
 // queueName is the River queue of a destination.
 func queueName(destination string) string { return "samekey_" + destination }
@@ -28,38 +28,27 @@ type drainArgs struct {
 
 func (drainArgs) Kind() string { return "samekey.drain" }
 
-// drainWorker runs a lane's drain as a River job.
+// drainWorker runs a lane's shift as a River job.
 type drainWorker struct {
 	river.WorkerDefaults[drainArgs]
-	node  *node
-	start func(*lane)
-	stop  context.Context // ends when the dispatcher stops: before River's own stop
+	node *node
+	stop context.Context // ends when the dispatcher stops: before River's own stop
 }
 
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed
-// drain would stay "running" for ever.
+// drain would stay "running" forever.
 func (w *drainWorker) Timeout(*river.Job[drainArgs]) time.Duration { return w.node.shift + time.Minute }
 
 func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error {
-	for _, lane := range w.node.lanes {
-		if lane.name == job.Args.Destination && lane.begin() {
-			w.drain(ctx, lane)
-		}
-	}
-	return nil
-}
-
-func (w *drainWorker) drain(ctx context.Context, lane *lane) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.stop, cancel)()
-	err := func() error {
-		defer lane.end() // also when it panics, or this node would start no drain of the lane again
-		return lane.drain(ctx, w.node.shift, w.node.linger)
-	}()
-	if err == nil && w.stop.Err() == nil && lane.flagged() {
-		w.start(lane) // the next drain goes on at once
+	for _, lane := range w.node.lanes {
+		if lane.name == job.Args.Destination {
+			lane.shiftOf(ctx)
+		}
 	}
+	return nil
 }
 
 type riverClient = river.Client[pgx.Tx]
@@ -76,9 +65,9 @@ func (w warnings) WithAttrs(attrs []slog.Attr) slog.Handler {
 }
 func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name)} }
 
-func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, error) {
+func (n *node) newRiver(stop context.Context) (*riverClient, error) {
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &drainWorker{node: n, start: start, stop: stop})
+	river.AddWorker(workers, &drainWorker{node: n, stop: stop})
 	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n), stop: stop})
 
 	queues := map[string]river.QueueConfig{upkeepQueue: {MaxWorkers: 2}}
@@ -92,7 +81,7 @@ func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, 
 		PeriodicJobs: periodicJobs(),
 		Logger:       slog.New(warnings{n.log.Handler()}),
 
-		// Finished drains are of no use to anybody.
+		// Finished drains are of no use.
 		CompletedJobRetentionPeriod: 10 * time.Minute,
 		CancelledJobRetentionPeriod: 10 * time.Minute,
 		DiscardedJobRetentionPeriod: time.Hour,
@@ -103,29 +92,36 @@ func (n *node) newRiver(stop context.Context, start func(*lane)) (*riverClient, 
 	})
 }
 
-// starter returns what sees to it that a drain runs for a lane: it pokes the one that does, or inserts a drain job
-// where this node runs none, the queue is not paused and none waits to be fetched.
-func (n *node) starter(ctx context.Context, client func() *riverClient) func(*lane) {
-	const patience = time.Second // for River to fetch what was inserted
-	return func(l *lane) {
-		river := client()
-		if river == nil || !l.ask(patience) {
-			return
-		}
-		if err := n.insertDrain(ctx, river, l); err != nil && ctx.Err() == nil {
-			n.log.WarnContext(ctx, "dispatcher: a drain could not be inserted; the next sweep tries again",
-				slog.String("destination", l.name), slog.String("error", errorText(err)))
-		}
-	}
+// guarded calls into River. A panic there becomes an error: River is not needed to deliver, and must not end the worker.
+func guarded(fn func() error) error {
+	_, err := guard(func() (struct{}, error) { return struct{}{}, fn() })
+	return err
 }
 
-func (n *node) insertDrain(ctx context.Context, client *riverClient, l *lane) error {
+// insertDrain asks River for a drain of the lane, and returns the job's id.
+func (n *node) insertDrain(ctx context.Context, client *riverClient, l *lane) (id int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	waits, err := n.q.RiverDrainWaits(ctx, db.RiverDrainWaitsParams{Queue: l.queue, Kind: drainArgs{}.Kind()})
-	if err != nil || waits {
+	err = guarded(func() error {
+		// InsertMany, since Insert panics where a trigger keeps the row out.
+		inserted, err := client.InsertMany(ctx, []river.InsertManyParams{{
+			Args: drainArgs{Destination: l.name}, InsertOpts: &river.InsertOpts{Queue: l.queue, MaxAttempts: 1}}})
+		if err == nil && len(inserted) == 0 {
+			return errors.New("River inserted no row: look for a trigger on samekey.river_job")
+		}
+		if err == nil {
+			id = inserted[0].Job.ID
+		}
 		return err
+	})
+	return id, err
+}
+
+// forgetDrain deletes a job that River did not begin in time.
+func (n *node) forgetDrain(ctx context.Context, id int64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if _, err := n.q.RiverDrainForget(ctx, id); err != nil {
+		n.log.DebugContext(ctx, "dispatcher: a drain job stays in River's table", slog.Int64("job", id), slog.String("error", errorText(err)))
 	}
-	_, err = client.Insert(ctx, drainArgs{Destination: l.name}, &river.InsertOpts{Queue: l.queue, MaxAttempts: 1})
-	return err
 }

@@ -44,31 +44,40 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return err
 	}
 
-	var client *riverClient
 	claims, stopClaims := context.WithCancel(base)
 	defer stopClaims()
-	start := n.starter(claims, func() *riverClient { return client })
-	if client, err = n.newRiver(claims, start); err != nil {
+	client, err := n.newRiver(claims)
+	if err != nil {
 		closeConn(conn)
 		return fmt.Errorf("dispatcher: make River's client: %w", err)
 	}
 
 	n.applier.auto = true
 	leave := n.attend(base, conn)
-	var helpers group // ends with the claims
-	if err := startRiver(ctx, client, n.log); err == nil {
-		helpers.run(func() { n.keepStarting(claims, start) })
-		helpers.run(func() { (&sweeper{node: n, start: start}).run(claims) })
-		d.node.Store(n)
-		n.log.InfoContext(ctx, "dispatcher: running", slog.Int("worker", int(n.session.id())), slog.String("name", n.session.name))
-		<-ctx.Done()
-		d.node.Store(nil)
+	started := make(chan struct{}) // River is
+	var helpers group              // ends with the claims
+	helpers.run(func() { n.startRiver(claims, client, started) })
+	for _, lane := range n.lanes {
+		helpers.run(func() {
+			lane.keepShift(claims, func(ctx context.Context) (int64, error) {
+				select {
+				case <-started:
+					return n.insertDrain(ctx, client, lane)
+				case <-ctx.Done():
+					return 0, ctx.Err()
+				}
+			})
+		})
 	}
+	helpers.run(func() { (&sweeper{node: n}).run(claims) })
+	d.node.Store(n)
+	n.log.InfoContext(ctx, "dispatcher: running", slog.Int("worker", int(n.session.id())), slog.String("name", n.session.name))
+	<-ctx.Done()
+	d.node.Store(nil)
 
 	n.stop()
 	stopClaims()
-	helpers.wait()
-	n.drains.Wait() // for the claims under way: what they claimed must still be given back
+	helpers.wait() // for the claims under way: what they claimed must still be given back
 	n.stopRiver(client)
 	leave(cancelCalls)
 	n.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(n.session.id())))
@@ -109,17 +118,30 @@ func (n *node) checkSchema(ctx context.Context) error {
 	return schema.Check(ctx, n.pool)
 }
 
-// startRiver starts River, which needs the database for that, however long it is away; an error means that ctx ended.
-func startRiver(ctx context.Context, client *riverClient, log *slog.Logger) error {
+// startRiver starts River, which needs the database for that, however long it is away, and closes started. Nothing waits for
+// it: see shift.go. What people paused is written back first, so that River makes no queue that looks resumed.
+func (n *node) startRiver(ctx context.Context, client *riverClient, started chan<- struct{}) {
+	var destinations []string
+	for _, lane := range n.lanes {
+		destinations = append(destinations, lane.name)
+	}
 	for wait := sessionRetry; ; wait = min(2*wait, sessionCheck) {
-		// River's life is ended by stopRiver alone: cancelling the context of its Start is a stop of another kind.
-		err := client.Start(context.WithoutCancel(ctx))
+		mirroring, cancel := context.WithTimeout(ctx, sessionTimeout)
+		err := n.mirrorPauses(mirroring, destinations...)
+		cancel()
 		if err == nil {
-			return nil
+			// River's life is ended by stopRiver alone: cancelling the context of its Start is a stop of another kind.
+			err = guarded(func() error { return client.Start(context.WithoutCancel(ctx)) })
 		}
-		log.WarnContext(ctx, "dispatcher: River does not start yet", slog.String("error", errorText(err)))
+		if err == nil {
+			close(started)
+			return
+		}
+		if ctx.Err() == nil {
+			n.log.WarnContext(ctx, "dispatcher: River does not start yet", slog.String("error", errorText(err)))
+		}
 		if !sleep(ctx, wait) {
-			return ctx.Err()
+			return
 		}
 	}
 }
@@ -127,14 +149,14 @@ func startRiver(ctx context.Context, client *riverClient, log *slog.Logger) erro
 func (n *node) stopRiver(client *riverClient) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.stopMargin)
 	defer cancel()
-	err := client.Stop(ctx)
+	err := guarded(func() error { return client.Stop(ctx) })
 	if err == nil {
 		return
 	}
 	n.log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
 	hard, cancelHard := context.WithTimeout(context.Background(), n.stopMargin)
 	defer cancelHard()
-	_ = client.StopAndCancel(hard)
+	_ = guarded(func() error { return client.StopAndCancel(hard) })
 }
 
 // finish waits for what is under way: until it has ended and is settled, or, where that takes longer than patience,

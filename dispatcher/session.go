@@ -34,8 +34,8 @@ type session struct {
 	woken   func(action string) // a notification came; action is what it names
 	draw    func() int32        // an id at random
 
-	current atomic.Int32 // the id; changes where a stranger has taken it
-	held    atomic.Int64 // since when the lock is held, as Unix nanoseconds; 0 while it is not
+	current atomic.Int32              // the id; changes where a stranger has taken it
+	held    atomic.Pointer[time.Time] // since when the lock is held, by the monotonic clock; nil while it is not
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -181,7 +181,8 @@ func (s *session) lock(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	s.former = []db.WorkersSessionRow{this}
-	s.held.Store(time.Now().UnixNano())
+	now := time.Now()
+	s.held.Store(&now)
 	return nil
 }
 
@@ -215,7 +216,7 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 	wait := sessionRetry
 	for {
 		err := s.listen(ctx, conn)
-		s.held.Store(0)
+		s.held.Store(nil)
 		if ctx.Err() != nil {
 			s.leave(conn)
 			return
@@ -305,15 +306,15 @@ func closeConn(conn *pgx.Conn) {
 }
 
 // holds says whether the lock is held, as far as this process knows.
-func (s *session) holds() bool { return s.held.Load() != 0 }
+func (s *session) holds() bool { return s.held.Load() != nil }
 
 // heldFor says for how long it has been.
 func (s *session) heldFor() time.Duration {
 	since := s.held.Load()
-	if since == 0 {
+	if since == nil {
 		return 0
 	}
-	return time.Since(time.Unix(0, since))
+	return time.Since(*since)
 }
 
 // sleep waits for d; false means that ctx ended first.

@@ -333,7 +333,7 @@ func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *t
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := &sweeper{node: n, start: func(*lane) {}}
+	s := &sweeper{node: n}
 	for _, behind := range []bool{true, false} {
 		n.behind.Store(behind)
 		if n.lanes[0].mayClaim() == behind {

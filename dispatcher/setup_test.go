@@ -95,7 +95,7 @@ func (b *bundle) dispatcherOn(pool *pgxpool.Pool, config dispatcher.Config) *dis
 		config.SweepInterval = 50 * time.Millisecond
 	}
 	d := dispatcher.New(pool, &config)
-	d.SetShift(20*time.Second, 200*time.Millisecond)
+	d.SetShift(20 * time.Second)
 	return d
 }
 

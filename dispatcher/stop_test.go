@@ -219,7 +219,7 @@ func TestOneSlowCallHoldsUpNobodyAndOutlivesItsShift(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite))
-	d.SetShift(200*time.Millisecond, 100*time.Millisecond)
+	d.SetShift(200 * time.Millisecond)
 	slow := b.insert("charge_card")
 	b.start(d)
 	wait(b, "the slow call", g.began)

@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
@@ -11,8 +12,9 @@ import (
 // sweeper finds what nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering keys
 // without a head. It runs on every node, so that no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
-	node  *node
-	start func(*lane) // sees to it that a drain runs
+	node *node
+
+	failing bool // that sweeps fail has been reported
 
 	gone  map[int32]time.Time // workers whose lock was missing at the last look, and since when
 	heads time.Time           // when ordering keys were last looked through
@@ -36,6 +38,9 @@ func (s *sweeper) run(ctx context.Context) {
 		sweeping, cancel := context.WithTimeout(ctx, settleTimeout)
 		err := s.sweep(sweeping)
 		cancel()
+		if ctx.Err() == nil {
+			s.answered(ctx, err)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -46,9 +51,29 @@ func (s *sweeper) run(ctx context.Context) {
 		case len(s.gone) > 0:
 			wait = min(wait, secondLook)
 		}
-		if !sleep(ctx, wait) {
-			return
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-s.node.sweepNow:
+		case <-ctx.Done():
 		}
+		timer.Stop()
+	}
+}
+
+// answered tells once that sweeps fail for long, and that they do not any more: without them, nobody knows what is due.
+func (s *sweeper) answered(ctx context.Context, err error) {
+	s.node.mu.Lock()
+	since := time.Since(s.node.swept)
+	s.node.mu.Unlock()
+	switch {
+	case err == nil && s.failing:
+		s.failing = false
+		s.node.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
+	case err != nil && !s.failing && since > s.node.alarmAfter:
+		s.failing = true
+		s.node.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
+			slog.Duration("since", since.Round(time.Second)), slog.String("error", errorText(err)))
 	}
 }
 
@@ -64,16 +89,22 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	s.node.swept = time.Now()
 	s.node.mu.Unlock()
 
-	gone, paused := map[int32]time.Time{}, map[string]bool{}
-	var due, answered []string
+	gone, paused, due, mirror := map[int32]time.Time{}, map[string]map[string]bool{}, map[string]bool{}, false
+	var answered []string
 	for _, row := range rows {
 		switch row.Kind {
 		case "due":
-			due = append(due, row.Name)
+			due[row.Name] = true
 		case "answered":
 			answered = append(answered, row.Name)
 		case "paused":
-			paused[row.Name] = true
+			destination, action, _ := strings.Cut(row.Name, " ")
+			if paused[destination] == nil {
+				paused[destination] = map[string]bool{}
+			}
+			paused[destination][action] = true
+		case "mirror":
+			mirror = true
 		case "gone":
 			gone[row.Worker] = looked
 			if since, ok := s.gone[row.Worker]; ok {
@@ -95,15 +126,18 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	if err := s.promote(ctx); err != nil {
 		return err
 	}
+	if mirror {
+		if err := s.node.mirrorPauses(ctx); err != nil {
+			return err
+		}
+	}
 	for _, lane := range s.node.lanes {
-		lane.paused.Store(paused[lane.queue])
+		lane.setPaused(paused[lane.name])
+		lane.watch(time.Now(), due)
 	}
 	s.node.applier.setDue(answered)
-	s.node.wake(due...)
-	for _, lane := range s.node.lanes {
-		if lane.flagged() {
-			s.start(lane)
-		}
+	for action := range due {
+		s.node.wake(action)
 	}
 	return nil
 }

@@ -95,6 +95,9 @@ func (u *upkeep) statistics(ctx context.Context) error {
 		u.node.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
 			slog.String("action", clean(row.Action, codeLimit)), slog.Int64("intents", row.Intents))
 	}
+	if err := u.node.q.PausesTidy(ctx); err != nil {
+		return fmt.Errorf("dispatcher: tidy pauses: %w", err)
+	}
 	return u.node.q.WorkersTidy(ctx)
 }
 

@@ -64,7 +64,10 @@ type process struct {
 // startWorker starts a worker that delivers charge_card, in a process of its own.
 func (b *bundle) startWorker(s workerSettings) *process {
 	b.Helper()
-	s.DSN, s.URL = b.db.DSN, b.vendor.URL
+	if s.DSN == "" {
+		s.DSN = b.db.DSN
+	}
+	s.URL = b.vendor.URL
 	settings, err := json.Marshal(s)
 	if err != nil {
 		b.Fatal(err)

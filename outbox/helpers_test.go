@@ -166,7 +166,7 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 		q = w.q
 	}
 	claims, err := q.OutboxQueueClaim(w.t.Context(), db.OutboxQueueClaimParams{
-		Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute, Repeatable: repeatable, Queue: "none",
+		Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute, Repeatable: repeatable, Destination: "none", MaxBytes: 1 << 22, InlineBytes: 1 << 22,
 		KeyWindow: pgtype.Interval{},
 	})
 	if err != nil {

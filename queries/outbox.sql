@@ -117,3 +117,11 @@ select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h
 from samekey.outbox_history h
 where h.intent_id = @id
 order by h.id;
+
+-- name: OutboxLoad :many
+-- What a claim's answer was too small for. It locks nothing and waits for nobody: a slow reader holds up itself alone.
+select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
+       o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
+from unnest(@ids::uuid[]) as i (id)
+cross join lateral (select * from samekey.outbox x where x.id = i.id offset 0) o
+left join lateral (select * from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true;

@@ -1,6 +1,6 @@
--- What is read of River's tables.
+-- What is done to River's tables, other than through River.
 
--- name: RiverDrainWaits :one
--- Does a drain of this queue wait to be fetched? Then another would find nothing to do.
-select exists (select from samekey.river_job j
-               where j.state = 'available' and j.queue = @queue and j.kind = @kind)::boolean;
+-- name: RiverDrainForget :execrows
+-- Deletes a drain job that River did not begin in time: this process drains without it by then. Left where it is, such jobs
+-- would pile up while River fetches none (a client whose clock is ahead schedules them in the future).
+delete from samekey.river_job where id = @id and state not in ('running', 'completed');

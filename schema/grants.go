@@ -44,6 +44,7 @@ var workerGrants = []string{
 	`grant select, insert, delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
+	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, insert, update, delete on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,

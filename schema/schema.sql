@@ -141,6 +141,29 @@ table samekey.outbox_stats
     taken_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_stats_pkey PRIMARY KEY (action, status)
 
+table samekey.pauses
+    id bigint not null generated always as identity
+    destination text collate "C" not null
+    action text collate "C" not null default ''::text
+    paused_at timestamp with time zone not null default clock_timestamp()
+    paused_by text not null
+    reason text not null
+    until timestamp with time zone
+    river_row bigint
+    ended_at timestamp with time zone
+    ended_by text
+    end_reason text
+    constraint pauses_pkey PRIMARY KEY (id)
+    constraint pauses_action_name CHECK (((action = ''::text) OR (action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text)))
+    constraint pauses_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
+    constraint pauses_end_reason_length CHECK (((octet_length(end_reason) >= 1) AND (octet_length(end_reason) <= 4096)))
+    constraint pauses_ended CHECK ((((ended_at IS NULL) = (ended_by IS NULL)) AND ((ended_at IS NULL) = (end_reason IS NULL))))
+    constraint pauses_ended_by_length CHECK (((octet_length(ended_by) >= 1) AND (octet_length(ended_by) <= 255)))
+    constraint pauses_paused_by_length CHECK (((octet_length(paused_by) >= 1) AND (octet_length(paused_by) <= 255)))
+    constraint pauses_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
+    constraint pauses_river CHECK (((river_row IS NULL) OR (action = ''::text)))
+    CREATE UNIQUE INDEX pauses_in_force ON samekey.pauses USING btree (destination, action, ((river_row IS NOT NULL))) WHERE (ended_at IS NULL)
+
 table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     idem_key text collate "C" not null
     scope text collate "C" not null
@@ -197,6 +220,8 @@ table samekey.workers
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.outbox_seq as bigint
+
+sequence samekey.pauses_id_seq as bigint
 
 CREATE OR REPLACE FUNCTION samekey.delivery_key(scope text, idem_key text, action text, part text)
  RETURNS uuid

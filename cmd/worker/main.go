@@ -4,6 +4,8 @@
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
 //	worker migrate [-print] [-app-role r] [-worker-role r]
 //	worker config check [-config file]     all mistakes of the file, with their lines
+//	worker pause -destination d -reason t  stop the calls to a destination, or of one -action, on every worker
+//	worker resume -destination d -reason t go on
 //	worker version
 //
 // docs/worker.md is the reference: each field with its default, limits and unit, the environment, probes, signals and
@@ -44,6 +46,7 @@ usage:
   worker run [-config file]            deliver until SIGTERM, SIGINT or SIGHUP (DATABASE_URL names the database)
   worker migrate [flags]               make or update the tables, then grant roles what they need
   worker config check [-config file]   check the configuration; it needs no database
+  worker pause, worker resume          stop the calls to a destination, and go on
   worker version
 
 "worker <command> -h" tells a command's flags and environment.
@@ -67,6 +70,10 @@ func (m *worker) main(args []string) int {
 		return m.migrate(args)
 	case "config":
 		return m.config(args)
+	case "pause":
+		return m.pause(command, pauseUsage, args)
+	case "resume":
+		return m.pause(command, resumeUsage, args)
 	case "version":
 		m.print(m.stdout, version()+"\n")
 		return 0

@@ -15,6 +15,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 // binary is the worker as it is deployed.
@@ -217,5 +220,36 @@ func TestCommandsThatAreNoneTellWhatThereIs(t *testing.T) {
 		if code != tc.code || !strings.Contains(stdout+stderr, tc.says) {
 			t.Errorf("worker %s: %d, %s", tc.args, code, fmt.Sprint(stdout, stderr))
 		}
+	}
+}
+
+func TestPauseAndResumeFromTheCommandLine(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	run := func(args ...string) (code int, out, errs string) {
+		var stdout, stderr strings.Builder
+		m := &worker{stdout: &stdout, stderr: &stderr, lookupEnv: func(name string) (string, bool) { return on.DSN, name == "DATABASE_URL" }}
+		code = m.main(args)
+		return code, stdout.String(), stderr.String()
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"pause", "-destination", "stripe", "-actor", "ann", "-reason", "incident", "-for", "1h"}, 0, `paused destination "stripe"`},
+		{[]string{"pause", "-destination", "stripe", "-actor", "bob", "-reason", "incident"}, failed, "paused already"},
+		{[]string{"pause", "-destination", "stripe", "-actor", "bob"}, failed, "Reason"},
+		{[]string{"resume", "-destination", "stripe", "-actor", "bob", "-reason", "over"}, 0, `resumed destination "stripe"`},
+		{[]string{"resume", "-destination", "stripe", "-actor", "bob", "-reason", "over"}, failed, "not paused"},
+		{[]string{"resume", "stripe"}, mistaken, "too much"},
+	} {
+		code, out, errs := run(c.args...)
+		if code != c.code || !strings.Contains(out+errs, c.says) {
+			t.Errorf("%v: %d, %s%s", c.args, code, out, errs)
+		}
+	}
+	records, err := outbox.Pauses(t.Context(), on, "stripe", 0)
+	if err != nil || len(records) != 1 || records[0].By.Actor != "ann" || records[0].Until.IsZero() || records[0].Ended.Actor != "bob" {
+		t.Errorf("%+v, %v", records, err)
 	}
 }

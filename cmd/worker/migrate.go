@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -55,6 +56,19 @@ func (m *worker) migrate(args []string) int {
 var errDatabaseURL = errors.New("DATABASE_URL names no database: want such as postgres://user:password@host:5432/name")
 
 func (m *worker) migrateDatabase(roles schema.Roles) error {
+	return m.onDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
+		if err := schema.Migrate(ctx, pool); err != nil {
+			return err
+		}
+		if roles == (schema.Roles{}) {
+			return nil
+		}
+		return schema.Grant(ctx, pool, roles)
+	})
+}
+
+// onDatabase does something on the database that DATABASE_URL names, until a signal comes.
+func (m *worker) onDatabase(do func(context.Context, *pgxpool.Pool) error) error {
 	url, _ := m.lookupEnv("DATABASE_URL")
 	config, err := pgxpool.ParseConfig(url) // its error may hold the password
 	if url == "" || err != nil {
@@ -67,11 +81,5 @@ func (m *worker) migrateDatabase(roles schema.Roles) error {
 		return err
 	}
 	defer pool.Close()
-	if err := schema.Migrate(ctx, pool); err != nil {
-		return err
-	}
-	if roles == (schema.Roles{}) {
-		return nil
-	}
-	return schema.Grant(ctx, pool, roles)
+	return do(ctx, pool)
 }

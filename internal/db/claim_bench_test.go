@@ -93,7 +93,7 @@ func benchClaim(b *testing.B, mark time.Time, past ...string) {
 	}
 	defer conn.Release()
 	params := db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: mark, Worker: worker, Queue: "samekey_x", MaxCount: 10, Lease: time.Minute,
+		Action: "charge_card", Mark: mark, Worker: worker, Destination: "x", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
 		Repeatable: true, Reserve: time.Minute, KeyWindow: pgtype.Interval{Days: 1, Valid: true},
 	}
 	var claims time.Duration

@@ -132,21 +132,28 @@ type planner struct {
 // checkAll goes through the life of a batch, each query on what the one before it left.
 func (p planner) checkAll() {
 	claim := db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: time.Now().Add(-time.Hour), Worker: 7, Queue: "stripe", MaxCount: batch, Lease: time.Minute, Repeatable: true,
+		Action: "charge_card", Mark: time.Now().Add(-time.Hour), Worker: 7, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: batch, Lease: time.Minute, Repeatable: true,
 	}
-	// Twice from the queue, once from the outbox.
-	p.check("claim", db.OutboxQueueClaim, 4*batch, claim)
+	// Twice from the queue, twice from the outbox and from outbox_sends, and the ids.
+	p.check("claim", db.OutboxQueueClaim, 8*batch, claim)
 	ids := p.ids(`select id from samekey.outbox_queue where leased_by = 7`)
 	if len(ids) != batch {
 		p.t.Fatalf("claimed %d, want %d", len(ids), batch)
 	}
+	p.check("load", db.OutboxLoad, 3*batch, ids)
+	p.check("sending", db.OutboxQueueSending, 3*batch, db.OutboxQueueSendingParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), len(ids))})
 	p.check("claim, from the first row", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Queue: "stripe", MaxCount: 10, Lease: time.Minute,
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
 	})
 	p.check("claim, nothing is there", db.OutboxQueueClaim, 10, db.OutboxQueueClaimParams{
-		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Queue: "mail", MaxCount: 100, Lease: time.Minute,
+		Action: "send_receipt", Mark: time.Unix(0, 0), Worker: 8, Destination: "mail", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 100, Lease: time.Minute,
 	})
 
+	p.exec(`insert into samekey.pauses (destination, action, paused_by, reason, ended_at, ended_by, end_reason)
+		select 'stripe', 'charge_card', 'ann', 'r', now(), 'ann', 'r' from generate_series(1, 1000)`)
+	p.check("claim, after many pauses", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 9, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
+	})
 	p.exec(`insert into samekey.rate_limits (destination, counted_at) values ('bank', now())`)
 	// The index entries of those that were just claimed, and of those that are counted.
 	p.check("take permits", db.RateLimitsTake, 4*batch, db.RateLimitsTakeParams{
@@ -160,7 +167,7 @@ func (p planner) checkAll() {
 		where action = 'charge_card' and status = 'pending' and leased_by is null and due_at < now() limit 200))`)
 	// Those that wait for an Apply are no part of a call's claim.
 	p.check("claim, past answered ones", db.OutboxQueueClaim, 40, db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Queue: "stripe", MaxCount: 4, Lease: time.Minute})
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxCount: 4, Lease: time.Minute})
 	p.check("claim answered", db.OutboxAppliesClaim, 40, db.OutboxAppliesClaimParams{
 		Action: "charge_card", Worker: 8, MaxCount: 4, Lease: time.Minute})
 

@@ -2,8 +2,10 @@
 create schema samekey;
 
 create table samekey.river_queue (
-    name      text primary key,
-    paused_at timestamptz
+    name       text primary key,
+    created_at timestamptz not null default now(),
+    paused_at  timestamptz,
+    updated_at timestamptz not null
 );
 create table samekey.river_job (
     id    bigint primary key,

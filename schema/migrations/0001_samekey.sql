@@ -179,6 +179,34 @@ create table samekey.endpoints (
     constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)
 );
 
+-- Why a destination, or one action of it, is not called: each reason with who gave it. River's queue of the destination can
+-- be paused too; that reason is copied here (river_row is set), since River deletes the queue's row once no worker of that
+-- destination has run for a day. A reason that ended stays, so that people see who paused what.
+create table samekey.pauses (
+    id          bigint      generated always as identity primary key,
+    destination text        collate "C" not null,
+    action      text        collate "C" not null default '', -- '': all actions
+    paused_at   timestamptz not null default clock_timestamp(),
+    paused_by   text        not null,
+    reason      text        not null,
+    until       timestamptz,              -- null: until it is resumed
+    river_row   bigint,                   -- copied from River: which row it was, by its created_at in microseconds
+    ended_at    timestamptz,
+    ended_by    text,
+    end_reason  text,
+
+    constraint pauses_destination_name  check (destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'),
+    constraint pauses_action_name       check (action = '' or action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
+    constraint pauses_paused_by_length  check (octet_length(paused_by) between 1 and 255),
+    constraint pauses_reason_length     check (octet_length(reason) between 1 and 4096),
+    constraint pauses_ended_by_length   check (octet_length(ended_by) between 1 and 255),
+    constraint pauses_end_reason_length check (octet_length(end_reason) between 1 and 4096),
+    constraint pauses_ended             check ((ended_at is null) = (ended_by is null) and (ended_at is null) = (end_reason is null)),
+    constraint pauses_river             check (river_row is null or action = '')
+);
+-- One reason of people's and one of River's at a time.
+create unique index pauses_in_force on samekey.pauses (destination, action, (river_row is not null)) where ended_at is null;
+
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The memory of requests. A row lives until it is pruned: look-up ignores expires_at.
 create table samekey.processed_events (

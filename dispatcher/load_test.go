@@ -1,0 +1,156 @@
+package dispatcher_test
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/dispatcher"
+)
+
+// throttle is a link that carries so many bytes a second from the database, over all its connections together.
+type throttle struct {
+	mu        sync.Mutex
+	perSecond int
+	free      time.Time // when the link has carried all that it took
+}
+
+func (l *throttle) take(bytes int) {
+	l.mu.Lock()
+	if now := time.Now(); l.free.Before(now) {
+		l.free = now
+	}
+	l.free = l.free.Add(time.Duration(bytes) * time.Second / time.Duration(l.perSecond))
+	until := l.free
+	l.mu.Unlock()
+	time.Sleep(time.Until(until)) // what is made here is slowness
+}
+
+// overSlowLink returns a pool on the database over a link that carries so many bytes a second, and its DSN.
+func (b *bundle) overSlowLink(perSecond int) (*pgxpool.Pool, string) {
+	b.Helper()
+	pool, w := b.wired()
+	link := &throttle{perSecond: perSecond}
+	w.slow.Store(link)
+	dsn, err := url.Parse(b.db.DSN)
+	if err != nil {
+		b.Fatal(err)
+	}
+	dsn.Host = "127.0.0.1:" + strconv.Itoa(int(pool.Config().ConnConfig.Port))
+	query := dsn.Query()
+	query.Set("sslmode", "disable")
+	query.Set("pool_max_conns", "8")
+	dsn.RawQuery = query.Encode()
+	return pool, dsn.String()
+}
+
+// insertLarge commits n intents with payloads of so many bytes.
+func (b *bundle) insertLarge(action string, n, bytes int) {
+	b.Helper()
+	b.exec(`select samekey.enqueue('tenant/large', 'k' || i, $1, convert_to('"' || repeat('x', $3::int - 2) || '"', 'UTF8')) from generate_series(1, $2::int) i`, action, n, bytes)
+}
+
+// Payloads of which the link carries all in longer than a claim may take: they are loaded a few at a time, calls are made
+// from the first second on, and nothing is taken for sent that was not.
+func TestLargePayloadsOverASlowLinkAreDelivered(t *testing.T) {
+	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IdempotentWrite} {
+		t.Run(class.String(), func(t *testing.T) {
+			b := setup(t)
+			pool, _ := b.overSlowLink(200 << 10)
+			c := &counting{}
+			d := b.dispatcherOn(pool, dispatcher.Config{})
+			d.Destination("vendor", dispatcher.Limits{Concurrency: 100})
+			d.Handle("charge_card", policyOf(class), c.handle)
+			const intents = 24
+			b.insertLarge("charge_card", intents, 100<<10)
+			b.start(d)
+			b.untilFinished()
+			c.wantOnceEach(b, intents)
+			if n := b.count(`select count(*) from samekey.outbox_history where outcome = 'unknown'`); n != 0 {
+				t.Errorf("%d intents became unknown, and nothing was sent in vain", n)
+			}
+		})
+	}
+}
+
+// What a worker has claimed and not loaded yet is not sent: whoever takes it over sends it, whatever its class, and a worker
+// that was only stopped sends nothing when it goes on.
+func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
+	for name, end := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			_, dsn := b.overSlowLink(20 << 10)
+			const intents = 5
+			b.insertLarge("charge_card", intents, 200<<10)
+			one := b.startWorker(workerSettings{DSN: dsn, Class: dispatcher.NonIdempotentWrite, Timeout: 25 * time.Second})
+			const loading = `select count(*) from samekey.outbox_queue where status = 'leased' and repeatable and first_sent_at is null`
+			b.until("it loads", func() bool { return b.count(loading) > 0 })
+			if err := one.cmd.Process.Signal(end); err != nil {
+				t.Fatal(err)
+			}
+			left := intents - b.count(loading)
+
+			d := b.dispatcher()
+			d.Destination("vendor", dispatcher.Limits{})
+			d.Handle("charge_card", policyOf(dispatcher.NonIdempotentWrite), b.post)
+			b.start(d)
+			if err := b.vendor.WaitEffects(b.ctx, left); err != nil {
+				t.Fatal(err)
+			}
+			if end == syscall.SIGSTOP { // its lock is held: its leases count, until they run out
+				b.elapse(lease)
+			}
+			b.untilFinished()
+			b.wantCalls(intents)
+			if n := b.count(`select count(*) from samekey.outbox_history where event not in ('attempt', 'orphaned') or event = 'attempt' and outcome <> 'delivered'`); n != 0 {
+				t.Errorf("%d events tell of anything but deliveries", n)
+			}
+			if end == syscall.SIGSTOP {
+				if err := one.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+				b.until("it has given back what it loaded", func() bool {
+					return b.count(`select count(*) from samekey.outbox_history where event = 'late'`) > 0 || b.count(`select count(*) from samekey.workers`) == 2
+				})
+				b.sweeps(d, time.Second)
+				b.wantCalls(intents)
+			}
+		})
+	}
+}
+
+// A payload that the answer of the claim was too small for is sent as it is, with its headers.
+func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
+	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.Read} {
+		t.Run(class.String(), func(t *testing.T) {
+			b := setup(t)
+			got := make(chan *dispatcher.Call, 10)
+			d := b.dispatcher()
+			d.Destination("vendor", dispatcher.Limits{})
+			d.Handle("charge_card", policyOf(class), func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+				got <- call
+				return dispatcher.Answer{Code: "200"}, nil
+			})
+			sizes := map[string]int{"small": 10, "large": 1 << 20}
+			for key, size := range sizes {
+				b.exec(`select samekey.enqueue('tenant', $1, 'charge_card', convert_to(repeat('x', $2::int), 'UTF8'), headers => jsonb_build_object('Key', $1::text))`, key, size)
+			}
+			b.expect(d, dispatcher.Summary{Delivered: 2})
+			for range sizes {
+				call := <-got
+				if key := call.Key.Value; len(call.Payload) != sizes[key] || call.Headers["Key"] != key {
+					t.Errorf("%s came with %d bytes and headers %v", key, len(call.Payload), call.Headers)
+				}
+			}
+			if n := b.count(`select count(*) from samekey.outbox_history where event <> 'attempt' or outcome <> 'delivered'`); n != 0 {
+				t.Errorf("%d events are not deliveries", n)
+			}
+		})
+	}
+}
