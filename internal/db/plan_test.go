@@ -167,7 +167,7 @@ func (p planner) checkAll() {
 		where action = 'charge_card' and status = 'pending' and leased_by is null and due_at < now() limit 200))`)
 	// Those that wait for an Apply are no part of a call's claim.
 	p.check("claim, past answered ones", db.OutboxQueueClaim, 40, db.OutboxQueueClaimParams{
-		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxCount: 4, Lease: time.Minute})
+		Action: "charge_card", Mark: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 4, Lease: time.Minute})
 	p.check("claim answered", db.OutboxAppliesClaim, 40, db.OutboxAppliesClaimParams{
 		Action: "charge_card", Worker: 8, MaxCount: 4, Lease: time.Minute})
 

@@ -281,7 +281,7 @@ func (c *conn) Close() error {
 	if c.armed && c.wire.running() {
 		c.closing = true
 		c.mu.Unlock()
-		return c.Conn.SetDeadline(time.Unix(1, 0))
+		return c.Conn.SetDeadline(time.Now().Add(-time.Hour))
 	}
 	c.mu.Unlock()
 	return c.Conn.Close()
