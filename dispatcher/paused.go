@@ -8,11 +8,11 @@ import (
 )
 
 // mirrorPauses holds River's pauses and their copies in samekey.pauses to each other; see queries/pauses.sql.
-func (n *node) mirrorPauses(ctx context.Context, restore ...string) error {
+func (n *node) mirrorPauses(ctx context.Context) error {
 	if err := n.q.PausesExpire(ctx); err != nil {
 		return fmt.Errorf("dispatcher: end pauses whose time is over: %w", err)
 	}
-	changes, err := n.q.PausesMirror(ctx, restore)
+	changes, err := n.q.PausesMirror(ctx)
 	if err != nil {
 		return fmt.Errorf("dispatcher: copy River's pauses: %w", err)
 	}

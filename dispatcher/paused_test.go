@@ -58,6 +58,9 @@ func TestAPauseMadeInRiverOutlivesRiversRow(t *testing.T) {
 	b.until("it is paused in River again", func() bool { return b.count(paused, queue) == 1 })
 	b.sweeps(d, 300*time.Millisecond)
 	b.wantTotal(charges, 0, "at a paused vendor")
+	if p := b.pauses(); len(p) != 1 || !p[0].EndedAt.IsZero() {
+		t.Errorf("River's new row ended the pause: %+v", p)
+	}
 
 	if err := r.stop(); err != nil {
 		t.Fatal(err)

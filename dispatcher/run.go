@@ -119,15 +119,11 @@ func (n *node) checkSchema(ctx context.Context) error {
 }
 
 // startRiver starts River, which needs the database for that, however long it is away, and closes started. Nothing waits for
-// it: see shift.go. What people paused is written back first, so that River makes no queue that looks resumed.
+// it: see shift.go. What is paused in River is copied first: River deletes the rows of queues that nobody worked for a day.
 func (n *node) startRiver(ctx context.Context, client *riverClient, started chan<- struct{}) {
-	var destinations []string
-	for _, lane := range n.lanes {
-		destinations = append(destinations, lane.name)
-	}
 	for wait := sessionRetry; ; wait = min(2*wait, sessionCheck) {
 		mirroring, cancel := context.WithTimeout(ctx, sessionTimeout)
-		err := n.mirrorPauses(mirroring, destinations...)
+		err := n.mirrorPauses(mirroring)
 		cancel()
 		if err == nil {
 			// River's life is ended by stopRiver alone: cancelling the context of its Start is a stop of another kind.

@@ -54,6 +54,7 @@ var queriesThatChangeStates = map[string]map[outbox.Status][]outbox.Status{
 	"OutboxQueuePromote":       {outbox.StatusBlocked: {outbox.StatusPending}},
 	"OutboxQueueRelease":       {outbox.StatusLeased: {outbox.StatusPending, outbox.StatusUnknown}},
 	"OutboxQueueRenew":         {},
+	"OutboxQueueSending":       {},
 	"OutboxQueueRestore":       {"": {outbox.StatusPending}},
 	"OutboxPeopleFinish": {outbox.StatusPending: {outbox.StatusCancelled}, outbox.StatusBlocked: {outbox.StatusCancelled}, outbox.StatusAwaitingApproval: {outbox.StatusCancelled},
 		outbox.StatusParked: {outbox.StatusCancelled}, outbox.StatusDead: {outbox.StatusCancelled}},

@@ -51,7 +51,7 @@ type PausesAddRow struct {
 //	a sweep copies River's pause while a person  the copy may be written after all else ended: the next sweep finds River's
 //	resumes                                      row not paused, and ends it
 //	two sweeps copy at once                      the unique index keeps one
-//	nothing runs for a day, then a worker starts it copies, and writes back, before its River client makes the row
+//	nothing runs for a day, then a worker starts it copies before its River client runs, which deletes old rows
 //
 // A reason of a person's, after PausesExpire. No row: one of the same is in force already.
 func (q *Queries) PausesAdd(ctx context.Context, arg PausesAddParams) (PausesAddRow, error) {
@@ -205,22 +205,10 @@ with river as materialized (
     returning c.destination, v.row_is, c.id
 ), known as (
     update samekey.pauses p set river_row = a.row_is from again a where p.id = a.id
-), made as ( -- before River makes it
-    insert into samekey.river_queue (name, paused_at, updated_at)
-    select 'samekey_' || c.destination, c.paused_at, clock_timestamp()
-    from copies c
-    where c.destination = any ($1::text[]) and not exists (select from river v where v.destination = c.destination)
-    on conflict do nothing
-    returning substr(name, 9) as destination, (extract(epoch from created_at) * 1000000)::bigint as row_is
-), known_made as (
-    update samekey.pauses p set river_row = m.row_is
-    from made m
-    where p.destination = m.destination and p.river_row is not null and p.ended_at is null
 )
 select destination::text, 'copied' as change from copied
 union all select destination, 'ended' from ended
 union all select destination, 'restored' from again
-union all select destination, 'restored' from made
 `
 
 type PausesMirrorRow struct {
@@ -229,8 +217,8 @@ type PausesMirrorRow struct {
 }
 
 // Holds River's pauses and their copies to each other, as the table above says, and returns what changed.
-func (q *Queries) PausesMirror(ctx context.Context, restore []string) ([]PausesMirrorRow, error) {
-	rows, err := q.db.Query(ctx, PausesMirror, restore)
+func (q *Queries) PausesMirror(ctx context.Context) ([]PausesMirrorRow, error) {
+	rows, err := q.db.Query(ctx, PausesMirror)
 	if err != nil {
 		return nil, err
 	}
