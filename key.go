@@ -21,6 +21,13 @@ const maxKeyBytes = 255
 // edge answers 400. The details are in [*KeyError].
 var ErrInvalidKey = errors.New("samekey: invalid key")
 
+// ErrOtherService is matched (errors.Is) where a key's scope does not begin with
+// the name in samekey.service, the setting of the connection that was to use
+// it (SQLSTATE SK003). Nothing was stored, and no answer of the other service
+// was shown. Make the service's name the first part of the scope, or correct
+// the setting.
+var ErrOtherService = errors.New("samekey: the scope belongs to another service")
+
 // Key names one logical operation: everything done under an equal Key is done
 // once. Scope says whose key it is (tenant or principal, and operation), Value
 // is what the caller sent. The same Value in two scopes is two keys,
