@@ -303,15 +303,25 @@ $$;
 
 -- Reports whether the bytes are one JSON document in UTF-8, as Go's json.Valid sees it: the type json checks the syntax and
 -- keeps the text, so that duplicate members, "\u0000", lone surrogates and 1e400 pass. The error is caught here because
--- its text quotes the payload.
+-- its text quotes the payload. Go nests 10,000 deep and Postgres deeper, so a document that opens more than that is measured.
 create function samekey.is_json(payload bytea) returns boolean
     language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_parsed pg_catalog.json;
+    v_text   text;
+    v_parsed json;
 begin
-    v_parsed := pg_catalog.convert_from(payload, 'UTF8')::pg_catalog.json;
-    return v_parsed is not null;
+    v_text := convert_from(payload, 'UTF8');
+    v_parsed := v_text::json;
+    if octet_length(payload) <= 20000 or length(v_text) - length(translate(v_text, '[{', '')) <= 10000 then
+        return v_parsed is not null;
+    end if;
+    return (
+        select max(d.depth) <= 10000
+        from (select sum(case when c.bracket in ('[', '{') then 1 else -1 end) over (order by c.n rows unbounded preceding) as depth
+              from string_to_table(regexp_replace(regexp_replace(v_text, '"([^"\\]|\\.)*"', '', 'g'), '[^][{}]', '', 'g'), null)
+                   with ordinality c (bracket, n)) d);
 exception when invalid_text_representation or character_not_in_repertoire or untranslatable_character or statement_too_complex then
     return false;
 end
