@@ -59,7 +59,7 @@ func TestNoServiceGetsAnothersAnswer(t *testing.T) {
 		t.Errorf("its own answer: %+v, %v", again, err)
 	}
 	for name, key := range map[string]samekey.Key{
-		"the other's": mine,
+		"the other's":                            mine,
 		"a scope that says nothing of a service": newKey(t, "order-1", "acme", "create"),
 		"a longer name":                          newKey(t, "order-1", "billing2", "create"),
 		"its name as one of two":                 newKey(t, "order-1", "billing/acme", "create"),
