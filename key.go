@@ -49,7 +49,9 @@ type Key struct {
 //
 // The value holds 1 to 255 bytes of printable ASCII; spaces are allowed inside
 // it, not at its ends. At least one scope part is required, usually the tenant
-// or principal first and the operation last. A part is non-empty text without
+// or principal first and the operation last. Where several services share a
+// database, the service's name is the first part: set samekey.service on its
+// connections, and every other scope is refused ([ErrOtherService]). A part is non-empty text without
 // control characters or spaces at its ends; "/", "%" and everything outside
 // printable ASCII are escaped as %XX, so that parts never run together: "a/b",
 // "c" and "a", "b/c" are two scopes. Joined, the scope holds at most 255 bytes.

@@ -308,6 +308,35 @@ func TestASchemaThatIsTooOldGivesAdvice(t *testing.T) {
 	}
 }
 
+func TestMigrateForAToolNeedsAToolAndAFolder(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"-for", "flyway", "-dir", dir}, {"-for", "goose"}, {"-dir", dir}} {
+		if code, stdout, stderr := call(nil, append([]string{"migrate"}, args...)...); code != 2 || stdout != "" || !strings.Contains(stderr, "golang-migrate") {
+			t.Errorf("%v: %d %s %s", args, code, stdout, stderr)
+		}
+	}
+	if code, _, stderr := call(nil, "migrate", "-for", "goose", "-dir", filepath.Join(dir, "none")); code != 1 || stderr == "" {
+		t.Errorf("no such folder: %d %s", code, stderr)
+	}
+	write := func() string {
+		code, stdout, stderr := call(nil, "migrate", "-for", "goose", "-dir", dir)
+		if code != 0 {
+			t.Fatalf("%d %s", code, stderr)
+		}
+		return stdout
+	}
+	// Behind what is there, in the width of what is there.
+	if err := os.WriteFile(filepath.Join(dir, "20261130083000_own.sql"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if first, _, _ := strings.Cut(write(), "\n"); first != "20261130083001_samekey_0001.sql" {
+		t.Errorf("the first file is %s", first)
+	}
+	if again := write(); again != "" {
+		t.Errorf("wrote again: %s", again)
+	}
+}
+
 func TestMigratePrintsSQLAndRefusesWithoutADatabase(t *testing.T) {
 	code, stdout, _ := call(nil, "migrate", "-print", "-app-role", "app")
 	if code != 0 || !strings.Contains(stdout, "create table samekey.outbox (") || !strings.Contains(stdout, `to "app"`) {
