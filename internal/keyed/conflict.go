@@ -57,7 +57,7 @@ func InsertError(in Intent, err error) error {
 
 // Named adds the error that callers branch on: samekey.ErrOtherService.
 func Named(err error) error {
-	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "SK003" {
+	if refused := (interface{ SQLState() string })(nil); errors.As(err, &refused) && refused.SQLState() == "SK003" {
 		return fmt.Errorf("%w: %w", samekey.ErrOtherService, err)
 	}
 	return err
