@@ -500,9 +500,9 @@ declare
     v_head bigint;
     v_last bigint;
 begin
-    -- All rules in one expression, the dear ones behind what lets most calls past them: each expression of its own is
-    -- prepared again in every transaction. Every bound of a regular expression is open and beside a length, since a bounded
-    -- repetition (.{0,253}) costs 20 us. Where it is not true, samekey.refuse_intent says why.
+    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are compared
+    -- beside the regular expressions, not inside them: a bounded repetition ({0,253}) costs 20 us. Where the expression is
+    -- not true, samekey.refuse_intent names the field.
     if (octet_length(enqueue.scope) <= 255
        and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
        and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
