@@ -21,6 +21,13 @@ const maxKeyBytes = 255
 // edge answers 400. The details are in [*KeyError].
 var ErrInvalidKey = errors.New("samekey: invalid key")
 
+// ErrOtherService is matched (errors.Is) where a key's scope does not begin with
+// the name in samekey.service, the setting of the connection that was to use
+// it (SQLSTATE SK003). Nothing was stored, and no answer of the other service
+// was shown. Make the service's name the first part of the scope, or correct
+// the setting.
+var ErrOtherService = errors.New("samekey: the scope belongs to another service")
+
 // Key names one logical operation: everything done under an equal Key is done
 // once. Scope says whose key it is (tenant or principal, and operation), Value
 // is what the caller sent. The same Value in two scopes is two keys,
@@ -42,7 +49,9 @@ type Key struct {
 //
 // The value holds 1 to 255 bytes of printable ASCII; spaces are allowed inside
 // it, not at its ends. At least one scope part is required, usually the tenant
-// or principal first and the operation last. A part is non-empty text without
+// or principal first and the operation last. Where several services share a
+// database, the service's name is the first part: set samekey.service on its
+// connections, and every other scope is refused ([ErrOtherService]). A part is non-empty text without
 // control characters or spaces at its ends; "/", "%" and everything outside
 // printable ASCII are escaped as %XX, so that parts never run together: "a/b",
 // "c" and "a", "b/c" are two scopes. Joined, the scope holds at most 255 bytes.

@@ -185,7 +185,7 @@ func TestAPoisonPayloadIsDeadAndItsNeighboursAreDelivered(t *testing.T) {
 		})
 	const secret = "4242424242424242"
 	for i, payload := range []string{`{"order":"4242424242424242"`, `{"amount":"4242424242424242"}`, `[]`, ``, `{} {}`, "\xff\x00", `{"amount":1e400}`} {
-		b.exec(`select samekey.enqueue('tenant/poison', $1, 'charge_card', $2, content_type => 'application/octet-stream')`, fmt.Sprint("poison-", i), []byte(payload))
+		b.exec(`select samekey.enqueue('tenant/poison', $1, 'charge_card', $2::bytea, content_type => 'application/octet-stream')`, fmt.Sprint("poison-", i), []byte(payload))
 	}
 	for range 10 {
 		b.insert("charge_card")

@@ -92,7 +92,7 @@ const stopMargin = 5 * time.Second
 func (d *Dispatcher) begin(ctx context.Context, n *node) (*pgx.Conn, error) {
 	for wait := sessionRetry; ; wait = min(2*wait, sessionCheck) {
 		err := n.checkSchema(ctx)
-		if errors.Is(err, schema.ErrTooOld) || errors.Is(err, schema.ErrTooNew) {
+		if errors.Is(err, schema.ErrTooOld) || errors.Is(err, schema.ErrTooNew) || errors.Is(err, schema.ErrEncoding) || errors.Is(err, schema.ErrSequences) {
 			return nil, err
 		}
 		var conn *pgx.Conn

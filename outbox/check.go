@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"mime"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -18,7 +16,10 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 )
 
-// Limits, all in bytes, that the tables' CHECKs state too.
+// The rules here are those of samekey.enqueue, to the byte: a table of intents
+// goes through both. Change both.
+
+// Limits, all in bytes.
 const (
 	maxPart        = 255
 	maxOrderingKey = 255
@@ -31,15 +32,24 @@ const (
 
 var (
 	actionName = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
-	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$") // a token of RFC 9110
+	headerName = regexp.MustCompile("^" + token + "$")
+	mediaType  = regexp.MustCompile("^" + token + "/" + token + `([ \t]*;[ \t]*` + token + "=(" + token + `|"([ !#-\[\]-~]|\\[ -~])*"))*$`)
+	jsonType   = regexp.MustCompile(`(?i)^(application/json|[^;]+\+json)[ \t]*(;|$)`)
+
+	// What is not printable text: control characters, line separators, and what
+	// changes or hides other text without being seen. A list and not Unicode's
+	// classes, which differ between the releases of Go and of Postgres.
+	unprintable = regexp.MustCompile(`[\x00-\x1f\x7f-\x{9f}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}\x{feff}]`)
 )
+
+const token = "[A-Za-z0-9!#$%&'*+.^_`|~-]+" // of RFC 9110
 
 // The headers that the worker sets, or that name one connection.
 var workersHeaders = []string{"idempotency-key", "x-idempotency-key", "host", "content-length", "content-type",
-	"transfer-encoding", "connection", "te", "trailer", "upgrade", "expect", "traceparent", "tracestate"}
+	"transfer-encoding", "connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade", "expect", "traceparent", "tracestate"}
 
 // The headers that carry secrets.
-var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"}
+var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-auth-token"}
 
 // checked returns the intent as samekey.enqueue takes it, with a new id and
 // without a key. Its error names the field and what to do, and holds nothing
@@ -76,15 +86,14 @@ func (in Intent) checked() (keyed.Intent, error) {
 	}, nil
 }
 
-func encodePayload(value any, contentType string) (payload []byte, mediaType string, err error) {
+func encodePayload(value any, contentType string) (payload []byte, _ string, err error) {
 	if contentType == "" {
 		contentType = "application/json"
 	}
-	mediaType, _, err = mime.ParseMediaType(contentType)
-	if err != nil || len(contentType) > maxContentType || !visible(contentType) || !strings.Contains(mediaType, "/") {
+	if len(contentType) > maxContentType || !mediaType.MatchString(contentType) {
 		return nil, "", fmt.Errorf(`ContentType must be a media type of at most %d bytes, such as "application/json"`, maxContentType)
 	}
-	isJSON := mediaType == "application/json" || strings.HasSuffix(mediaType, "+json")
+	isJSON := jsonType.MatchString(contentType)
 	switch v := value.(type) {
 	case nil:
 		return nil, "", errors.New("Payload is nil: use struct{}{} for an effect without one")
@@ -117,7 +126,7 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 		return []byte("{}"), nil
 	}
 	seen := make(map[string]bool, len(headers))
-	size := 2
+	size := 0 // of the object as jsonb prints it
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		value, lower := headers[name], strings.ToLower(name)
 		switch {
@@ -157,7 +166,7 @@ func checkText(field, text string, limit int) error {
 	switch {
 	case len(text) > limit:
 		return fmt.Errorf("%s is %d bytes long, more than %d: shorten it, or use a digest", field, len(text), limit)
-	case !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }):
+	case !utf8.ValidString(text) || unprintable.MatchString(text):
 		return fmt.Errorf("%s must be printable text in valid UTF-8", field)
 	}
 	return nil
@@ -165,11 +174,12 @@ func checkText(field, text string, limit int) error {
 
 func checkTimes(due, deadline time.Time) error {
 	for i, at := range []time.Time{due, deadline} {
-		if !at.IsZero() && (at.Year() < 1970 || at.Year() > 9999) {
-			return fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", []string{"DueAt", "Deadline"}[i], at.Year())
+		if year := at.UTC().Year(); !at.IsZero() && (year < 1970 || year > 9999) {
+			return fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", []string{"DueAt", "Deadline"}[i], year)
 		}
 	}
-	if !deadline.IsZero() && !deadline.After(due) {
+	// The database keeps microseconds.
+	if !deadline.IsZero() && !deadline.Truncate(time.Microsecond).After(due.Truncate(time.Microsecond)) {
 		return errors.New("Deadline is not after DueAt: the intent could never be sent")
 	}
 	return nil

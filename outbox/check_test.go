@@ -69,9 +69,9 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 		`Headers has "Content-Length"`:                 func(in *outbox.Intent) { in.Headers = map[string]string{"Content-Length": "1"} },
 		`Headers has "Authorization": secrets have no`: func(in *outbox.Intent) { in.Headers = map[string]string{"Authorization": "Bearer s3cret"} },
 		`Headers has "x-a" twice`:                      func(in *outbox.Intent) { in.Headers = map[string]string{"x-a": "1", "x-A": "2"} },
-		"Headers are 16385 bytes long":                 func(in *outbox.Intent) { in.Headers = map[string]string{"x": strings.Repeat("v", 16374)} },
+		"Headers are 16385 bytes long":                 func(in *outbox.Intent) { in.Headers = map[string]string{"x": strings.Repeat("v", 16376)} },
 		"Headers are 16385 bytes long ": func(in *outbox.Intent) {
-			in.Headers = map[string]string{"x": "v" + strings.Repeat("\\\"\t", 2728) + "vvvvv"}
+			in.Headers = map[string]string{"x": "v" + strings.Repeat("\\\"\t", 2728) + "vvvvvvv"}
 		},
 		"Deadline is not after DueAt":                  func(in *outbox.Intent) { in.DueAt, in.Deadline = time.Unix(9, 0), time.Unix(9, 0) },
 		"DueAt is in the year 10000":                   func(in *outbox.Intent) { in.DueAt = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
@@ -117,9 +117,9 @@ func TestAtEachLimitTheTablesTakeWhatInsertTakes(t *testing.T) {
 			in.ContentType = "text/plain; a=" + strings.Repeat("b", 241)
 			in.Payload = []byte{}
 		},
-		"headers": func(in *outbox.Intent) { in.Headers = map[string]string{"x": strings.Repeat("v", 16373)} },
+		"headers": func(in *outbox.Intent) { in.Headers = map[string]string{"x": strings.Repeat("v", 16375)} },
 		"escapes": func(in *outbox.Intent) {
-			in.Headers = map[string]string{"x": "v" + strings.Repeat("\\\"\t", 2728) + "v"}
+			in.Headers = map[string]string{"x": "v" + strings.Repeat("\\\"\t", 2728) + "vvvvvv"}
 		},
 		"due":   func(in *outbox.Intent) { in.DueAt = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) },
 		"trace": func(in *outbox.Intent) { in.TraceContext = strings.Repeat("0", 512) },

@@ -27,9 +27,10 @@
 // Key of the operation that the effect belongs to, and call [Flush] after the
 // commit so that a worker looks at once. [InsertMany] writes several in one
 // round trip. Other languages, triggers and psql call the SQL function
-// samekey.enqueue, which has the same semantics:
+// samekey.enqueue, which has the same rules and the same semantics. It takes
+// the payload as text, json, jsonb or bytea:
 //
-//	select samekey.enqueue('acme/orders.create', 'order-1', 'charge_card', convert_to('{"amount": 5}', 'UTF8'));
+//	select samekey.enqueue('acme/orders.create', 'order-1', 'charge_card', '{"amount": 5}');
 //
 // The same key, action, part and payload again is a no-op that returns the
 // first id. Another payload is a [*ConflictError], and the transaction is

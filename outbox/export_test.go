@@ -1,5 +1,7 @@
 package outbox
 
+import "slices"
+
 // Transitions are the pairs of the table, for the guard of the tests.
 func Transitions() (pairs [][2]Status) {
 	for _, c := range transitions {
@@ -12,3 +14,6 @@ var Unfinished, Finished = unfinished, finished
 
 // Statuses are all states.
 func Statuses() []Status { return append(append([]Status{}, unfinished...), finished...) }
+
+// ReservedHeaders are the names that an intent's headers must not have.
+func ReservedHeaders() []string { return slices.Concat(workersHeaders, secretHeaders) }

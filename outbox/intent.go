@@ -24,8 +24,8 @@ type Intent struct {
 	Action string
 
 	// Part tells several intents of one action under one key apart: the line of
-	// an order, one of several recipients. At most 255 bytes of printable text,
-	// usually empty. It is part of the delivery key: give the same effect the
+	// an order, one of several recipients. At most 255 bytes of printable text
+	// (no control characters, nothing invisible), usually empty. It is part of the delivery key: give the same effect the
 	// same part at every attempt. Take an id for it, and no personal data: the
 	// line's number, the recipient's id and not the address.
 	Part string
@@ -43,7 +43,8 @@ type Intent struct {
 
 	// ContentType is the payload's media type, application/json by default. Bytes
 	// that are declared as JSON (or "+json") must be JSON in valid UTF-8, else
-	// they are refused; bytes of any other type are not looked at.
+	// they are refused; bytes of any other type are not looked at. At most 255
+	// bytes: type/subtype, then parameters as "; name=value".
 	ContentType string
 
 	// Headers go out with the request, for handlers that make one. Names are HTTP
@@ -59,11 +60,12 @@ type Intent struct {
 	OrderingKey string
 
 	// DueAt is when the effect may happen at the earliest; zero means now. It is
-	// compared with the database's clock.
+	// compared with the database's clock. From 1970 to 9999 in UTC.
 	DueAt time.Time
 
 	// Deadline is when it is too late: from then on the intent is not sent any
-	// more, and rests as dead, for a person. Zero means never.
+	// more, and rests as dead, for a person. Zero means never. From 1970 to 9999
+	// in UTC, and at least a microsecond after DueAt.
 	Deadline time.Time
 
 	// TraceContext is the W3C traceparent of the request that wants this effect,

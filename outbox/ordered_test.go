@@ -3,12 +3,14 @@ package outbox_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 func ordered(t testing.TB, orderingKey string, n int) outbox.Intent {
@@ -148,5 +150,60 @@ func TestInsertManyKeepsTheOrderGivenWithinAnOrderingKey(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// seqs returns the numbers of the key values, in the order given.
+func seqs(t testing.TB, on *samekeytest.DB, keys ...string) (numbers []int64) {
+	t.Helper()
+	for _, key := range keys {
+		var n int64
+		if err := on.QueryRow(t.Context(), "select q.seq from samekey.outbox o join samekey.outbox_queue q using (id) where o.idem_key = $1", key).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers
+}
+
+// After a failover the clock may be behind that of the former server, and after
+// a switchover by logical replication every sequence starts at 1.
+func TestOrderHoldsWhenClocksAndSequencesAreSetBack(t *testing.T) {
+	on := newGuardedDB(t)
+	for n := range 3 {
+		insert(t, on, ordered(t, "order", n))
+	}
+	mustExec(t, on, `update samekey.outbox_queue set seq = seq + 3600000000`) // as if written by a clock an hour ahead
+	mustExec(t, on, `do $$ declare s regclass; begin
+		for s in select oid from pg_class where relkind = 'S' and relnamespace = 'samekey'::regnamespace loop perform setval(s, 1, false); end loop; end $$`)
+	for n := 3; n < 6; n++ {
+		insert(t, on, ordered(t, "order", n))
+	}
+	if numbers := seqs(t, on, "order-0", "order-1", "order-2", "order-3", "order-4", "order-5"); !slices.IsSorted(numbers) || len(slices.Compact(numbers)) != 6 {
+		t.Errorf("numbers %v do not rise", numbers)
+	}
+}
+
+// A transaction with an old snapshot does not see who came before it, and
+// stands behind them all the same.
+func TestAnOldSnapshotDoesNotJumpTheOrder(t *testing.T) {
+	on := newGuardedDB(t)
+	insert(t, on, ordered(t, "order", 0))
+	tx, err := on.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "select count(*) from samekey.outbox_queue"); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n < 4; n++ {
+		insert(t, on, ordered(t, "order", n))
+	}
+	if _, err := outbox.Insert(t.Context(), tx, ordered(t, "order", 4)); err != nil {
+		t.Fatal(err)
+	}
+	commit(t, tx)
+	if numbers := seqs(t, on, "order-1", "order-2", "order-3", "order-4"); !slices.IsSorted(numbers) || len(slices.Compact(numbers)) != 4 {
+		t.Errorf("numbers %v: the last to commit is not last", numbers)
 	}
 }

@@ -137,14 +137,14 @@ func entry(r db.OutboxEntriesRow) Entry {
 	e := Entry{
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
-		OrderingKey: orZero(r.OrderingKey), Deadline: orZero(r.Deadline), CreatedAt: r.CreatedAt,
+		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
 		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
 		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.Spent)), FirstSentAt: orZero(r.FirstSentAt),
 		WindowEnds: orZero(r.WindowEnds), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
 	}
-	if r.QueueDueAt != nil {
-		e.DueAt = *r.QueueDueAt
+	if e.Deadline.IsZero() {
+		e.Deadline = time.Time{} // in no time zone
 	}
 	if r.Finished != nil {
 		e.Status, e.Code = Status(*r.Finished), orZero(r.FinishedCode)

@@ -159,7 +159,7 @@ func (m *memory) doError(verb string, err error) error {
 	case again(err) != nil:
 		return unstored("processed: Do: %s: roll back and run the whole transaction again (key:%s): %w", verb, m.key.Hash(), err)
 	}
-	return fmt.Errorf("processed: Do: %s: key:%s: %w%s", verb, m.key.Hash(), err, advice(err))
+	return fmt.Errorf("processed: Do: %s: key:%s: %w%s", verb, m.key.Hash(), keyed.Named(err), advice(err))
 }
 
 // batcher is what a pgx.Tx has and a database/sql transaction lacks.

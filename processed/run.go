@@ -240,7 +240,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, found *db
 	if failed := again(err); failed != nil {
 		return nil, nil, failed
 	}
-	return nil, nil, fmt.Errorf("processed: look up key:%s: %w%s", m.key.Hash(), err, advice(err))
+	return nil, nil, fmt.Errorf("processed: look up key:%s: %w%s", m.key.Hash(), keyed.Named(err), advice(err))
 }
 
 // commit writes the record and the queued intents, and commits, in one round

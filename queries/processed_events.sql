@@ -2,8 +2,8 @@
 
 -- name: ProcessedEventsTryLock :one
 -- Whoever works on a key holds its lock until the transaction ends. It buys a fast "in flight"; the primary key is the
--- guarantee.
-select pg_try_advisory_xact_lock(samekey.key_lock(@scope::text, @idem_key::text));
+-- guarantee. own_scope raises SK003 where the scope is another service's.
+select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(@scope::text), @idem_key::text));
 
 -- name: ProcessedEventsLock :exec
 -- After a COMMIT whose answer was lost: got only once the transaction that sent it has ended, either way.

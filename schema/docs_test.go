@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/samekey/samekey/samekeytest"
 	"github.com/samekey/samekey/schema"
 )
 
@@ -29,5 +30,24 @@ func TestTheGrantsOnTheDocsPageAreThose(t *testing.T) {
 	}
 	if err := os.WriteFile(page, []byte(before+head+want+tail+after), 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// People copy the calls of samekey.enqueue from the page.
+func TestTheCallsOnTheDocsPageRun(t *testing.T) {
+	text, err := os.ReadFile("../docs/schema.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "## Write an intent from SQL")
+	_, rest, block := strings.Cut(rest, "```sql\n")
+	calls, _, closed := strings.Cut(rest, "```")
+	if !found || !block || !closed {
+		t.Fatal("the page has no calls of samekey.enqueue")
+	}
+	db := samekeytest.NewDB(t)
+	execSQL(t, db, calls)
+	if n := one[int](t, db.Pool, `select count(*)::int from samekey.outbox`); n != strings.Count(calls, "samekey.enqueue(") {
+		t.Errorf("%d intents of %d calls", n, strings.Count(calls, "samekey.enqueue("))
 	}
 }

@@ -91,7 +91,7 @@ parts (kind, name, rank, place, line) as (
     from pg_type t where t.typnamespace = (select oid from ns) and t.typtype = 'e'
 )
 select case when rank = 0 then E'\n' else '' end || line
-from parts order by kind, name collate "C", rank, place`
+from parts order by kind, name collate "C", rank, place, line collate "C"`
 
 func dump(t testing.TB, pool *pgxpool.Pool, name string) string {
 	t.Helper()

@@ -22,12 +22,18 @@ type Roles struct {
 	Worker string
 }
 
+// enqueues are the functions that write an intent, one for each type of a payload.
+const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
+	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
+	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
+	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text)`
+
 // appGrants: an intent is written by samekey.enqueue, which runs as its owner. The two tables of versions are for Check. The
 // small functions read and write nothing: key_lock is for processed; with the others SQL in another language makes an id of
-// its own, tells a vendor's record by its delivery key, or finds the key that a log line means.
+// its own, tells a vendor's record by its delivery key, or finds the key that a log line means. own_scope is for processed.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
 	`grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at), insert, update, delete on samekey.endpoints to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
@@ -37,10 +43,10 @@ var appGrants = []string{
 // may call processed.Do in its transaction, and so inserts into processed_events.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.worker_class to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
-	`grant usage on sequence samekey.outbox_seq to %s`,
+	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert, delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,

@@ -42,7 +42,7 @@ func setupGrants(t *testing.T) grantBundle {
 	return b
 }
 
-const enqueueSQL = `select samekey.enqueue('tenant', $1, 'charge_card', 'payload', ordering_key => 'order-1')`
+const enqueueSQL = `select samekey.enqueue('tenant', $1, 'charge_card', '{}', ordering_key => 'order-1')`
 
 func TestEachRoleMayDoWhatItNeeds(t *testing.T) {
 	b := setupGrants(t)
@@ -105,7 +105,9 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`truncate samekey.processed_events`,
 			`select * from samekey.workers`,
 			`select * from samekey.outbox_stats`,
-			`select nextval('samekey.outbox_seq')`,
+			`select nextval('samekey.outbox_history_id_seq')`,
+			`select samekey.is_json('{}'::bytea)`,
+			`select samekey.enqueue_again('s', 'k', 'a', '', '{}', false)`,
 			`select * from samekey.river_job`,
 			`insert into samekey.river_job (kind, args, max_attempts) values ('samekey.drain', '{}', 1)`,
 			`update samekey.river_queue set paused_at = now()`,
@@ -126,7 +128,7 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`update samekey.processed_events set response_body = ''`,
 			`update samekey.processed_events set payload_hash = ''`,
 			`truncate samekey.processed_events`,
-			`select setval('samekey.outbox_seq', 1)`,
+			`select setval('samekey.outbox_history_id_seq', 1)`,
 			`insert into samekey.migrations (version, name) values (999, 'x')`,
 			`delete from samekey.river_migration`,
 			`create table samekey.mine (id int)`,

@@ -61,7 +61,7 @@ func TestAColumnAddedWhileIntentsAreWrittenAndClaimedLosesNone(t *testing.T) {
 	for w := range 3 {
 		group.Go(busy(func(ctx context.Context, i int) error {
 			var id uuid.UUID
-			err := database.QueryRow(ctx, `select samekey.enqueue('s', $1, 'charge_card', 'payload', ordering_key => $2)`,
+			err := database.QueryRow(ctx, `select samekey.enqueue('s', $1, 'charge_card', '{}', ordering_key => $2)`,
 				fmt.Sprintf("key %d %d", w, i), fmt.Sprintf("order %d %d", w, i)).Scan(&id)
 			mu.Lock()
 			defer mu.Unlock()

@@ -125,7 +125,7 @@ func TestThreeProcessesMigrateAtOnceAndTwiceWithDataInTheTables(t *testing.T) {
 		t.Fatalf("three at once made another schema:\n%s", firstDifference(want, got))
 	}
 
-	execSQL(t, db, `select samekey.enqueue('s', 'key ' || n, 'charge_card', 'payload') from generate_series(1, 100) n`)
+	execSQL(t, db, `select samekey.enqueue('s', 'key ' || n, 'charge_card', '{}') from generate_series(1, 100) n`)
 	before := catalogVersion(t, db.Pool)
 	atOnce()
 	if after := catalogVersion(t, db.Pool); after != before {

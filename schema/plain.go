@@ -19,7 +19,7 @@ type Migration struct {
 }
 
 // All returns every migration of this release, samekey's and River's, as SQL for teams with a migration tool of their
-// own. Run them in the order given, each exactly once, each in a transaction of its own: River's version 6 uses a value
+// own. For goose and golang-migrate, `worker migrate -for` writes the files. Run them in the order given, each exactly once, each in a transaction of its own: River's version 6 uses a value
 // that version 4 adds to an enum, and Postgres refuses that in one transaction (55P04). None of them needs to run
 // outside a transaction.
 //

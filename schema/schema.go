@@ -113,8 +113,11 @@ func Version(ctx context.Context, db DB) (int, error) {
 }
 
 // Check reports whether the database fits this release: nil, or an error that is [ErrTooOld] or [ErrTooNew] and names
-// both versions. A worker calls it at its start. A newer River is not too new: it works with the tables of its successors.
+// both versions, [ErrEncoding] or [ErrSequences]. A worker calls it at its start. A newer River is not too new: it works with the tables of its successors.
 func Check(ctx context.Context, db DB) error {
+	if err := checkEncoding(ctx, db); err != nil {
+		return err
+	}
 	version, err := Version(ctx, db)
 	switch {
 	case err != nil:
@@ -124,7 +127,10 @@ func Check(ctx context.Context, db DB) error {
 	case version > Latest():
 		return fmt.Errorf("%w: it has version %d, this release knows %d", ErrTooNew, version, Latest())
 	}
-	return checkRiver(ctx, db)
+	if err := checkRiver(ctx, db); err != nil {
+		return err
+	}
+	return checkSequences(ctx, db)
 }
 
 func checkRiver(ctx context.Context, db DB) error {
@@ -163,7 +169,8 @@ const migrateLock = 7309453202
 // session lock. Afterwards all of them are there; where it fails or is killed, those that were committed stay and the
 // next call goes on. A database that is up to date is left untouched. It needs a direct connection (no PgBouncer in
 // transaction mode) whose role may create the schema, and returns [ErrTooNew] before changing anything where a newer
-// release was there first. A River of the application's own in another schema is left alone.
+// release was there first, or [ErrEncoding]. Sequences that logical replication left at their start are set behind the
+// rows of their tables. A River of the application's own in another schema is left alone.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	conn, err := connect(ctx, pool)
 	if err != nil {
@@ -173,6 +180,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 
 	if _, err := conn.Exec(ctx, `select pg_advisory_lock($1)`, int64(migrateLock)); err != nil {
 		return fmt.Errorf("schema: lock: %w", err)
+	}
+	if err := checkEncoding(ctx, conn); err != nil {
+		return err
 	}
 	version, err := Version(ctx, conn)
 	if err != nil {
@@ -189,7 +199,10 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 	}
-	return migrateRiver(ctx, pool, conn)
+	if err := migrateRiver(ctx, pool, conn); err != nil {
+		return err
+	}
+	return repairSequences(ctx, conn)
 }
 
 // connect opens a connection of its own, outside the pool: the lock must not take the only one that a pool has.

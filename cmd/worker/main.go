@@ -2,7 +2,7 @@
 // file names the vendors and what is asked of them.
 //
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
-//	worker migrate [-print] [-app-role r] [-worker-role r]
+//	worker migrate [-app-role r] [-worker-role r] [-print | -for tool -dir folder]
 //	worker config check [-config file]     all mistakes of the file, with their lines
 //	worker pause -destination d -reason t  stop the calls to a destination, or of one -action, on every worker
 //	worker resume -destination d -reason t go on

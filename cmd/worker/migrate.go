@@ -11,10 +11,14 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-const migrateUsage = `usage: worker migrate [-print] [-app-role role] [-worker-role role]
+const migrateUsage = `usage: worker migrate [-app-role role] [-worker-role role] [-print | -for tool -dir folder]
 
 Makes or updates samekey's tables and River's beside them, in the Postgres schema "samekey". It may be run any number of
 times and in several processes at once. Then it grants the roles that are named what they need, and no more.
+
+-for writes the migrations as files for a tool of your own instead, one file for each, numbered behind those in the folder.
+After an upgrade it adds the new ones and leaves the rest. -print prints all in one, for psql without --single-transaction.
+Both need no database.
 
 environment:
   DATABASE_URL  the database, over a direct connection, as a role that owns the schema or may create it
@@ -24,11 +28,16 @@ flags:
 
 func (m *worker) migrate(args []string) int {
 	set := flag.NewFlagSet("worker migrate", flag.ContinueOnError)
-	show := set.Bool("print", false, "print the statements instead, for a migration tool of your own; needs no database")
+	show := set.Bool("print", false, "print the statements instead")
+	forTool := set.String("for", "", "write files for this `tool` instead: goose or golang-migrate")
+	dir := set.String("dir", "", "the `folder` of the tool's files, which must exist")
 	app := set.String("app-role", "", "the application's `role`, which must exist")
 	worker := set.String("worker-role", "", "the worker's `role`, which must exist")
 	if code, done := m.flags(set, migrateUsage, args); done {
 		return code
+	}
+	if *forTool != "" || *dir != "" {
+		return m.migrateFiles(*forTool, *dir, schema.Roles{App: *app, Worker: *worker})
 	}
 	if *show {
 		steps, err := schema.All()
@@ -50,6 +59,26 @@ func (m *worker) migrate(args []string) int {
 		return failed
 	}
 	m.print(m.stdout, fmt.Sprintf("the database has version %d\n", schema.Latest()))
+	return 0
+}
+
+func (m *worker) migrateFiles(name, dir string, roles schema.Roles) int {
+	t, known := tools[name]
+	if !known || dir == "" {
+		m.print(m.stderr, "worker: -for takes goose or golang-migrate, and -dir the folder of its files\n")
+		return mistaken
+	}
+	names, err := migrationFiles(dir, t, roles)
+	for _, name := range names {
+		m.print(m.stdout, name+"\n")
+	}
+	if err != nil {
+		m.print(m.stderr, "worker: write migrations: "+err.Error()+"\n")
+		return failed
+	}
+	if len(names) == 0 {
+		m.print(m.stderr, "worker: the folder has all migrations of this release\n")
+	}
 	return 0
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -344,6 +346,62 @@ func TestASchemaThatIsTooOldGivesAdvice(t *testing.T) {
 	p.signal(t)
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// After a switchover by logical replication a worker could not record what it
+// does: it does not start until somebody has run `worker migrate`.
+func TestAWorkerDoesNotStartWithResetSequences(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	_, err := db.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event) values (gen_random_uuid(), 'restored')`)
+	if err == nil {
+		_, err = db.Exec(t.Context(), `select setval('samekey.outbox_history_id_seq', 1, false)`)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, "http://127.0.0.1:1"))
+	p := start(t, environment(db), "run", "-config", config)
+	if code := p.exit(t); code != 1 || !strings.Contains(p.said(), "worker migrate") {
+		t.Errorf("exit code %d: %s", code, p.said())
+	}
+	if code, _, stderr := call(map[string]string{"DATABASE_URL": db.DSN}, "migrate"); code != 0 {
+		t.Fatalf("migrate: %d %s", code, stderr)
+	}
+	p = start(t, environment(db), "run", "-config", config)
+	p.waitReady(t, 200)
+	p.signal(t)
+	if code := p.exit(t); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestMigrateForAToolNeedsAToolAndAFolder(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"-for", "flyway", "-dir", dir}, {"-for", "goose"}, {"-dir", dir}} {
+		if code, stdout, stderr := call(nil, append([]string{"migrate"}, args...)...); code != 2 || stdout != "" || !strings.Contains(stderr, "golang-migrate") {
+			t.Errorf("%v: %d %s %s", args, code, stdout, stderr)
+		}
+	}
+	if code, _, stderr := call(nil, "migrate", "-for", "goose", "-dir", filepath.Join(dir, "none")); code != 1 || stderr == "" {
+		t.Errorf("no such folder: %d %s", code, stderr)
+	}
+	write := func() string {
+		code, stdout, stderr := call(nil, "migrate", "-for", "goose", "-dir", dir)
+		if code != 0 {
+			t.Fatalf("%d %s", code, stderr)
+		}
+		return stdout
+	}
+	// Behind what is there, in the width of what is there.
+	if err := os.WriteFile(filepath.Join(dir, "20261130083000_own.sql"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if first, _, _ := strings.Cut(write(), "\n"); first != "20261130083001_samekey_0001.sql" {
+		t.Errorf("the first file is %s", first)
+	}
+	if again := write(); again != "" {
+		t.Errorf("wrote again: %s", again)
 	}
 }
 

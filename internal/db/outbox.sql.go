@@ -64,8 +64,10 @@ func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (u
 const OutboxEntries = `-- name: OutboxEntries :many
 select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when $1::boolean then o.payload end)::bytea as payload,
-       o.content_type, o.headers, o.ordering_key, o.due_at, o.deadline, o.trace_context, o.requested_by, o.created_at,
-       q.status, q.due_at as queue_due_at, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
+       o.content_type, o.headers, o.ordering_key,
+       greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
+       coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
+       q.status, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
        q.approved_at, q.repeatable, q.last_code,
        h.finished, h.at as finished_at, h.code as finished_code
 from samekey.outbox o
@@ -93,12 +95,11 @@ type OutboxEntriesRow struct {
 	Headers      []byte
 	OrderingKey  *string
 	DueAt        time.Time
-	Deadline     *time.Time
+	Deadline     time.Time
 	TraceContext *string
 	RequestedBy  *string
 	CreatedAt    time.Time
 	Status       *string
-	QueueDueAt   *time.Time
 	Attempt      *int32
 	Spent        *int32
 	FirstSentAt  *time.Time
@@ -116,6 +117,9 @@ type OutboxEntriesRow struct {
 // The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
 //
 // The ids come as text: an application may use pgx's exec mode or the simple protocol, which cannot encode arrays of uuid.
+//
+// Go's time has no
+// infinity: one such value, which samekey.enqueue refuses and an owner may have written, must not hide the page that it is on.
 func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([]OutboxEntriesRow, error) {
 	rows, err := q.db.Query(ctx, OutboxEntries, arg.WithPayload, arg.Ids)
 	if err != nil {
@@ -142,7 +146,6 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.RequestedBy,
 			&i.CreatedAt,
 			&i.Status,
-			&i.QueueDueAt,
 			&i.Attempt,
 			&i.Spent,
 			&i.FirstSentAt,

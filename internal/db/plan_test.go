@@ -41,8 +41,8 @@ delete from samekey.outbox_queue;
 
 insert into samekey.outbox_queue (id, action, status, due_at, ordering_key)
 values (pg_temp.id(900000), 'charge_card', 'pending', now() + interval '1 hour', 'order-1');
-insert into samekey.outbox_queue (id, action, status, due_at, ordering_key)
-select pg_temp.id(1000000 + n), 'charge_card', 'blocked', now() - interval '1 hour', 'order-1' from generate_series(1, %[1]d) n;
+insert into samekey.outbox_queue (id, seq, action, status, due_at, ordering_key)
+select pg_temp.id(1000000 + n), n, 'charge_card', 'blocked', now() - interval '1 hour', 'order-1' from generate_series(1, %[1]d) n;
 insert into samekey.outbox_queue (id, action, status, due_at)
 select pg_temp.id(2000000 + n), 'charge_card', 'pending', now() + interval '1 day' + n * interval '1 ms' from generate_series(1, %[2]d) n;
 
@@ -54,7 +54,7 @@ select pg_temp.id(3000000 + n), 'attempt', 'delivered', 1, 1, 'delivered' from g
 insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, status, payload_hash, completed_at)
 select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1, 'done', sha256(''), now() from generate_series(1, %[3]d) n;
 
-select count(samekey.enqueue('s', 'due ' || n, 'charge_card', 'payload', due_at => now() - interval '1 minute'))
+select count(samekey.enqueue('s', 'due ' || n, 'charge_card', '{}', due_at => now() - interval '1 minute'))
 from generate_series(1, %[4]d) n;
 insert into samekey.outbox_sends (intent_id, carried_key, request) select o.id, 'key', 'request' from samekey.outbox o where hashtext(o.idem_key) %% 2 = 0;
 insert into samekey.endpoints (destination, name, url) select 'hooks', 'shop-' || n, 'https://shop.example' from generate_series(1, %[3]d) n;
@@ -206,10 +206,10 @@ func (p planner) checkAll() {
 	p.check("promote, after the head", db.OutboxQueuePromote, 1000, keys)
 	p.check("restore", db.OutboxQueueRestore, 5*batch, db.OutboxQueueRestoreParams{MaxCount: batch})
 
-	p.checkScans("enqueue", `select samekey.enqueue('s', 'another', 'charge_card', 'payload')`)
-	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', 'payload')`)
-	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', 'payload', ordering_key => 'order-1')`)
-	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', 'payload', ordering_key => 'another')`)
+	p.checkScans("enqueue", `select samekey.enqueue('s', 'another', 'charge_card', '{}')`)
+	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', '{}')`)
+	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', '{}', ordering_key => 'order-1')`)
+	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', '{}', ordering_key => 'another')`)
 	names := make([]string, 100)
 	for i := range names {
 		names[i] = fmt.Sprintf("shop-%d", 1000*i+1)

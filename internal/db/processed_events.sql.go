@@ -310,7 +310,7 @@ func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg Processed
 
 const ProcessedEventsTryLock = `-- name: ProcessedEventsTryLock :one
 
-select pg_try_advisory_xact_lock(samekey.key_lock($1::text, $2::text))
+select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope($1::text), $2::text))
 `
 
 type ProcessedEventsTryLockParams struct {
@@ -320,7 +320,7 @@ type ProcessedEventsTryLockParams struct {
 
 // The memory of requests: one record for each (scope, key).
 // Whoever works on a key holds its lock until the transaction ends. It buys a fast "in flight"; the primary key is the
-// guarantee.
+// guarantee. own_scope raises SK003 where the scope is another service's.
 func (q *Queries) ProcessedEventsTryLock(ctx context.Context, arg ProcessedEventsTryLockParams) (bool, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsTryLock, arg.Scope, arg.IdemKey)
 	var pg_try_advisory_xact_lock bool

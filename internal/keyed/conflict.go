@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/samekey/samekey"
 )
 
 // ConflictError says that an intent's key, action and part are taken by one
@@ -50,5 +52,13 @@ func InsertError(in Intent, err error) error {
 	case "42883", "3F000":
 		advice = " (this database lacks samekey's schema: run schema.Migrate)"
 	}
-	return fmt.Errorf("outbox: insert %q intent: %w%s", in.Action, err, advice)
+	return fmt.Errorf("outbox: insert %q intent: %w%s", in.Action, Named(err), advice)
+}
+
+// Named adds the error that callers branch on: samekey.ErrOtherService.
+func Named(err error) error {
+	if refused := (interface{ SQLState() string })(nil); errors.As(err, &refused) && refused.SQLState() == "SK003" {
+		return fmt.Errorf("%w: %w", samekey.ErrOtherService, err)
+	}
+	return err
 }

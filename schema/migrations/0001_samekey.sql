@@ -5,7 +5,8 @@
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The intent: written once, never changed. It holds the payload, so that claims and settles, which change the queue,
--- never copy it.
+-- never copy it. It has no CHECKs: samekey.enqueue holds every row to the rules, no role but the owner can insert past it,
+-- and ten CHECKs on one row cost as much as writing it (85 us; a test holds the grants to this).
 create table samekey.outbox (
     id            uuid        primary key,
     scope         text        collate "C" not null,
@@ -24,28 +25,15 @@ create table samekey.outbox (
     created_at    timestamptz not null default clock_timestamp(),
 
     -- The key first: the same index finds an intent by its key alone.
-    constraint outbox_once unique (idem_key, scope, action, part),
-
-    constraint outbox_scope_ascii          check (octet_length(scope) <= 255 and scope ~ '^[!-~]([ -~]*[!-~])?$'),
-    constraint outbox_idem_key_ascii       check (idem_key ~ '^[!-~]([ -~]{0,253}[!-~])?$'),
-    constraint outbox_action_name          check (action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
-    constraint outbox_part_length          check (octet_length(part) <= 255),
-    constraint outbox_payload_length       check (octet_length(payload) <= 1048576),
-    constraint outbox_content_type_length  check (octet_length(content_type) between 1 and 255),
-    constraint outbox_headers_object       check (jsonb_typeof(headers) = 'object' and octet_length(headers::text) <= 16384),
-    constraint outbox_ordering_key_length  check (octet_length(ordering_key) between 1 and 255),
-    constraint outbox_trace_context_length check (octet_length(trace_context) <= 512),
-    constraint outbox_requested_by_length  check (octet_length(requested_by) between 1 and 255)
+    constraint outbox_once unique (idem_key, scope, action, part)
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The work: one narrow row per unfinished intent, gone when the intent is finished. No foreign key to outbox: both rows
 -- are written by samekey.enqueue alone, and the check would cost each insert a look-up and a row lock.
-create sequence samekey.outbox_seq;
-
 create table samekey.outbox_queue (
     id            uuid        primary key,
-    seq           bigint      not null default nextval('samekey.outbox_seq'),
+    seq           bigint      not null default 0, -- the place within the ordering key
     due_at        timestamptz not null,
     first_sent_at timestamptz,            -- when a vendor may first have seen the key; null again where provably unsent
     window_ends   timestamptz,            -- until when that vendor remembers the key
@@ -262,19 +250,26 @@ create table samekey.outbox_stats (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- The functions that samekey.enqueue calls are PL/pgSQL: before Postgres 18 a function in SQL that is called from PL/pgSQL
+-- and not inlined is planned again at each call (measured: 130 us of 290 for one intent). Text is compared under
+-- COLLATE "C" everywhere: the arguments carry the collation of whatever column or type the caller took them from.
+
 -- The key carried downstream: a UUID of version 8 over the parts, each behind its length, so that no two lists of parts
 -- run together. The same as samekey.DeliveryKey in Go.
 create function samekey.delivery_key(scope text, idem_key text, action text, part text) returns uuid
-    language sql immutable strict parallel safe
+    language plpgsql immutable strict parallel safe
     set search_path = pg_catalog, pg_temp
 as $$
-    select encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid
-    from (select substring(sha256(
+declare
+    d bytea := substring(sha256(
         convert_to('samekey/delivery/v1', 'UTF8')
         || int4send(octet_length(convert_to(scope, 'UTF8')))    || convert_to(scope, 'UTF8')
         || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')
         || int4send(octet_length(convert_to(action, 'UTF8')))   || convert_to(action, 'UTF8')
-        || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16) as d) as digest
+        || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16);
+begin
+    return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
 $$;
 
 -- The 8 hex digits that stand for a key in logs and errors: the same as Key.Hash in Go, to find a log line's intent.
@@ -290,31 +285,228 @@ $$;
 
 -- A UUID of version 7 for writers that have no library for it (Postgres has one since 18).
 create function samekey.uuidv7() returns uuid
-    language sql volatile parallel safe
+    language plpgsql volatile parallel safe
     set search_path = pg_catalog, pg_temp
 as $$
-    select encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
+begin
+    return encode(set_bit(set_bit(overlay(uuid_send(gen_random_uuid())
         placing substring(int8send(floor(extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
-        from 1 for 6), 52, 1), 53, 1), 'hex')::uuid
+        from 1 for 6), 52, 1), 53, 1), 'hex')::uuid;
+end
 $$;
 
 -- The advisory locks, each in one place. Locks on keys and ordering keys are of the one-number form, with seeds of
--- their own; a worker's is of the two-number form.
+-- their own; a worker's is of the two-number form. The "C": other collations hash other bytes.
 create function samekey.key_lock(scope text, idem_key text) returns bigint
     language sql immutable strict parallel safe
-as $$ select pg_catalog.hashtextextended(pg_catalog.octet_length(scope)::text || ':' || scope || idem_key, 7309453201) $$;
+as $$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $$;
 
 create function samekey.ordering_lock(ordering_key text) returns bigint
     language sql immutable strict parallel safe
-as $$ select pg_catalog.hashtextextended(ordering_key, 8243107313) $$;
+as $$ select pg_catalog.hashtextextended(ordering_key collate pg_catalog."C", 8243107313) $$;
 
 create function samekey.worker_class() returns integer
     language sql immutable parallel safe
 as $$ select 1935764331 $$;
 
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Whose scope it is. A connection that sets samekey.service may use keys whose scope begins with that name, and no other:
+-- two services that share a database and have two names cannot meet each other's keys, answers and intents.
+
+create function samekey.refuse_scope() returns text
+    language plpgsql stable
+as $$
+begin
+    raise exception 'samekey: scope does not begin with "%", the service of this connection', pg_catalog.current_setting('samekey.service', true)
+        using errcode = 'SK003', column = 'scope',
+              hint = 'Make the service''s name the first part of the scope, or correct the connection''s setting samekey.service.';
+end
+$$;
+
+-- Returns the scope, or raises SK003. Where the setting is absent every scope is allowed.
+create function samekey.own_scope(scope text) returns text
+    language sql stable parallel safe
+as $$
+    select case when coalesce(nullif(pg_catalog.current_setting('samekey.service', true), ''), '/')
+                     in ('/', pg_catalog.split_part(scope collate pg_catalog."C", '/', 1)) then scope
+                else samekey.refuse_scope() end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- The rules of an intent. They are those of outbox.Intent and samekey.Key in Go: a table of intents that goes through both
+-- holds them together.
+
+-- Reports whether the bytes are one JSON document in UTF-8, as Go's json.Valid sees it: the type json checks the syntax and
+-- keeps the text, so that duplicate members, "\u0000", lone surrogates and 1e400 pass. The error is caught here because
+-- its text quotes the payload. Go nests 10,000 deep and Postgres deeper, so a document that opens more than that is measured.
+create function samekey.is_json(payload bytea) returns boolean
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_text   text;
+    v_parsed json;
+begin
+    v_text := convert_from(payload, 'UTF8');
+    v_parsed := v_text::json;
+    if octet_length(payload) <= 20000 or length(v_text) - length(translate(v_text, '[{', '')) <= 10000 then
+        return v_parsed is not null;
+    end if;
+    return (
+        select max(d.depth) <= 10000
+        from (select sum(case when c.bracket in ('[', '{') then 1 else -1 end) over (order by c.n rows unbounded preceding) as depth
+              from string_to_table(regexp_replace(regexp_replace(v_text, '"([^"\\]|\\.)*"', '', 'g'), '[^][{}]', '', 'g'), null)
+                   with ordinality c (bracket, n)) d);
+exception when invalid_text_representation or character_not_in_repertoire or untranslatable_character or statement_too_complex then
+    return false;
+end
+$$;
+
+-- What is wrong with the headers; null for nothing. The worker sets some by itself, and secrets have no place in rows.
+create function samekey.headers_refusal(headers jsonb) returns text
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_seen text[] := '{}';
+    v_name text;
+    h      record;
+begin
+    if jsonb_typeof(headers) <> 'object' then
+        return 'are not a JSON object: give names and values';
+    end if;
+    for h in select e.key collate "C" as name, jsonb_typeof(e.value) as kind, (e.value #>> '{}') collate "C" as value from jsonb_each(headers) e loop
+        v_name := lower(h.name);
+        if h.name !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then
+            return 'have a name that is not an HTTP token: use letters, digits and -';
+        elsif v_name in ('idempotency-key', 'x-idempotency-key', 'host', 'content-length', 'content-type', 'transfer-encoding',
+                         'connection', 'keep-alive', 'proxy-connection', 'te', 'trailer', 'upgrade', 'expect', 'traceparent', 'tracestate') then
+            return format('have "%s", which the worker sets: leave it out', v_name);
+        elsif v_name in ('authorization', 'proxy-authorization', 'cookie', 'set-cookie', 'x-api-key', 'api-key', 'x-auth-token') then
+            return format('have "%s": secrets have no place in rows, set it in the worker''s configuration', v_name);
+        elsif h.kind <> 'string' or h.value !~ '^([!-~]([ -~\t]*[!-~])?)?$' then
+            return format('have a value of "%s" that is not a string of visible ASCII without spaces at its ends', v_name);
+        elsif v_name = any (v_seen) then
+            return format('have "%s" twice, in two spellings: keep one', v_name);
+        end if;
+        v_seen := v_seen || v_name;
+    end loop;
+    if octet_length(headers::text) > 16384 then
+        return format('are %s bytes long, more than 16384: move what is large to the payload', octet_length(headers::text));
+    end if;
+    return null;
+end
+$$;
+
+-- Raises what is wrong with an intent that samekey.enqueue does not take: the first field that breaks a rule, which is also
+-- the error's column, and what to do. It never quotes a value, and no constraint is asked, so none reaches the server's log.
+create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_field text;
+    v_wrong text;
+    t       record;
+begin
+    for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
+                                   ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, most, required) loop
+        v_wrong := case
+            when t.required and t.value is null then 'is null: it is required'
+            when t.required and t.value collate "C" = '' then 'is empty: it is required'
+            when octet_length(t.value) > t.most then format('is %s bytes long, more than %s', octet_length(t.value), t.most)
+            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, such as charge_card'
+            when t.field in ('scope', 'idem_key') and t.value collate "C" !~ '^[!-~]([ -~]*[!-~])?$'
+                then 'must be printable ASCII without spaces at its ends'
+            when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
+                then 'has an empty part: name the tenant or principal and the operation, as in acme/orders.create'
+            when t.field in ('part', 'ordering_key', 'requested_by')
+                 and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+                then 'has a control character, or one that cannot be seen: give printable text'
+            when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
+                then 'must be visible ASCII, as in the header traceparent'
+            when t.field = 'content_type' and t.value collate "C" <> '' and t.value collate "C"
+                 !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
+                then 'must be a media type, such as application/json'
+        end;
+        v_field := t.field;
+        exit when v_wrong is not null;
+    end loop;
+    if v_wrong is null then
+        v_field := 'payload';
+        v_wrong := case
+            when payload is null then 'is null: give {} for an effect without one'
+            when octet_length(payload) > 1048576 then format('is %s bytes long, more than 1048576: store it elsewhere and send a reference', octet_length(payload))
+            when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
+                then 'is not JSON in UTF-8: name its content_type, such as application/octet-stream' end;
+    end if;
+    if v_wrong is null then
+        v_field := 'headers';
+        v_wrong := samekey.headers_refusal(headers);
+    end if;
+    if v_wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        v_field := 'due_at';
+        v_wrong := 'is not between the years 1970 and 9999: leave it out for now';
+    elsif v_wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        v_field := 'deadline';
+        v_wrong := 'is not between the years 1970 and 9999: leave it out for never';
+    elsif v_wrong is null and deadline <= due_at then
+        v_field := 'deadline';
+        v_wrong := 'is not after due_at: the intent could never be sent';
+    elsif v_wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
+        v_field := 'id';
+        v_wrong := 'is the nil or the maximal UUID: leave it out, or make one of version 7';
+    end if;
+    raise exception 'samekey: enqueue: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+end
+$$;
+
+-- What samekey.enqueue does where the key, action and part are taken. It is a statement of its own, since the snapshot of the
+-- insert may predate the row that the insert met.
+create function samekey.enqueue_again(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean) returns uuid
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_id   uuid;
+    v_same boolean;
+begin
+    select o.id, o.payload = enqueue_again.payload into v_id, v_same
+    from samekey.outbox o
+    where o.idem_key = enqueue_again.idem_key collate "C" and o.scope = enqueue_again.scope collate "C"
+      and o.action = enqueue_again.action collate "C" and o.part = enqueue_again.part collate "C";
+    if v_id is null then
+        raise exception 'samekey: intent "%" under key % was written by a transaction that this one cannot see',
+            enqueue_again.action, samekey.key_hash(enqueue_again.scope, enqueue_again.idem_key)
+            using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
+    end if;
+    if not v_same then
+        raise exception 'samekey: intent "%" under key % exists with the same part and another payload',
+            enqueue_again.action, samekey.key_hash(enqueue_again.scope, enqueue_again.idem_key)
+            using errcode = 'SK001',
+                  hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
+    end if;
+    if must_be_new then
+        raise exception 'samekey: intent "%" under key % exists already',
+            enqueue_again.action, samekey.key_hash(enqueue_again.scope, enqueue_again.idem_key)
+            using errcode = 'SK002', hint = 'Roll back and insert it without must_be_new, which returns the first id.';
+    end if;
+    return v_id;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Writes an intent in the caller's transaction and returns its id. The same key, action, part and payload again is a
--- no-op that returns the first id (raises SK002 with must_be_new); another payload raises SK001. Errors go to the server's
--- log, and so leave out the part. It runs as its owner, so that a role needs EXECUTE on it and nothing else.
+-- no-op that returns the first id (raises SK002 with must_be_new); another payload raises SK001; a field that breaks a rule
+-- raises 22023 and is the error's column. Errors go to the server's log, and so leave out every value but the action. An
+-- empty part, ordering_key, trace_context or requested_by is none. It runs as its owner, so that a role needs EXECUTE on it
+-- and nothing else.
+--
+-- The delivery key is made here and taken from nobody: a caller that gave a wrong one would have two effects share a key at
+-- the vendor, or one effect change its key between two attempts.
 create function samekey.enqueue(
     scope         text,
     idem_key      text,
@@ -336,67 +528,103 @@ create function samekey.enqueue(
 as $$
 #variable_conflict use_column
 declare
-    v_id   uuid := coalesce(enqueue.id, samekey.uuidv7());
-    v_due  timestamptz := coalesce(enqueue.due_at, clock_timestamp());
-    v_have uuid;
-    v_same boolean;
-    v_seq  bigint;
+    v_id   uuid;
+    v_due  timestamptz;
+    v_head bigint;
+    v_last bigint;
 begin
-    insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context, requested_by)
-    values (v_id, enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
-            samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
-            enqueue.payload, coalesce(enqueue.content_type, 'application/json'), coalesce(enqueue.headers, '{}'),
-            enqueue.ordering_key, v_due, enqueue.deadline, enqueue.trace_context, enqueue.requested_by)
-    on conflict on constraint outbox_once do nothing
-    returning o.id into v_have;
-
-    if v_have is null then
-        -- A second statement, since the first one's snapshot may predate the row that it met.
-        select o.id, o.payload = enqueue.payload into v_have, v_same
-        from samekey.outbox o
-        where o.idem_key = enqueue.idem_key and o.scope = enqueue.scope
-          and o.action = enqueue.action and o.part = coalesce(enqueue.part, '');
-        if v_have is null then
-            raise exception 'samekey: intent "%" under key % was written by a transaction that this one cannot see',
-                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
-                using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
-        end if;
-        if not v_same then
-            raise exception 'samekey: intent "%" under key % exists with the same part and another payload',
-                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
-                using errcode = 'SK001',
-                      hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
-        end if;
-        if enqueue.must_be_new then
-            raise exception 'samekey: intent "%" under key % exists already',
-                enqueue.action, samekey.key_hash(enqueue.scope, enqueue.idem_key)
-                using errcode = 'SK002', hint = 'Roll back and insert it without must_be_new, which returns the first id.';
-        end if;
-        return v_have;
+    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are compared
+    -- beside the regular expressions, not inside them: a bounded repetition ({0,253}) costs 20 us. Where the expression is
+    -- not true, samekey.refuse_intent names the field.
+    if (octet_length(enqueue.scope) <= 255
+       and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
+       and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
+       and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
+       and octet_length(enqueue.payload) <= 1048576
+       and (enqueue.part is null or enqueue.part collate "C" = '' or octet_length(enqueue.part) <= 255
+            and enqueue.part collate "C" !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
+       and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
+                else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
+                     ~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
+                     and (enqueue.content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or samekey.is_json(enqueue.payload)) end)
+       and (enqueue.headers is null or enqueue.headers = '{}' or samekey.headers_refusal(enqueue.headers) is null)
+       and (enqueue.ordering_key is null or octet_length(enqueue.ordering_key) <= 255
+            and enqueue.ordering_key collate "C" !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
+       and (enqueue.due_at is null or enqueue.due_at between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
+       and (enqueue.deadline is null or enqueue.deadline between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00'
+            and coalesce(enqueue.deadline > enqueue.due_at, true))
+       and (enqueue.trace_context is null or octet_length(enqueue.trace_context) <= 512
+            and enqueue.trace_context collate "C" ~ '^([!-~]([ -~\t]*[!-~])?)?$')
+       and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+       and (enqueue.requested_by is null or octet_length(enqueue.requested_by) <= 255
+            and enqueue.requested_by collate "C" !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
+       and samekey.own_scope(enqueue.scope) is not null) is not true then
+        perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
     end if;
 
-    if enqueue.ordering_key is null then
-        insert into samekey.outbox_queue (id, action, status, due_at) values (v_id, enqueue.action, 'pending', v_due);
+    -- Not ordered: both rows in one statement. No row means that the key, action and part are taken: by a row that was
+    -- there, or by a transaction that this insert waited for and that has committed meanwhile.
+    if coalesce(enqueue.ordering_key, '') collate "C" = '' then
+        with intent as (
+            insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
+                                             due_at, deadline, trace_context, requested_by)
+            values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
+                    samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
+                    enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
+                    coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
+                    nullif(enqueue.requested_by collate "C", ''))
+            on conflict on constraint outbox_once do nothing
+            returning o.id, o.action, o.due_at
+        )
+        insert into samekey.outbox_queue as q (id, action, status, due_at)
+        select i.id, i.action, 'pending', i.due_at from intent i
+        returning q.id into v_id;
+        if v_id is null then
+            return samekey.enqueue_again(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
+        end if;
         return v_id;
     end if;
 
-    -- The lock comes before the number: what commits first has the smaller one, and a head that is being finished is
-    -- either still seen here, or this row becomes the head.
+    insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
+                                     ordering_key, due_at, deadline, trace_context, requested_by)
+    values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
+            samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
+            enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
+            enqueue.ordering_key, coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
+            nullif(enqueue.requested_by collate "C", ''))
+    on conflict on constraint outbox_once do nothing
+    returning o.id, o.due_at into v_id, v_due;
+    if v_id is null then
+        return samekey.enqueue_again(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
+    end if;
+
+    -- Writers W1 and W2 of one ordering key, and the worker F that finishes its head:
+    --   W1 locks, numbers, inserts, commits; W2 waits for the lock, then sees W1's row: a higher number, and blocked.
+    --   W1 rolls back: W2 sees nothing of it and is the head.
+    --   F holds the lock, deletes the head and promotes the next: W2 sees what F left, and never a head that is gone.
+    --   W2 is REPEATABLE READ, and its snapshot predates W1 or F: it may see no head where there is one. The unique index on
+    --   heads lets it in as a second head never: 40001. It may take itself for blocked where the head is gone: the worker's
+    --   sweep promotes it.
+    -- The number is the clock's, in microseconds, and above that of all who wait. The clock alone may be set back, or be
+    -- another server's after a failover; the maximum alone misses rows that an old snapshot does not show; a sequence starts
+    -- at 1 after a switchover by logical replication, which does not copy it.
     perform pg_advisory_xact_lock(samekey.ordering_lock(enqueue.ordering_key));
-    v_seq := nextval('samekey.outbox_seq');
-    -- The head (one at most) and the first that waits, each by its own index: whether any is there, the planner may find
+    -- The head (one at most) and the last that waits, each by its own index: whether any is there, the planner may find
     -- out by reading the queue until one turns up.
-    if (select count(*) from samekey.outbox_queue q
-        where q.ordering_key = enqueue.ordering_key and q.ordering_key is not null and q.status <> 'blocked') > 0
-       or (select q.id from samekey.outbox_queue q
-           where q.ordering_key = enqueue.ordering_key and q.status = 'blocked' order by q.seq limit 1) is not null then
+    select (select max(q.seq) from samekey.outbox_queue q
+            where q.ordering_key = enqueue.ordering_key collate "C" and q.ordering_key is not null and q.status <> 'blocked'),
+           (select q.seq from samekey.outbox_queue q
+            where q.ordering_key = enqueue.ordering_key collate "C" and q.status = 'blocked' order by q.seq desc limit 1)
+    into v_head, v_last;
+    if v_head is not null or v_last is not null then
         insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-        values (v_id, v_seq, enqueue.action, 'blocked', v_due, enqueue.ordering_key);
+        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1),
+                enqueue.action, 'blocked', v_due, enqueue.ordering_key);
         return v_id;
     end if;
     insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-    values (v_id, v_seq, enqueue.action, 'pending', v_due, enqueue.ordering_key)
+    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, enqueue.action, 'pending', v_due, enqueue.ordering_key)
     on conflict (ordering_key) where ordering_key is not null and status <> 'blocked' do nothing;
     if not found then
         raise exception 'samekey: intent "%": another head of its ordering key was written by a transaction that this one cannot see', enqueue.action
@@ -406,6 +634,79 @@ begin
 end
 $$;
 
+-- The same for a payload in text, json or jsonb: its text in UTF-8, to the byte (jsonb has its own spacing and order of
+-- members). A literal without a type is text, so that its backslashes stay; bytes are written as '\x00ff'::bytea.
+create function samekey.enqueue(
+    scope         text,
+    idem_key      text,
+    action        text,
+    payload       text,
+    part          text        default '',
+    content_type  text        default 'application/json',
+    headers       jsonb       default '{}',
+    ordering_key  text        default null,
+    due_at        timestamptz default null,
+    deadline      timestamptz default null,
+    trace_context text        default null,
+    id            uuid        default null,
+    must_be_new   boolean     default false,
+    requested_by  text        default null
+) returns uuid
+    language plpgsql volatile
+as $$
+begin
+    return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+end
+$$;
+
+create function samekey.enqueue(
+    scope         text,
+    idem_key      text,
+    action        text,
+    payload       json,
+    part          text        default '',
+    content_type  text        default 'application/json',
+    headers       jsonb       default '{}',
+    ordering_key  text        default null,
+    due_at        timestamptz default null,
+    deadline      timestamptz default null,
+    trace_context text        default null,
+    id            uuid        default null,
+    must_be_new   boolean     default false,
+    requested_by  text        default null
+) returns uuid
+    language plpgsql volatile
+as $$
+begin
+    return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+end
+$$;
+
+create function samekey.enqueue(
+    scope         text,
+    idem_key      text,
+    action        text,
+    payload       jsonb,
+    part          text        default '',
+    content_type  text        default 'application/json',
+    headers       jsonb       default '{}',
+    ordering_key  text        default null,
+    due_at        timestamptz default null,
+    deadline      timestamptz default null,
+    trace_context text        default null,
+    id            uuid        default null,
+    must_be_new   boolean     default false,
+    requested_by  text        default null
+) returns uuid
+    language plpgsql volatile
+as $$
+begin
+    return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+end
+$$;
+
 -- Nothing is for everybody: see the grants for the application's role and the worker's.
-revoke all on function samekey.enqueue, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock,
-    samekey.worker_class from public;
+revoke all on all functions in schema samekey from public;
