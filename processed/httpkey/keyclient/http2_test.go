@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
@@ -19,17 +20,24 @@ func refusingHTTP2(t *testing.T, refuse int64) (url string, streams *atomic.Int6
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = listener.Close() })
 	streams = new(atomic.Int64)
-	go func() {
+	var running sync.WaitGroup
+	var open sync.Map
+	running.Go(func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
 				return
 			}
-			go serveHTTP2(conn, refuse, streams)
+			open.Store(conn, nil)
+			running.Go(func() { serveHTTP2(conn, refuse, streams) })
 		}
-	}()
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		open.Range(func(conn, _ any) bool { _ = conn.(net.Conn).Close(); return true })
+		running.Wait()
+	})
 	return "http://" + listener.Addr().String(), streams
 }
 
