@@ -67,8 +67,9 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 // Fiber's handler would run afterwards, and its answer take the place of ours.
 func misfitOf(next http.Handler) error {
 	if f, ok := next.(http.HandlerFunc); ok {
-		name := runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name()
-		if strings.Contains(name, "/fiber/") && strings.Contains(name, "/adaptor.HTTPMiddleware.") {
+		code := runtime.FuncForPC(reflect.ValueOf(f).Pointer())
+		file, _ := code.FileLine(code.Entry()) // the name alone may be of a function into which it was inlined
+		if strings.Contains(file, "/gofiber/fiber/") && strings.Contains(file, "/middleware/adaptor/") && strings.Contains(code.Name(), "HTTPMiddleware") {
 			return errFiber
 		}
 	}
