@@ -251,6 +251,12 @@ func (l *logbook) String() string {
 	return l.text.String()
 }
 
+// ofDatabase is what some services take for a conflict.
+func ofDatabase(err error) bool {
+	var said interface{ SQLState() string }
+	return errors.As(err, &said)
+}
+
 // httpkeyed reports whether the request is one that the middleware made.
 func httpkeyed(r *http.Request) (keyed bool) {
 	defer func() { keyed = recover() == nil }()
@@ -268,7 +274,7 @@ func (s *shop) serve(keyed *httpkey.Middleware) {
 	e.Logger.SetOutput(io.Discard)
 	byDefault := e.HTTPErrorHandler
 	e.HTTPErrorHandler = func(err error, c echo.Context) {
-		if errors.Is(err, errSold) {
+		if errors.Is(err, errSold) || ofDatabase(err) {
 			_ = c.JSON(http.StatusConflict, map[string]string{"error": "sold"})
 			return
 		}

@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"))
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.updateServerDate.func1"), goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*workerPool).Start.func2"))
 }
 
 var errSold = errors.New("sold out")
@@ -271,6 +271,12 @@ func (l *logbook) String() string {
 	return l.text.String()
 }
 
+// ofDatabase is what some services take for a conflict.
+func ofDatabase(err error) bool {
+	var said interface{ SQLState() string }
+	return errors.As(err, &said)
+}
+
 func scope(r *http.Request) []string {
 	if fiberkey.Context(r) == nil { // the adaptor
 		return []string{"acme", "orders.create"}
@@ -281,7 +287,7 @@ func scope(r *http.Request) []string {
 
 func (s *shop) serve(keyed *httpkey.Middleware) {
 	app := fiber.New(fiber.Config{ErrorHandler: func(c fiber.Ctx, err error) error {
-		if errors.Is(err, errSold) {
+		if errors.Is(err, errSold) || ofDatabase(err) {
 			return c.Status(fiber.StatusConflict).JSON(fiber.Map{"error": "sold"})
 		}
 		return fiber.DefaultErrorHandler(c, err)
@@ -323,7 +329,7 @@ func (s *shop) create(c fiber.Ctx) error {
 	if err := c.Bind().Body(&asked); err != nil || asked.Quantity != 1 {
 		s.t.Errorf("the body is %+v, %v", asked, err)
 	}
-	c.Append("X-Run", "1")
+	c.Response().Header.Add("X-Run", "1")
 	c.Location("/half")
 	id, err := s.order(c.Context(), c.Params("item"))
 	switch {
