@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -39,11 +40,12 @@ func TestOtherMethodsTakeAKeyWhereTheyAreNamed(t *testing.T) {
 }
 
 func TestARequestWaitsForTheFirstOne(t *testing.T) {
-	open := make(chan struct{})
+	open, release := gate(t)
 	b := setup(t, httpkey.Options{Wait: 20 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
 		<-open
 		created(w, r)
 	})
+	defer release()
 	replies := make(chan reply, 3)
 	for range 3 {
 		go func() { replies <- b.post("k1", "{}") }()
@@ -51,7 +53,7 @@ func TestARequestWaitsForTheFirstOne(t *testing.T) {
 	b.until("the first is running", func() bool { return b.ran.Load() == 1 })
 	// Those that wait hold no connection.
 	b.until("the others wait", func() bool { return b.db.Stat().AcquireCount() > 4 && b.db.Stat().AcquiredConns() == 1 })
-	close(open)
+	release()
 	got := []reply{<-replies, <-replies, <-replies}
 	slices.SortFunc(got, func(a, b reply) int {
 		return strings.Compare(a.header.Get("Idempotent-Replayed"), b.header.Get("Idempotent-Replayed"))
@@ -62,20 +64,21 @@ func TestARequestWaitsForTheFirstOne(t *testing.T) {
 }
 
 func TestAWaitEndsWithItsTimeAndWithItsClient(t *testing.T) {
-	open := make(chan struct{})
+	open, release := gate(t)
 	b := setup(t, httpkey.Options{Wait: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
 		<-open
 		created(w, r)
 	})
+	defer func() { release() }() // the one of then
 	first := make(chan reply, 1)
 	go func() { first <- b.post("k1", "{}") }()
 	b.until("the first is running", func() bool { return b.ran.Load() == 1 })
 	b.want(b.post("k1", "{}"), 409, "in-flight")
-	close(open)
+	release()
 	b.want(<-first, 201, "")
 
 	var waiting atomic.Int64
-	open = make(chan struct{})
+	open, release = gate(t)
 	b.close()
 	b.serve(httpkey.Options{Wait: time.Hour}, b.db.Pool, func(w http.ResponseWriter, r *http.Request) {
 		<-open
@@ -96,14 +99,14 @@ func TestAWaitEndsWithItsTimeAndWithItsClient(t *testing.T) {
 	cancel()
 	<-gone
 	b.until("the second has ended", func() bool { return waiting.Load() == 1 })
-	close(open)
+	release()
 	b.want(<-first, 201, "")
 	b.holds(2, 2, 2)
 }
 
 // Who waits for a first attempt that fails does the work itself.
 func TestWhoWaitsTakesThePlaceOfOneThatFails(t *testing.T) {
-	open := make(chan struct{})
+	open, release := gate(t)
 	var b *bundle
 	b = setup(t, httpkey.Options{Wait: 20 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
 		if b.ran.Load() == 1 {
@@ -113,13 +116,14 @@ func TestWhoWaitsTakesThePlaceOfOneThatFails(t *testing.T) {
 		}
 		created(w, r)
 	})
+	defer release()
 	first, second := make(chan reply, 1), make(chan reply, 1)
 	go func() { first <- b.post("k1", "{}") }()
 	b.until("the first is running", func() bool { return b.ran.Load() == 1 })
 	before := b.db.Stat().AcquireCount()
 	go func() { second <- b.post("k1", "{}") }()
 	b.until("the second has looked twice", func() bool { return b.db.Stat().AcquireCount() >= before+2 })
-	close(open)
+	release()
 	b.want(<-first, 500, "internal")
 	b.want(<-second, 201, "")
 	b.holds(1, 1, 2)
@@ -174,4 +178,11 @@ func TestProblemsHaveTheServicesAddresses(t *testing.T) {
 	if p := <-seen; p != mine+"key-missing" {
 		t.Errorf("a service's own form gets %s", p)
 	}
+}
+
+// gate returns a channel that release closes, or the end of the test.
+func gate(t *testing.T) (open chan struct{}, release func()) {
+	t.Helper()
+	open = make(chan struct{})
+	return open, sync.OnceFunc(func() { close(open) })
 }
