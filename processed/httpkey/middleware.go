@@ -77,7 +77,7 @@ func misfitOf(next http.Handler) error {
 }
 
 var (
-	errFiber     = errors.New("httpkey: Fiber's adaptor.HTTPMiddleware runs the handler after the middleware, outside of its transaction: use package processed/httpkey/fiberkey instead")
+	errFiber     = errors.New("httpkey: Fiber's adaptor.HTTPMiddleware runs the handler after the middleware, outside of its transaction: use package processed/httpkey/fiberkey (Fiber v3), or adaptor.HTTPHandler around keyed.Handler instead")
 	errLate      = errors.New("httpkey: Tx was called after the middleware had answered, when its transaction had ended: either a framework runs the handler after the middleware (use a package made for it, such as ginkey, echokey or fiberkey), or a goroutine of the handler was not waited for")
 	errStrayed   = errors.New("httpkey: after a collision the handler was run again, and answered without the transaction that it had taken before: something of the first run, such as a router's state, misled it; nothing was stored")
 	errForgotten = errors.New("httpkey: the answer is not one to keep")
