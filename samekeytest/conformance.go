@@ -40,15 +40,20 @@ type Service struct {
 	// Within is how long a client goes on until it has its answer: longer than the
 	// service takes to find out that an attempt died. Default 10 s.
 	Within time.Duration
+
+	// Remembers is how long the service promises to remember a key, at least two
+	// minutes. Default 24 h.
+	Remembers time.Duration
 }
 
 // Tool is a function of yours that takes a key, such as a tool for agents, as
 // [ConformTool] needs it.
 type Tool struct {
-	// Prepare, Effects and Within are as in [Service].
-	Prepare func(t testing.TB, db *DB)
-	Effects func(t testing.TB, db *DB) int
-	Within  time.Duration
+	// Prepare, Effects, Within and Remembers are as in [Service].
+	Prepare   func(t testing.TB, db *DB)
+	Effects   func(t testing.TB, db *DB) int
+	Within    time.Duration
+	Remembers time.Duration
 
 	// Start returns the tool as a new process would have it: with a pool of its
 	// own on this DSN, and nothing in memory. Otherwise it is as in [Service].
@@ -111,6 +116,18 @@ type Tool struct {
 //   - crash: the instance dies there: its connections break and no new one can be
 //     made. Another instance gets the request again. Then the first wakes up, as
 //     one does that was only believed dead, and must do nothing more.
+//   - like_keys: keys that differ in their first or last character alone, up to 255
+//     characters, or in case alone, are different operations. A key that the service
+//     refuses is left out, and the log says so.
+//   - client_gone: the client goes while the request is held before one of its
+//     round trips, each in turn; then it asks again.
+//   - suspended: an instance stands still there instead, until a lease of up to an
+//     hour is over, and goes on when another one has had half a second for the
+//     request.
+//   - remembered: the same request again after four seconds, and after Remembers.
+//
+// For a lease and for Remembers no time passes: the columns of type timestamptz
+// and timestamp are moved back, in the tables to which requests add rows.
 //
 // "Told to try again" is a lost connection, 409, 425, 429, 5xx, or anything with
 // Retry-After, which is not waited for. A 2xx or 3xx is the answer. Two answers
@@ -124,6 +141,20 @@ type Tool struct {
 //
 // The crash is that of the database's client. What the service does elsewhere
 // (a vendor's call, a file) is seen by Effects alone, and not interrupted.
+//
+// Conform takes about ten seconds for a service that answers at once. It does not
+// find:
+//
+//   - a memory or a lease whose time is in another place (a cache, a column that
+//     holds a number) and lasts longer than four seconds, or half a second;
+//   - a key of one principal that is another's too, since it knows only the one that
+//     Request names;
+//   - two requests that are taken for the same though they differ in something that
+//     n does not change: path, query, headers, another route;
+//   - what an answer leaks when it is replayed, and whether it may still be seen;
+//   - an effect that Effects does not count, and one that comes after the answer;
+//   - what depends on load, on more than three requests at once, on another version
+//     of the service, or on the database's failover.
 func Conform(t *testing.T, service Service) {
 	t.Helper()
 	if service.Start == nil || service.Request == nil || service.Effects == nil {
@@ -136,7 +167,7 @@ func Conform(t *testing.T, service Service) {
 			return roundTrip(ctx, transport, service.Request(url, key, n))
 		}
 	}
-	s := &suite{what: "service", prepare: service.Prepare, effects: service.Effects, within: service.Within, via: send}
+	s := &suite{what: "service", prepare: service.Prepare, effects: service.Effects, within: service.Within, remembers: service.Remembers, via: send}
 	s.start = func(t testing.TB, dsn string) (sender, string) {
 		url := service.Start(t, dsn)
 		return send(url), url
@@ -163,7 +194,7 @@ func ConformTool(t *testing.T, tool Tool) {
 	if tool.Start == nil || tool.Effects == nil {
 		t.Fatal("samekeytest: ConformTool: Tool needs Start and Effects")
 	}
-	s := &suite{what: "tool", prepare: tool.Prepare, effects: tool.Effects, within: tool.Within}
+	s := &suite{what: "tool", prepare: tool.Prepare, effects: tool.Effects, within: tool.Within, remembers: tool.Remembers}
 	s.start = func(t testing.TB, dsn string) (sender, string) {
 		call := tool.Start(t, dsn)
 		return func(ctx context.Context, key string, n int) response {
@@ -185,12 +216,20 @@ type suite struct {
 	effects func(testing.TB, *DB) int
 	within  time.Duration
 	via     func(url string) sender // nil for a tool
+
+	remembers time.Duration
 }
 
 func (s *suite) run(t *testing.T) {
 	t.Helper()
 	if s.within == 0 {
 		s.within = 10 * time.Second
+	}
+	if s.remembers == 0 {
+		s.remembers = 24 * time.Hour
+	}
+	if s.remembers < 2*time.Minute {
+		t.Fatalf("samekeytest: Remembers is %s: give two minutes or more, or zero for 24 h", s.remembers)
 	}
 	db := NewDB(t)
 	if s.prepare != nil {
@@ -209,6 +248,10 @@ func (s *suite) run(t *testing.T) {
 		{"duplicated", true, duplicated},
 		{"lost_connection", false, lostConnection},
 		{"crash", false, crash},
+		{"like_keys", false, likeKeys},
+		{"client_gone", false, clientGone},
+		{"suspended", false, suspended},
+		{"remembered", false, remembered},
 	} {
 		if promise.http && s.via == nil {
 			continue

@@ -50,7 +50,8 @@ func tables(t testing.TB, db *samekeytest.DB) {
 	t.Helper()
 	_, err := db.Exec(t.Context(), `
 		create table effects (id bigint generated always as identity, body text);
-		create table records (key text primary key, hash text, answer text)`)
+		create table records (key text primary key, hash text, answer text, leased_until timestamptz,
+			made timestamptz not null default clock_timestamp(), made_epoch bigint not null default extract(epoch from clock_timestamp()))`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,6 +178,28 @@ func (s *byHand) do(ctx context.Context, key, body string) (answer string, err e
 		return s.insertAfterWork(ctx, key, body)
 	case "started_row":
 		return s.startedRow(ctx, key, body)
+	case "cut_key":
+		return s.keyFirst(ctx, key[:min(len(key), 32)], body)
+	case "lower_key":
+		return s.keyFirst(ctx, strings.ToLower(key), body)
+	case "lease_without_fence":
+		return s.leased(ctx, key, body, 300*time.Millisecond)
+	case "long_lease_without_fence":
+		return s.leased(ctx, key, body, time.Minute)
+	case "forgets_soon":
+		return s.forgetful(ctx, key, body, "made_epoch < extract(epoch from clock_timestamp()) - 3")
+	case "forgets_in_an_hour":
+		return s.forgetful(ctx, key, body, "made < clock_timestamp() - interval '1 hour'")
+	case "gone_doubles":
+		if answer, err = s.keyFirst(ctx, key, body); ctx.Err() != nil {
+			_, _ = effect(context.WithoutCancel(ctx), s.pool, body) // "what was begun is finished"
+		}
+		return answer, err
+	case "gone_loses":
+		if answer, err = s.keyFirst(ctx, key, body); ctx.Err() != nil {
+			_, _ = s.pool.Exec(context.WithoutCancel(ctx), "insert into records (key, hash, answer) values ($1, $2, 'an order') on conflict do nothing", key, hash(body))
+		}
+		return answer, err
 	case "ignores_commit":
 		return s.ignoresCommit(ctx, key, body)
 	case "retries_blindly":
@@ -209,6 +232,40 @@ func (s *byHand) keyFirst(ctx context.Context, key, body string) (answer string,
 			}
 			return err
 		}
+		if answer, err = effect(ctx, tx, body); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "update records set answer = $2 where key = $1", key, answer)
+		return err
+	})
+	return answer, err
+}
+
+// forgetful forgets the key when its record is old.
+func (s *byHand) forgetful(ctx context.Context, key, body, old string) (string, error) {
+	if _, err := s.pool.Exec(ctx, "delete from records where key = $1 and "+old, key); err != nil {
+		return "", err
+	}
+	return s.keyFirst(ctx, key, body)
+}
+
+// leased takes a lease and commits it. Who finds one that is over takes it; the
+// first owner does not notice.
+func (s *byHand) leased(ctx context.Context, key, body string, lease time.Duration) (answer string, err error) {
+	tag, err := s.pool.Exec(ctx, `
+		insert into records (key, hash, leased_until) values ($1, $2, clock_timestamp() + $3::interval)
+		on conflict (key) do update set leased_until = excluded.leased_until
+		where records.answer is null and records.hash = excluded.hash and records.leased_until < clock_timestamp()`, key, hash(body), lease)
+	if err != nil {
+		return "", err
+	}
+	if tag.RowsAffected() == 0 {
+		if answer, err = s.find(ctx, s.pool, key, body); err == nil && answer == "" {
+			err = busy
+		}
+		return answer, err
+	}
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
 		if answer, err = effect(ctx, tx, body); err != nil {
 			return err
 		}
@@ -377,13 +434,13 @@ type flawed struct {
 
 func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 	cases := []flawed{
-		{"record_after_effect", ".", []string{"crash", "lost_connection"}, []string{
+		{"record_after_effect", ".", []string{"client_gone", "crash", "lost_connection"}, []string{
 			"2 effects of one key, want 1",
 			"where: the service crashed after round trip 3 (insert into effects (body) values ($1) returning 'order ' || id) was done",
 			"where: the service crashed before round trip 4 (insert into records (key, hash, answer) values ($1, $2, $3)) came",
 			"usual cause: the record of the key is written after the effect, in another transaction",
 		}},
-		{"insert_after_work", ".", []string{"duplicated", "mismatch", "overlapping"}, []string{
+		{"insert_after_work", ".", []string{"duplicated", "mismatch", "overlapping", "suspended"}, []string{
 			"3 effects of one key, want 1", "one key, two answers",
 			"usual cause: the key is looked up before the work and its record inserted only after it",
 		}},
@@ -415,6 +472,22 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 		}},
 		{"tool_record_after_effect", "identical|crash", []string{"crash"}, []string{"the tool crashed after round trip 3"}},
 		{"waiters_block", "mismatch|overlapping|duplicated|crash", nil, []string{"met before and after each of 5 round trips"}},
+		{"cut_key", "identical|another_key|like_keys", []string{"like_keys"}, []string{
+			"keys of 36 characters that differ in the last one alone", "keys of 255 characters", "0 effects of key 2, want 1", "usual cause: the key is changed before it is looked up",
+		}},
+		{"lower_key", "identical|another_key|like_keys", []string{"like_keys"}, []string{"keys that differ in case alone", "0 effects of key 2, want 1"}},
+		{"lease_without_fence", "identical|crash|suspended", []string{"suspended"}, []string{
+			"2 effects of one key, want 1", "an instance stood still before round trip 3", "check in the effect's transaction that the lease is held (a fence)",
+		}},
+		{"long_lease_without_fence", "identical|suspended", []string{"suspended"}, []string{"an instance stood still before round trip 3"}},
+		{"forgets_soon", "identical|remembered", []string{"remembered"}, []string{"the same request 4s later", "usual cause: the key is forgotten early"}},
+		{"forgets_in_an_hour", "identical|remembered", []string{"remembered"}, []string{"moved back by 23h59m0s", "usual cause: the key is forgotten early"}},
+		{"gone_doubles", "identical|lost_connection|client_gone", []string{"client_gone"}, []string{
+			"the client went before round trip", "2 effects of one key, want 1", "the request's context ends with the client",
+		}},
+		{"gone_loses", "identical|lost_connection|client_gone", []string{"client_gone"}, []string{
+			"the client went before round trip", "0 effects of a request that was answered", "the request's context ends with the client",
+		}},
 		{"process", "crash", nil, []string{"met before and after each of 3 round trips"}},
 	}
 	said := children(t, cases)

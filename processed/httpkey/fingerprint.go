@@ -35,7 +35,9 @@ import (
 //     Content-Encoding. A client sends the same bytes again; what they mean depends
 //     on who reads them (curl calls JSON a form).
 //   - The media type counts with its parameters, but for a boundary and JSON's
-//     charset. No other header counts.
+//     charset.
+//   - A condition counts as it was sent: If-Match, If-None-Match,
+//     If-Modified-Since, If-Unmodified-Since. No other header counts.
 //
 // A body that is not what its media type says, and JSON that
 // samekey.FingerprintJSON refuses, is an error.
@@ -79,6 +81,9 @@ func document(r *http.Request, body []byte) ([]byte, error) {
 	write("query", parametersOf(r.URL.RawQuery))
 	write("type", typeOf(mediaType, params))
 	write("encoding", encoding)
+	if conditions := conditionsOf(r.Header); len(conditions) > 0 {
+		write("if", conditions)
+	}
 	switch {
 	case len(body) == 0:
 	case encoding == "" && isJSON(mediaType):
@@ -99,6 +104,16 @@ func document(r *http.Request, body []byte) ([]byte, error) {
 	}
 	doc.WriteByte('}')
 	return doc.Bytes(), nil
+}
+
+// conditionsOf returns what has to hold for the request to be done, escaped.
+func conditionsOf(header http.Header) (conditions []string) {
+	for _, name := range []string{"If-Match", "If-Modified-Since", "If-None-Match", "If-Unmodified-Since"} {
+		for _, value := range header[name] {
+			conditions = append(conditions, name+"="+url.QueryEscape(strings.TrimSpace(value)))
+		}
+	}
+	return conditions
 }
 
 // mediaTypeOf returns the type and its parameters. What is no media type is

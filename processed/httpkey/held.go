@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 )
@@ -23,13 +25,20 @@ var (
 // It is the handler's http.ResponseWriter.
 type held struct {
 	header   http.Header
-	body     bytes.Buffer
 	status   int         // 0: nothing was written yet
 	answered http.Header // as it was then
+
+	limit  int          // how much of the body may be in memory
+	body   bytes.Buffer // its beginning
+	rest   *os.File     // what is over the limit; nil where nothing is
+	size   int64        // of both
+	failed error        // to write the rest
 }
 
 // hold begins an answer with the headers that others have set already.
-func hold(w http.ResponseWriter) *held { return &held{header: w.Header().Clone()} }
+func hold(w http.ResponseWriter, limit int) *held {
+	return &held{header: w.Header().Clone(), limit: limit}
+}
 
 func (h *held) Header() http.Header {
 	if h.header == nil {
@@ -55,7 +64,39 @@ func (h *held) Write(p []byte) (int, error) {
 	if !h.mayHaveBody() {
 		return 0, http.ErrBodyNotAllowed
 	}
-	return h.body.Write(p)
+	if h.rest == nil && h.body.Len()+len(p) <= h.limit {
+		h.size += int64(len(p))
+		return h.body.Write(p)
+	}
+	n, err := h.spill(p)
+	h.size += int64(n)
+	if err != nil && h.failed == nil {
+		h.failed = fmt.Errorf("httpkey: an answer of more than %d bytes waits for the commit in a temporary file: %w", h.limit, err)
+	}
+	return n, h.failed
+}
+
+// spill writes to a file, since a record cannot hold the answer and memory should
+// not. The file has no name where the system allows that.
+func (h *held) spill(p []byte) (n int, err error) {
+	if h.failed != nil {
+		return 0, h.failed
+	}
+	if h.rest == nil {
+		if h.rest, err = os.CreateTemp("", "samekey-answer-*"); err != nil {
+			return 0, err
+		}
+		_ = os.Remove(h.rest.Name())
+	}
+	return h.rest.Write(p)
+}
+
+// close gives the file back. It may be called again.
+func (h *held) close() {
+	if h.rest != nil {
+		_ = h.rest.Close()
+		_ = os.Remove(h.rest.Name()) // where that could not be done while it was open
+	}
 }
 
 // FlushError is how http.ResponseController asks for streaming.
@@ -78,6 +119,8 @@ func (h *held) finish() error {
 		return errUpgrade
 	case len(h.header["Trailer"]) > 0:
 		return errTrailers
+	case h.failed != nil:
+		return h.failed
 	}
 	for name := range h.header { // trailers are set after the body
 		if strings.HasPrefix(name, http.TrailerPrefix) {
@@ -98,13 +141,24 @@ func (h *held) finish() error {
 func (h *held) send(w http.ResponseWriter) {
 	clear(w.Header())
 	maps.Copy(w.Header(), h.answered)
-	sendBody(w, h.status, h.body.Bytes())
+	sendHead(w, h.status, h.size)
+	_, _ = w.Write(h.body.Bytes()) // a client that went asks again
+	if h.rest == nil {
+		return
+	}
+	if _, err := h.rest.Seek(0, io.SeekStart); err == nil {
+		_, _ = io.Copy(w, h.rest) // where it breaks off, the client sees that from the length
+	}
+}
+
+func sendHead(w http.ResponseWriter, status int, size int64) {
+	if status != http.StatusNoContent && status != http.StatusNotModified {
+		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	}
+	w.WriteHeader(status)
 }
 
 func sendBody(w http.ResponseWriter, status int, body []byte) {
-	if status != http.StatusNoContent && status != http.StatusNotModified {
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	}
-	w.WriteHeader(status)
+	sendHead(w, status, int64(len(body)))
 	_, _ = w.Write(body) // a client that went asks again
 }

@@ -39,7 +39,7 @@ func TestABodyThatEndsEarlyIsNoRequest(t *testing.T) {
 	fmt.Fprint(conn, "POST /things HTTP/1.1\r\nHost: x\r\nX-Tenant: acme\r\nIdempotency-Key: k1\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{}")
 	_ = conn.(*net.TCPConn).CloseWrite()
 	answer, _ := io.ReadAll(conn)
-	if !bytes.Contains(answer, []byte("HTTP/1.1 400")) || !bytes.Contains(answer, []byte("body-invalid")) {
+	if !bytes.Contains(answer, []byte("HTTP/1.1 408")) || !bytes.Contains(answer, []byte("body-incomplete")) {
 		t.Errorf("answered %s", answer)
 	}
 	b.holds(0, 0, 0)

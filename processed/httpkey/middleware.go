@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"reflect"
+	"runtime"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -35,20 +40,48 @@ func New(pool *pgxpool.Pool, o Options) (*Middleware, error) {
 	return &Middleware{pool: pool, o: o}, nil
 }
 
-// Handler returns next with keys: its POST and PATCH requests run as the package
-// comment says. Others reach next as they are, in no transaction.
+// Handler returns next with keys: its POST and PATCH requests (or those of
+// Options.Methods) run as the package comment says. Others reach next as they
+// are, in no transaction.
+//
+// The work has to be done before next returns. A framework's adaptor whose next
+// only notes that it was called, and which runs the handler later, cannot work.
+// Fiber's adaptor.HTTPMiddleware is refused with a 500, and a log that says why,
+// before anything is done. With any other the client gets a 500 too, since next
+// returns without an answer.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
+	misfit := misfitOf(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost && r.Method != http.MethodPatch {
+		switch {
+		case !slices.Contains(m.o.Methods, r.Method):
 			next.ServeHTTP(w, r)
-			return
+		case misfit != nil:
+			m.fail(w, r, samekey.Key{}, problemInternal, misfit)
+		default:
+			m.serve(w, r, next)
 		}
-		m.serve(w, r, next)
 	})
 }
 
+// misfitOf knows the one adaptor in which the client would not hear of the 500:
+// Fiber's handler would run afterwards, and its answer take the place of ours.
+func misfitOf(next http.Handler) error {
+	if f, ok := next.(http.HandlerFunc); ok {
+		code := runtime.FuncForPC(reflect.ValueOf(f).Pointer())
+		file, _ := code.FileLine(code.Entry()) // the name alone may be of a function into which it was inlined
+		if strings.Contains(file, "/gofiber/fiber/") && strings.Contains(file, "/middleware/adaptor/") && strings.Contains(code.Name(), "HTTPMiddleware") {
+			return errFiber
+		}
+	}
+	return nil
+}
+
 var (
+	errFiber     = errors.New("httpkey: Fiber's adaptor.HTTPMiddleware runs the handler after the middleware, outside of its transaction: use package processed/httpkey/fiberkey (Fiber v3), or adaptor.HTTPHandler around keyed.Handler instead")
+	errLate      = errors.New("httpkey: Tx was called after the middleware had answered, when its transaction had ended: either a framework runs the handler after the middleware (use a package made for it, such as ginkey, echokey or fiberkey), or a goroutine of the handler was not waited for")
+	errStrayed   = errors.New("httpkey: after a collision the handler was run again, and answered without the transaction that it had taken before: something of the first run, such as a router's state, misled it; nothing was stored")
 	errForgotten = errors.New("httpkey: the answer is not one to keep")
+	errSentOn    = errors.New("httpkey: the handler took its transaction and then redirected the same request (307, 308): what it wrote was rolled back, and the redirect was sent")
 	errTwice     = errors.New("httpkey: the request is behind two of these middlewares: take one away")
 )
 
@@ -83,23 +116,41 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 
 // run answers from the record, or from the handler once its work is committed.
 func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, req processed.Request, body []byte) {
-	ctx, cancel := m.outlive(r.Context())
-	defer cancel()
 	var c *call // the last
 	returned := false
 	defer func() {
+		if c != nil {
+			c.answer.close()
+			c.routes.keep()
+		}
 		if !returned { // The handler panicked. Who recovers further out may have nothing but its held answer to write to.
 			m.refuse(w, r, problemInternal)
 		}
 	}()
-	res, err := processed.Run(ctx, m.pool, req, func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
-		c = &call{tx: tx, key: req.Key, answer: hold(w)}
+	late := sync.OnceFunc(func() { m.log(r, req.Key, errLate) })
+	touched := false // by an earlier run
+	handle := func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
+		if c != nil {
+			touched = touched || c.touched
+			c.answer.close()
+		}
+		c = &call{tx: tx, key: req.Key, answer: hold(w, m.o.MaxAnswer), late: late}
 		c.handle(ctx, next, r, body)
-		return m.judge(c)
-	})
+		if touched && !c.touched && c.err == nil {
+			c.err = errStrayed
+		}
+		return m.judge(r, c)
+	}
+	res, err := m.attempt(r, req, handle)
+	for wait := newWait(m.o.Wait); errors.Is(err, processed.ErrInFlight) && c == nil && wait.next(r.Context()); {
+		res, err = m.attempt(r, req, handle)
+	}
 	returned = true
 	switch {
 	case errors.Is(err, errForgotten):
+		if c.sendsOn() && c.touched {
+			m.log(r, req.Key, errSentOn)
+		}
 		c.answer.send(w)
 	case errors.Is(err, samekey.ErrInvalidPayload) && c == nil:
 		m.refuse(w, r, *problemBody(inBody(err, body)))
@@ -118,8 +169,14 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	}
 }
 
+func (m *Middleware) attempt(r *http.Request, req processed.Request, handle func(context.Context, pgx.Tx) (reply.Reply, error)) (processed.Result[reply.Reply], error) {
+	ctx, cancel := m.outlive(r.Context())
+	defer cancel()
+	return processed.Run(ctx, m.pool, req, handle)
+}
+
 // judge decides what becomes of the handler's answer and of its rows.
-func (m *Middleware) judge(c *call) (reply.Reply, error) {
+func (m *Middleware) judge(r *http.Request, c *call) (reply.Reply, error) {
 	if c.err != nil {
 		return reply.Reply{}, c.err
 	}
@@ -130,7 +187,7 @@ func (m *Middleware) judge(c *call) (reply.Reply, error) {
 	if fate == forgotten {
 		return reply.Reply{}, errForgotten
 	}
-	stored, err := m.stored(c.answer)
+	stored, err := m.stored(r, c.answer)
 	if err == nil && fate == rolledBack {
 		return reply.Reply{}, &stored
 	}
@@ -165,6 +222,9 @@ func (m *Middleware) log(r *http.Request, key samekey.Key, reason error) {
 }
 
 func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p Problem) {
+	if m.o.ProblemTypes != "" {
+		p.Type = m.o.ProblemTypes + strings.TrimPrefix(p.Type, types)
+	}
 	if p.retrySeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(p.retrySeconds))
 	}

@@ -53,10 +53,21 @@ type Options struct {
 	// Header is the name of the key's header; "" for Idempotency-Key.
 	Header string
 
+	// Methods take a key; nil for POST and PATCH. PUT and DELETE may be added for
+	// callers that send keys with them too (Optional, if not all of them do). GET,
+	// HEAD, OPTIONS, TRACE and CONNECT cannot.
+	Methods []string
+
 	// Optional lets requests without a key through: each is done under a new key
 	// that nobody knows, so a repetition is done again. Else they get a 400. A key
 	// that is there and invalid is a 400 in either case.
 	Optional bool
+
+	// Wait is how long a request waits while the first one with its key is running,
+	// before it gets the 409; zero for not at all. It looks again each 20 to 250
+	// milliseconds, holds no connection meanwhile, and stops when its client goes.
+	// Where the first one ends without an answer, it takes its place.
+	Wait time.Duration
 
 	// Retain is processed.Request's: how long an answer is kept at least; zero for
 	// 72 hours. Tell it to callers.
@@ -78,13 +89,28 @@ type Options struct {
 	// MaxAnswer bounds the answer's body, in bytes from 1 to 1 MiB; zero for 1 MiB.
 	// A longer one is sent once and not kept: its work is committed, and a
 	// repetition gets the answer's status and Location with the problem
-	// answer-not-kept in place of the body, and is not done again.
+	// answer-not-kept in place of the body, and is not done again. What is over the
+	// limit waits for the commit in a temporary file (os.TempDir), not in memory;
+	// where none can be written, the request is rolled back (500).
 	MaxAnswer int
 
 	// ReplayHeaders are sent again with a replay, beside those that the package
-	// comment lists. Set-Cookie, challenges, and headers of a connection or a
-	// moment (Date, Retry-After) are refused.
+	// comment lists. Set-Cookie, challenges, CORS (Access-Control-*), and headers of
+	// a connection or a moment (Date, Retry-After) are refused.
 	ReplayHeaders []string
+
+	// RequestID returns the id under which the service knows the request, such as
+	// the one in its log. It is stored with the answer and sent with each replay as
+	// Original-Request. An id that is longer than 255 bytes, or is not visible ASCII,
+	// is left out. Nil: replays have no such header. Answers of processed.Fail have
+	// none either.
+	RequestID func(r *http.Request) string
+
+	// ProblemTypes is the beginning of each Problem's Type, where the service has
+	// pages of its own for them: "https://docs.example.com/errors#" for
+	// "https://docs.example.com/errors#in-flight". "" for this project's
+	// docs/callers.md.
+	ProblemTypes string
 
 	// Problem writes what the middleware itself answers, for services whose errors
 	// have a form of their own; nil for application/problem+json. Retry-After is
@@ -99,15 +125,22 @@ type Options struct {
 // replayHeaders describe the body, or where it is about: without them the same
 // bytes would be another answer.
 var replayHeaders = []string{
-	"Cache-Control", "Content-Encoding", "Content-Language", "Content-Type", "Etag", "Link", "Location",
+	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Type", "Etag", "Last-Modified", "Link",
+	"Location", "Vary",
 }
 
-// neverReplayed belong to one exchange or one session.
+// neverReplayed belong to one exchange or one session, and those that begin with
+// neverReplayedPrefix to one origin.
+const neverReplayedPrefix = "Access-Control-"
+
 var neverReplayed = []string{
 	"Authentication-Info", "Connection", "Content-Length", "Date", "Idempotent-Replayed", "Keep-Alive", "Proxy-Authenticate",
 	"Proxy-Authentication-Info", "Proxy-Connection", "Retry-After", "Set-Cookie", "Set-Cookie2", "Te", "Trailer",
 	"Transfer-Encoding", "Upgrade", "Www-Authenticate",
 }
+
+// keyless are the methods that change nothing, or have no answer of their own.
+var keyless = []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodConnect}
 
 // withDefaults returns all that is wrong with o at once.
 func (o Options) withDefaults() (Options, error) {
@@ -117,6 +150,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 
 	o.Header = cmp.Or(o.Header, defaultHeader)
+	if o.Methods == nil {
+		o.Methods = []string{http.MethodPost, http.MethodPatch}
+	}
 	o.Retain = cmp.Or(o.Retain, processed.DefaultRetain)
 	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
 	o.MaxBody = cmp.Or(o.MaxBody, defaultMaxBody)
@@ -134,6 +170,14 @@ func (o Options) withDefaults() (Options, error) {
 		refuse("Header %q is not a header's name", o.Header)
 	}
 	o.Header = textproto.CanonicalMIMEHeaderKey(o.Header)
+	for _, method := range o.Methods {
+		if !isToken(method) || slices.Contains(keyless, method) {
+			refuse("Methods has %q: give methods that change something, in upper case, such as POST, PATCH, PUT, DELETE", method)
+		}
+	}
+	if o.Wait < 0 {
+		refuse("Wait is %s: give a positive one, or zero to answer 409 at once", o.Wait)
+	}
 	for _, part := range []processed.Request{{Retain: o.Retain}, {Isolation: o.Isolation}} {
 		part.Key, part.Payload = samekey.Key{Scope: "any", Value: "any"}, []byte("{}")
 		if err := part.Validate(); err != nil {
@@ -155,7 +199,7 @@ func (o Options) withDefaults() (Options, error) {
 		switch {
 		case !isToken(name):
 			refuse("ReplayHeaders has %q, which is not a header's name", name)
-		case slices.Contains(neverReplayed, canonical):
+		case slices.Contains(neverReplayed, canonical) || strings.HasPrefix(canonical, neverReplayedPrefix):
 			refuse("ReplayHeaders has %s, which is never sent again: it belongs to one exchange", canonical)
 		default:
 			kept = append(kept, canonical)

@@ -56,11 +56,12 @@ func TestTheStatusDecidesWhatIsKept(t *testing.T) {
 		verdict  string
 		want     kept
 	}{
-		{[]int{200, 201, 202, 204, 226, 301, 302, 303, 304, 307, 399}, "", committed},
+		{[]int{200, 201, 202, 204, 226, 301, 302, 303, 304, 399}, "", committed},
 		{[]int{402, 404, 409, 410}, "", rolledBack},
-		{[]int{400, 401, 403, 405, 412, 418, 422, 429, 451, 500, 501, 502, 503, 504, 599}, "", forgotten},
+		{[]int{307, 308, 400, 401, 403, 405, 412, 418, 422, 429, 451, 500, 501, 502, 503, 504, 599}, "", forgotten},
 		{[]int{400, 403, 422, 500}, "keep", rolledBack},
 		{[]int{200, 303}, "keep", committed},
+		{[]int{307, 308}, "keep", forgotten},
 		{[]int{404}, "keep", rolledBack},
 		{[]int{200, 201, 303, 402, 404, 409, 422, 500}, "discard", forgotten},
 		{[]int{200, 422}, "keep,discard", forgotten},

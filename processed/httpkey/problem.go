@@ -31,7 +31,8 @@ const (
 
 	TypeKeyMissing      = types + "key-missing"      // 400: send a key
 	TypeKeyInvalid      = types + "key-invalid"      // 400: send one valid key
-	TypeBodyInvalid     = types + "body-invalid"     // 400: the body was cut, or has no single meaning
+	TypeBodyInvalid     = types + "body-invalid"     // 400: the body has no single meaning
+	TypeBodyIncomplete  = types + "body-incomplete"  // 408: the same again
 	TypeBodyTooLarge    = types + "body-too-large"   // 413
 	TypeReplayForbidden = types + "replay-forbidden" // 403: done before, and not for you any more
 	TypeInFlight        = types + "in-flight"        // 409: the same again, after Retry-After
@@ -50,8 +51,12 @@ func writeProblem(w http.ResponseWriter, _ *http.Request, p Problem) {
 var (
 	problemTrailer = Problem{Type: TypeBodyInvalid, Title: "The request has trailers", Status: http.StatusBadRequest,
 		Detail: "Send what is in them as headers or in the body: a repetition could not be held against them."}
-	problemCut = Problem{Type: TypeBodyInvalid, Title: "The body ended early", Status: http.StatusBadRequest,
-		Detail: "Nothing was done. Send the same again, with the same key."}
+	problemCut = Problem{Type: TypeBodyIncomplete, Title: "The body did not arrive in full", Status: http.StatusRequestTimeout,
+		Detail: "It ended early, or took too long. Nothing was done. Send the same again, with the same key."}
+	problemFraming = Problem{Type: TypeBodyInvalid, Title: "The body cannot be read", Status: http.StatusBadRequest,
+		Detail: "It is not framed as HTTP says, such as a chunk without a valid length. Nothing was done."}
+	problemEmpty = Problem{Type: TypeBodyInvalid, Title: "The body is empty", Status: http.StatusBadRequest,
+		Detail: "A body of this media type that is sent without a Content-Length cannot be empty. Send the document, or Content-Length: 0. Nothing was done."}
 	problemForm = Problem{Type: TypeBodyInvalid, Title: "The form cannot be read", Status: http.StatusBadRequest,
 		Detail: "The body is not what its media type says, so that no repetition could be held against it. Nothing was done."}
 	problemForbidden = Problem{Type: TypeReplayForbidden, Title: "The answer is not yours any more", Status: http.StatusForbidden,
@@ -137,7 +142,7 @@ func problemOf(err error) Problem {
 // answer. What Run's errors are called by says nothing about this request then:
 // the handler may have done another one.
 func problemOfHandler(err error) Problem {
-	if processed.SafeToRetry(err) || isEnded(err) {
+	if errors.Is(err, errStrayed) || processed.SafeToRetry(err) || isEnded(err) {
 		return problemUnavailable
 	}
 	return problemInternal

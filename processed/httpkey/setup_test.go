@@ -264,3 +264,13 @@ func (l *logbook) String() string {
 }
 
 var errMine = errors.New("mine")
+
+// until waits for a condition.
+func (b *bundle) until(what string, ok func() bool) {
+	b.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -26,25 +27,54 @@ const (
 
 // stored is what is kept of an answer. It has been read back: what could not be
 // sent again is an error now, and not with the first replay.
-func (m *Middleware) stored(h *held) (reply.Reply, error) {
-	r := reply.Reply{Code: h.status, Header: wire(h.answered, m.o.ReplayHeaders, whole), Body: h.body.Bytes()}
-	if len(r.Body) > m.o.MaxAnswer || len(r.Header) > reply.MaxHeader {
+func (m *Middleware) stored(req *http.Request, h *held) (reply.Reply, error) {
+	if encoding := h.answered.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
+		return reply.Reply{}, errEncoded
+	}
+	own := http.Header{storedAs: {whole}}
+	if id := m.requestID(req); id != "" {
+		own.Set(originalRequest, id)
+	}
+	r := reply.Reply{Code: h.status, Header: wire(own, h.answered, m.o.ReplayHeaders), Body: h.body.Bytes()}
+	if h.size > int64(m.o.MaxAnswer) || len(r.Header) > reply.MaxHeader {
 		r.Body = nil
-		r.Header = wire(h.answered, []string{"Location"}, notKept)
+		own.Set(storedAs, notKept)
+		r.Header = wire(own, h.answered, []string{"Location"})
 		if len(r.Header) > reply.MaxHeader {
-			r.Header = wire(nil, nil, notKept)
+			r.Header = wire(own, nil, nil)
 		}
 	}
 	_, err := unwire(r.Header)
 	return r, err
 }
 
-// wire returns the named headers as HTTP/1.1 has them: any byte that may be in a
-// header survives it.
-func wire(header http.Header, names []string, form string) []byte {
-	some := http.Header{storedAs: {form}}
+var errEncoded = errors.New("httpkey: the answer has a Content-Encoding, which the client of a replay may not accept: put what compresses further out than the middleware")
+
+// originalRequest is the header of a replay with the id of the request that was
+// done.
+const originalRequest = "Original-Request"
+
+const maxRequestID = 255
+
+// requestID returns what Options.RequestID says, or "" where that cannot be a
+// header's value.
+func (m *Middleware) requestID(r *http.Request) string {
+	if m.o.RequestID == nil {
+		return ""
+	}
+	id := m.o.RequestID(r)
+	if len(id) > maxRequestID || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return ""
+	}
+	return id
+}
+
+// wire returns own and the named headers as HTTP/1.1 has them: any byte that may
+// be in a header survives it.
+func wire(own, header http.Header, names []string) []byte {
+	some := own.Clone()
 	for spelled, values := range header {
-		if name := textproto.CanonicalMIMEHeaderKey(spelled); slices.Contains(names, name) {
+		if name := textproto.CanonicalMIMEHeaderKey(spelled); slices.Contains(names, name) && own[name] == nil {
 			some[name] = append(some[name], values...)
 		}
 	}
@@ -62,12 +92,18 @@ func (m *Middleware) sendStored(w http.ResponseWriter, r *http.Request, key same
 	}
 	form := header.Get(storedAs)
 	delete(header, storedAs)
+	vary := header["Vary"]
+	delete(header, "Vary")
 	maps.Copy(w.Header(), header)
+	addVary(w.Header(), vary)
 	if replayed {
 		w.Header().Set("Idempotent-Replayed", "true")
 	}
 	status := cmp.Or(stored.Code, http.StatusOK) // none where processed.Run stored it, without HTTP
 	switch {
+	case status < 200 || status > 599 || stored.RolledBack && status < 400: // of processed.Fail, in a service without HTTP
+		m.fail(w, r, key, problemInternal, fmt.Errorf("httpkey: the stored answer is a failure with code %d, which is not the status of an error", stored.Code))
+		return
 	case form == notKept:
 		m.refuse(w, r, problemNotKept(status))
 		return
@@ -77,6 +113,24 @@ func (m *Middleware) sendStored(w http.ResponseWriter, r *http.Request, key same
 		w.Header()["Content-Type"] = nil // the first had none: net/http shall not guess
 	}
 	sendBody(w, status, stored.Body)
+}
+
+// addVary adds to what those further out have said of this answer already.
+func addVary(header http.Header, stored []string) {
+	said := map[string]bool{}
+	for _, value := range header["Vary"] {
+		for name := range strings.SplitSeq(value, ",") {
+			said[strings.ToLower(strings.TrimSpace(name))] = true
+		}
+	}
+	for _, value := range stored {
+		for name := range strings.SplitSeq(value, ",") {
+			if name = strings.TrimSpace(name); name != "" && !said[strings.ToLower(name)] {
+				said[strings.ToLower(name)] = true
+				header.Add("Vary", name)
+			}
+		}
+	}
 }
 
 func unwire(header []byte) (http.Header, error) {

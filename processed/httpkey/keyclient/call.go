@@ -19,7 +19,7 @@ type call struct {
 	req       *http.Request // the caller's: read, never changed
 	sent      *http.Request // req with the key, without a body
 	key       string        // the header's value
-	attempts  int           // handed to Base
+	attempts  int           // handed to Base, each of them sent once
 	waits     int           // attempts that were told to wait
 	waiting   time.Time     // since the first of them
 }
@@ -60,7 +60,7 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 			return nil, c.failed(fmt.Errorf("GetBody: %w", err))
 		}
 		c.attempts++
-		resp, err := c.Base.RoundTrip(out)
+		resp, err := once(c.Base, out)
 		wait := time.Duration(0)
 		if last = err; err == nil {
 			resp.Request = c.sent
@@ -135,13 +135,10 @@ func (c *call) again(resp *http.Response) (wait time.Duration, again bool) {
 	if strings.EqualFold(resp.Header.Get("Idempotent-Replayed"), "true") {
 		return 0, false
 	}
-	switch resp.StatusCode {
-	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusInternalServerError,
-		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-	case http.StatusConflict:
-		if resp.Header["Retry-After"] == nil {
-			return 0, false
-		}
+	switch status := resp.StatusCode; {
+	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
+	case status >= 500: // all of them: which ones are final is the server's own affair
+	case status == http.StatusConflict && resp.Header["Retry-After"] != nil:
 	default:
 		return 0, false
 	}

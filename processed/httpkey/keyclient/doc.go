@@ -36,7 +36,7 @@
 //
 //	no answer (any error of Base)              again
 //	Idempotent-Replayed: true, any status      final: the stored answer, which will not change
-//	408, 425, 429, 500, 502, 503, 504          again
+//	408, 425, 429, and 500 or above            again
 //	409 with Retry-After                       again: the first request with this key is still running
 //	everything else, 409 and 422 with it       final
 //
@@ -54,8 +54,9 @@
 //
 // Attempts put one request on the wire each: net/http by itself would send a
 // request that carries Idempotency-Key a second time where a kept connection
-// turns out to be dead. Over HTTP/2 it opens a stream again that the server
-// refused without looking at it.
+// turns out to be dead, and over HTTP/2, after a pause of up to a minute, one
+// without a body that the server refused without a look (REFUSED_STREAM, GOAWAY).
+// Here such a refusal ends the attempt, and the next one counts.
 //
 // The answer's body is not read here. Where it breaks off as you read it, call
 // again with the same key.
@@ -87,5 +88,6 @@
 // # Other methods
 //
 // GET, HEAD, PUT, DELETE and the rest go to Base once, as they are, and nothing
-// is added or sent again: what has no key is not repeated here.
+// is added or sent again: what has no key is not repeated here. Where the server
+// takes keys with PUT or DELETE, name them in Transport.Methods.
 package keyclient

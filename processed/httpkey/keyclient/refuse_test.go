@@ -106,6 +106,7 @@ func TestASettingThatIsWrongIsNamedBeforeAnythingIsSent(t *testing.T) {
 	for field, transport := range map[string]*Transport{
 		"Header":     {Header: "Idempotency Key"},
 		"Attempts":   {Attempts: -1},
+		"Methods":    {Methods: []string{"POST", "GET"}},
 		"Backoff":    {Backoff: -1},
 		"MaxBackoff": {Backoff: 2 * time.Second, MaxBackoff: time.Second},
 	} {

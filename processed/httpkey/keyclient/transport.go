@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -23,7 +24,7 @@ const (
 //
 // The zero value is ready for use. Many goroutines may use one Transport; its
 // fields must not change meanwhile. Settings that contradict themselves make each
-// POST and PATCH fail with an [*Error] that names the field.
+// request that takes a key fail with an [*Error] that names the field.
 type Transport struct {
 	// Base makes the attempts. Default: http.DefaultTransport, which waits
 	// forever for an answer. One that sends again by itself multiplies the
@@ -37,6 +38,11 @@ type Transport struct {
 
 	// Header is the name of the key's header. Default: Idempotency-Key.
 	Header string
+
+	// Methods get a key, and are sent again. Default: POST and PATCH. Name others,
+	// such as PUT and DELETE, only where the server takes keys with them. GET, HEAD,
+	// OPTIONS, TRACE and CONNECT are not taken.
+	Methods []string
 
 	// Quoted sends the keys that are minted here as a structured field's string,
 	// "0190...", quotes included, as the IETF's draft has it. Default: bare, which
@@ -66,14 +72,14 @@ type Transport struct {
 	MaxWait time.Duration
 }
 
-// RoundTrip sends a POST or PATCH until there is an answer that is final, the
+// RoundTrip sends a POST or PATCH (or one of Methods) until there is an answer that is final, the
 // attempts are used up or the context ends; see the package comment. The answer
 // is the last one, as it came, and its Request is what was sent, key included.
 // An error is an [*Error]; it wraps the context's where that ended.
 //
 // Other methods go to Base once.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.Method != http.MethodPost && req.Method != http.MethodPatch {
+	if !t.keyed(req.Method) {
 		return t.base().RoundTrip(t.withoutStrayKey(req))
 	}
 	if req.Body != nil {
@@ -84,6 +90,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, c.failed(err)
 	}
 	return c.run(req.Context())
+}
+
+// keyed reports whether requests with this method get a key. What cannot have one
+// is reported by resolved.
+func (t *Transport) keyed(method string) bool {
+	if t.Methods == nil {
+		return method == http.MethodPost || method == http.MethodPatch
+	}
+	return slices.Contains(t.Methods, method)
 }
 
 // CloseIdleConnections does so in Base, where that can.
@@ -105,6 +120,7 @@ func (t *Transport) resolved() (Transport, error) {
 	r := Transport{
 		Base:     t.base(),
 		Header:   cmp.Or(t.Header, defaultHeader),
+		Methods:  t.Methods,
 		Quoted:   t.Quoted,
 		Attempts: cmp.Or(t.Attempts, defaultAttempts),
 		Backoff:  cmp.Or(t.Backoff, defaultBackoff),
@@ -112,6 +128,12 @@ func (t *Transport) resolved() (Transport, error) {
 		InFlight: cmp.Or(t.InFlight, defaultInFlight),
 	}
 	r.MaxBackoff = cmp.Or(t.MaxBackoff, max(defaultMaxBackoff, r.Backoff))
+	for _, method := range r.Methods {
+		switch method {
+		case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodConnect, "":
+			return r, fmt.Errorf("Methods has %q, which takes no key: name methods that change something, such as PUT and DELETE", method)
+		}
+	}
 	switch {
 	case strings.ContainsFunc(r.Header, notToken):
 		return r, fmt.Errorf("Header %q is no header's name: use letters, digits, - and _", t.Header)

@@ -201,7 +201,9 @@ func TestAnAnswersClassDecidesWhetherItIsFinal(t *testing.T) {
 		{200, nil, final}, {201, nil, final}, {202, nil, final}, {204, nil, final}, {304, nil, final},
 		{400, nil, final}, {401, nil, final}, {402, nil, final}, {403, nil, final}, {404, nil, final}, {410, nil, final},
 		{422, nil, final}, {422, []string{"Retry-After: 0"}, final},
-		{501, nil, final}, {505, nil, final}, {599, nil, final},
+		{499, nil, final},
+		{501, nil, again}, {505, nil, again}, {507, nil, again}, {520, nil, again}, {524, nil, again}, {529, nil, again}, {599, nil, again},
+		{501, []string{"Idempotent-Replayed: true"}, final},
 		{408, nil, again}, {425, nil, again}, {429, nil, again}, {500, nil, again}, {502, nil, again}, {503, nil, again}, {504, nil, again},
 		{503, []string{"Retry-After: 0"}, again},
 		{409, nil, final},
@@ -495,5 +497,34 @@ func TestTheZeroValueWorks(t *testing.T) {
 	client.CloseIdleConnections()
 	if requests := server.seen(); len(requests) != 1 || len(requests[0].key) != 36 {
 		t.Errorf("the server saw %+v", requests)
+	}
+}
+
+func TestMethodsSayWhatGetsAKey(t *testing.T) {
+	server := startRaw(t, func(n int, c net.Conn) bool {
+		answer(c, map[bool]int{true: 503, false: 200}[n%2 == 1])
+		return true
+	})
+	transport := newTransport(t)
+	transport.Methods = []string{"PUT", "DELETE"}
+	for i, tc := range []struct {
+		method string
+		sent   int
+	}{{"PUT", 2}, {"DELETE", 2}, {"POST", 1}} {
+		before := len(server.seen())
+		resp, err := transport.RoundTrip(newRequest(t, tc.method, server.url, order))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = readAll(t, resp)
+		requests := server.seen()[before:]
+		if len(requests) != tc.sent {
+			t.Fatalf("%d: %s was sent %d times, want %d", i, tc.method, len(requests), tc.sent)
+		}
+		for _, r := range requests {
+			if r.key != requests[0].key || (r.key != "") != (tc.sent == 2) {
+				t.Errorf("%s went out with the keys %+v", tc.method, requests)
+			}
+		}
 	}
 }

@@ -1,0 +1,80 @@
+package httpkey
+
+import (
+	"context"
+	"reflect"
+	"sync"
+)
+
+// routeContext is a router's state of one request, as chi.Context is: it lies in
+// the context, and the routers below change it as they consume the path.
+type routeContext interface {
+	RoutePattern() string
+	Reset()
+}
+
+// routes is the context of one run of the handler. A router's state that is found
+// in it is a copy of the run's own, so that the next run is routed as the first
+// one was.
+type routes struct {
+	context.Context
+	mu     sync.Mutex
+	copies map[routeContext]routeContext // by their original
+}
+
+func (r *routes) Value(key any) any {
+	value := r.Context.Value(key)
+	original, ok := value.(routeContext)
+	if !ok || reflect.TypeOf(value).Kind() != reflect.Pointer {
+		return value
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.copies[original] == nil {
+		own := copyOf(original)
+		if own == nil {
+			return value
+		}
+		if r.copies == nil {
+			r.copies = map[routeContext]routeContext{}
+		}
+		r.copies[original] = own
+	}
+	return r.copies[original]
+}
+
+// keep shows to those further out, such as a log, how the run was routed.
+func (r *routes) keep() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for original, own := range r.copies {
+		reflect.ValueOf(original).Elem().Set(reflect.ValueOf(own).Elem())
+	}
+}
+
+// copyOf returns a copy of what original points to, or nil where that is no
+// struct. What is appended to the copy's slices does not reach the original.
+func copyOf(original routeContext) routeContext {
+	from := reflect.ValueOf(original).Elem()
+	if from.Kind() != reflect.Struct {
+		return nil
+	}
+	to := reflect.New(from.Type())
+	to.Elem().Set(from)
+	clip(to.Elem())
+	own, _ := to.Interface().(routeContext)
+	return own
+}
+
+// clip takes the spare room away from the slices in a struct.
+func clip(v reflect.Value) {
+	for i := range v.NumField() {
+		switch field := v.Field(i); {
+		case !field.CanSet():
+		case field.Kind() == reflect.Slice && !field.IsNil():
+			field.Set(field.Slice3(0, field.Len(), field.Len()))
+		case field.Kind() == reflect.Struct:
+			clip(field)
+		}
+	}
+}
