@@ -11,6 +11,28 @@ import (
 // committed, or is past retention and pruned.
 var ErrNotFound = errors.New("outbox: no such intent")
 
+// ConflictError says that an intent with the same key, action and part and with
+// another payload exists. The database's error (SQLSTATE SK001) aborted the
+// transaction: roll it back. The intent that exists is untouched. Where two
+// effects of one action are meant, give each its own Part; where the payload
+// merely changed between two attempts, the later one is the mistake.
+//
+// Its text leaves out Part, which may say more than belongs in a log.
+type ConflictError struct {
+	Action, Part string
+	KeyHash      string // samekey.Key.Hash
+	Err          error  // the database's, SQLSTATE SK001; nil where both were inserted in one processed.Run
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("outbox: insert %q intent: key:%s has one of the same Part with another payload: "+
+		"this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part",
+		e.Action, e.KeyHash)
+}
+
+// Unwrap returns Err.
+func (e *ConflictError) Unwrap() error { return e.Err }
+
 // StateError says that an intent's present state does not allow what a person
 // asked for, or not yet. Nothing was changed.
 type StateError struct {

@@ -17,13 +17,6 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// ConflictError says that an intent with the same key, action and part and with
-// another payload exists. The database's error (SQLSTATE SK001) aborted the
-// transaction: roll it back. The intent that exists is untouched. Where two
-// effects of one action are meant, give each its own Part; where the payload
-// merely changed between two attempts, the later one is the mistake.
-type ConflictError = keyed.ConflictError
-
 // Insert writes an intent in the caller's transaction and returns its id: the
 // intent exists exactly if the transaction commits. The same key, action, part
 // and payload again is a no-op that returns the first id (its other fields are
@@ -52,7 +45,7 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	if queues {
 		id, queued, err := queue.Enqueue(ready)
 		if err != nil || queued {
-			return id, keyed.InsertError(ready, err)
+			return id, enqueueError(ready, err)
 		}
 	}
 	id, err := db.New(tx).OutboxEnqueue(ctx, ready.Params(false))
@@ -136,6 +129,9 @@ func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	}
 	ready, err := in.checked()
 	ready.Key = key
+	ready.Conflict = func(cause error) error {
+		return &ConflictError{Action: in.Action, Part: in.Part, KeyHash: key.Hash(), Err: cause}
+	}
 	return ready, err
 }
 
@@ -147,7 +143,7 @@ func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, 
 		queued := false
 		if queues {
 			if ids[i], queued, err = queue.Enqueue(in); err != nil {
-				return nil, keyed.InsertError(in, err)
+				return nil, enqueueError(in, err)
 			}
 		}
 		if !queued {
@@ -155,6 +151,15 @@ func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, 
 		}
 	}
 	return rest, nil
+}
+
+// enqueueError is keyed.InsertError for an error of a queue, which may be a
+// conflict already.
+func enqueueError(in keyed.Intent, err error) error {
+	if conflict, ok := errors.AsType[*ConflictError](err); ok {
+		return conflict
+	}
+	return keyed.InsertError(in, err)
 }
 
 // sortForLocks puts the intents, given by their indexes, into the order in

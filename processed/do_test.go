@@ -133,14 +133,14 @@ func TestDoTakesBackWhatTheFunctionDidAndLeavesTheCallersRows(t *testing.T) {
 				_, _ = do("panic", func(context.Context, samekey.Tx) error { panic("boom") })
 			}()
 			res, err := do("failure", func(context.Context, samekey.Tx) error { return processed.Fail(402, "declined") })
-			if err != nil || res.Failure == nil || res.Failure.Code != 402 {
+			if failureOf(err).Code != 402 {
 				t.Errorf("failure: %+v, %v", res, err)
 			}
 			res, err = do("failed-after-error", func(ctx context.Context, tx samekey.Tx) error {
 				_, _ = tx.Exec(ctx, "select 1/0")
 				return processed.Fail(409, nil)
 			})
-			if err != nil || res.Failure == nil {
+			if failureOf(err).Code != 409 {
 				t.Errorf("failure after a failed statement: %+v, %v", res, err)
 			}
 			if err := commit(); err != nil {
@@ -148,7 +148,7 @@ func TestDoTakesBackWhatTheFunctionDidAndLeavesTheCallersRows(t *testing.T) {
 			}
 			b.stored(1, 0, 2)
 			again, err := processed.Run(ctx, b.db.Pool, request(t, "failure", `1`), never)
-			if err != nil || again.Failure == nil || string(again.Failure.Body) != `"declined"` {
+			if string(failureOf(err).Body) != `"declined"` || !again.Deduplicated {
 				t.Errorf("replay: %+v, %v", again, err)
 			}
 		})

@@ -63,12 +63,12 @@ func ExampleFail() {
 			}
 			return Order{ID: "o1"}, nil
 		})
+		if failure, ok := errors.AsType[*processed.Failure](err); ok {
+			fmt.Println(failure.Code, string(failure.Body)) // the first time and at each replay
+			return nil
+		}
 		if err != nil {
 			return err
-		}
-		if res.Failure != nil {
-			fmt.Println(res.Failure.Code, string(res.Failure.Body))
-			return nil
 		}
 		fmt.Println(res.Value.ID)
 		return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // maxCreates bounds how often a row that is gone again before it is found is
@@ -174,12 +175,12 @@ func oneRow[T any](ctx context.Context, tx samekey.Tx, s Statement, row pgx.RowT
 }
 
 func naturalError(statement string, err error) error {
-	switch sqlState(err) {
-	case stateAborted:
+	switch sqlstate.Of(err) {
+	case sqlstate.Aborted:
 		return fmt.Errorf("processed: FindOrCreate: %s: the transaction was aborted by an earlier statement, roll it back: %w", statement, err)
-	case stateSerialization, stateDeadlock, stateLockTimeout:
+	case sqlstate.Serialization, sqlstate.Deadlock, sqlstate.LockTimeout:
 		return unstored("processed: FindOrCreate: %s: roll back and run the whole transaction again: %w", statement, err)
-	case stateUniqueViolation:
+	case sqlstate.UniqueViolation:
 		return fmt.Errorf("processed: FindOrCreate: %s: a unique constraint that ON CONFLICT does not name is violated, and the transaction aborted: roll back, and treat it as no duplicate; or say ON CONFLICT DO NOTHING for that constraint and find by it: %w", statement, err)
 	}
 	if errors.Is(err, pgx.ErrTooManyRows) {

@@ -44,6 +44,28 @@ func Opaque(v any) bool {
 	return false
 }
 
+// Bytes returns what v holds if it is bytes: a []byte, a json.RawMessage, another type of that kind that does not say
+// itself how it is encoded, such as sql.RawBytes, or a pointer to one of them. encoding/json would write base64 for most.
+func Bytes(v any) (b []byte, ok bool) {
+	switch b := v.(type) {
+	case []byte:
+		return b, true
+	case json.RawMessage:
+		return b, true
+	}
+	of := reflect.ValueOf(v)
+	for of.Kind() == reflect.Pointer && !of.IsNil() {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Slice || of.Type().Elem().Kind() != reflect.Uint8 {
+		return nil, false
+	}
+	if t := of.Type(); t != reflect.TypeFor[json.RawMessage]() && (marshals(t) || marshals(reflect.PointerTo(t))) {
+		return nil, false
+	}
+	return of.Bytes(), true
+}
+
 func marshals(t reflect.Type) bool {
 	return t.Implements(reflect.TypeFor[json.Marshaler]()) || t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
