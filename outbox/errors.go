@@ -7,6 +7,35 @@ import (
 	"github.com/google/uuid"
 )
 
+// ErrInvalidIntent is matched (errors.Is) by every error about an Intent that
+// breaks the rules. Nothing was sent to the database, and the transaction is still
+// usable. [*IntentError] names the field.
+var ErrInvalidIntent = errors.New("outbox: invalid intent")
+
+// IntentError says which field of an Intent breaks the rules, and holds nothing of
+// what was in it. It matches [ErrInvalidIntent]; one about Key also matches
+// samekey.ErrInvalidKey where the key itself is invalid. An error may hold several.
+type IntentError struct {
+	Field string // as in Intent
+	Err   error  // what is wrong and what to do
+}
+
+func (e *IntentError) Error() string { return e.Err.Error() }
+
+// Is makes every IntentError match ErrInvalidIntent.
+func (e *IntentError) Is(target error) bool { return target == ErrInvalidIntent }
+
+// Unwrap returns Err.
+func (e *IntentError) Unwrap() error { return e.Err }
+
+// invalid is nil for nil.
+func invalid(field string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &IntentError{field, err}
+}
+
 // ErrNotFound says that there is no intent with this id: it was never
 // committed, or is past retention and pruned.
 var ErrNotFound = errors.New("outbox: no such intent")

@@ -3,6 +3,7 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,10 +27,11 @@ import (
 // with the commit, without a round trip of its own; a conflict then comes out
 // of Run. In processed.Do and a handler's Apply it takes the key and is written
 // at once. In any other transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx)
-// it needs a Key and is written at once; call [Flush] after the commit.
+// it needs a Key and is written at once; call [Flush] or [FlushSQL] after the
+// commit.
 //
-// What breaks the rules of [Intent] is refused before any SQL, and leaves the
-// transaction usable. Any error of the database aborts it, as a failed
+// What breaks the rules of [Intent] is refused before any SQL, with an
+// [*IntentError], and leaves the transaction usable. Any error of the database aborts it, as a failed
 // statement does: roll it back. SQLSTATE 40001, found with errors.As, means to
 // run it again.
 //
@@ -104,6 +106,11 @@ func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UU
 // second.
 func Flush(pool *pgxpool.Pool, actions ...string) { wake.Flush(pool, actions...) }
 
+// FlushSQL is [Flush] for users of database/sql, and of what is built on it, with
+// any Postgres driver. It takes the pool and not a transaction: a notification
+// inside one would make commits wait for each other.
+func FlushSQL(db *sql.DB, actions ...string) { wake.FlushSQL(db, actions...) }
+
 // prepare checks the intent and gives it its key.
 func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	key := in.Key
@@ -117,15 +124,15 @@ func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 			key = t.RequestKey()
 		}
 		if key != t.RequestKey() {
-			return keyed.Intent{}, errors.New("Key is not the request's: the delivery key must follow from the request, so that its repetition is the same effect; leave Key zero, and use Part to tell intents apart")
+			return keyed.Intent{}, invalid("Key", errors.New("Key is not the request's: the delivery key must follow from the request, so that its repetition is the same effect; leave Key zero, and use Part to tell intents apart"))
 		}
 	default:
 		if key.IsZero() {
-			return keyed.Intent{}, errors.New("Key is required outside processed.Run, Do and Apply: give the key of the operation that this effect belongs to")
+			return keyed.Intent{}, invalid("Key", errors.New("Key is required outside processed.Run, Do and Apply: give the key of the operation that this effect belongs to"))
 		}
 	}
 	if err := key.Validate(); err != nil {
-		return keyed.Intent{}, err
+		return keyed.Intent{}, invalid("Key", err)
 	}
 	ready, err := in.checked()
 	ready.Key = key

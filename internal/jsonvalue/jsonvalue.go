@@ -66,6 +66,16 @@ func Bytes(v any) (b []byte, ok bool) {
 	return of.Bytes(), true
 }
 
+// Text reports whether v is a string, of whatever type, or points to one: as a document it may be meant as it is, or as a
+// JSON string. json.Number is a number, and a type that says itself how it is encoded is what it says.
+func Text(v any) bool {
+	t := reflect.TypeOf(v)
+	for t != nil && t.Kind() == reflect.Pointer && !marshals(t) {
+		t = t.Elem()
+	}
+	return t != nil && t.Kind() == reflect.String && t != reflect.TypeFor[json.Number]() && !marshals(t) && !marshals(reflect.PointerTo(t))
+}
+
 func marshals(t reflect.Type) bool {
 	return t.Implements(reflect.TypeFor[json.Marshaler]()) || t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
