@@ -106,7 +106,7 @@ func RetryAfter(d time.Duration, err error) error {
 	return &attemptError{verdict: verdictRetryAfter, after: d, err: orText(err, "the vendor wants to be asked later")}
 }
 
-// Throttled says what [RetryAfter] says, of the whole account (429 with Retry-After): until d is over, but no longer than the
+// Throttled says what [RetryAfter] says, of the whole account (429, or 403 with Retry-After): until d is over, but no longer than the
 // destination's MaxBreakDelay, this [Dispatcher.Run] or Drain claims nothing for it, or calls nothing of the endpoint where the
 // call had one; what it has claimed by then is still called. What is due waits, with nothing spent (of a destination also what
 // has only its Apply to come). Where there is no breaker (Limits.BreakAfter), or d is zero, it is RetryAfter alone.
@@ -155,7 +155,7 @@ func Accepted(answer Answer, after time.Duration) error {
 }
 
 // Stuck says that the vendor may have acted, and that the same call with the same key can never find out, such as where it
-// replays a stored 500. It is never sent again: whatever its class, the intent is looked up, else parked. (A [Read] is
+// replays a stored 500, or answers 409 because the payment was made. It is never sent again: whatever its class, the intent is looked up, else parked. (A [Read] is
 // tried again.)
 func Stuck(answer Answer, err error) error {
 	return &attemptError{verdict: verdictStuck, answer: answer, err: orText(err, "the same key can never succeed")}

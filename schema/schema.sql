@@ -15,6 +15,7 @@ table samekey.endpoints
     constraint endpoints_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
     constraint endpoints_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
     constraint endpoints_secrets CHECK (((cardinality(secrets) <= 8) AND (octet_length(array_to_string(secrets, ''::text)) <= 4096) AND (array_position(secrets, NULL::text) IS NULL)))
+    constraint endpoints_secrets_form CHECK ((array_to_string(secrets, ' '::text) !~ '(^| )(v1a?,|whsk_|whpk_)'::text))
     constraint endpoints_stop_reason_length CHECK (((octet_length(stop_reason) >= 1) AND (octet_length(stop_reason) <= 4096)))
     constraint endpoints_stopped CHECK ((((stopped_at IS NULL) = (stop_reason IS NULL)) AND ((stopped_at IS NOT NULL) OR (stopped_by IS NULL))))
     constraint endpoints_stopped_by_length CHECK (((octet_length(stopped_by) >= 1) AND (octet_length(stopped_by) <= 255)))

@@ -25,10 +25,12 @@ type config struct {
 	worker       dispatcher.Config
 	destinations []*destination
 	actions      []*action
+	warnings     []string // what is allowed and probably wrong, each with its line
 }
 
 type destination struct {
 	httpvendor.Destination
+	preset string // its name in the file
 	at     entry
 	lines  map[string]int
 	client *httpvendor.Client
@@ -53,6 +55,7 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 	if top := r.parse(data); top != nil {
 		c.read(r, top)
 		c.check(r)
+		c.warn(r)
 	}
 	return c, r.err()
 }
@@ -122,8 +125,9 @@ func (c *config) readWorker(r *reader, at entry) {
 }
 
 func readDestination(r *reader, at entry) *destination {
-	dest := &destination{Destination: readPreset(r, at), at: at}
-	preset := dest.Rules // behind the file's own, whose numbers are in mistakes
+	preset, made := readPreset(r, at)
+	dest := &destination{Destination: made, preset: preset, at: at}
+	presetRules := dest.Rules // behind the file's own, whose numbers are in mistakes
 	dest.Name, dest.Rules = at.name, nil
 	secret := func(e entry) string {
 		value, secrets, _ := r.text(e)
@@ -170,7 +174,7 @@ func readDestination(r *reader, at entry) *destination {
 			dest.Limits.Concurrency = 0
 		}
 	}
-	dest.Rules = append(dest.Rules, preset...)
+	dest.Rules = append(dest.Rules, presetRules...)
 	maps.Copy(dest.lines, ruleLines)
 	maps.Copy(dest.lines, lookupLines)
 	return dest

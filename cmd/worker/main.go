@@ -16,6 +16,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -136,14 +137,20 @@ func (m *worker) run(args []string) int {
 		Register: func(*dispatcher.Dispatcher) error { return configErr },
 	}
 	if configErr == nil {
-		options.Config, options.Register = &config.worker, config.register
+		options.Config, options.Register = &config.worker, func(d *dispatcher.Dispatcher) error {
+			for _, warning := range config.warnings {
+				slog.Warn("worker: " + warning)
+			}
+			return config.register(d)
+		}
 	}
 	return daemon.Exec(options)
 }
 
 const checkUsage = `usage: worker config check [-config file]
 
-Reads the configuration with all secrets that it names, and prints every mistake as file:line: text.
+Reads the configuration with all secrets that it names, and prints every mistake as file:line: text. What is allowed and
+probably wrong, such as a known vendor's host without the vendor's preset, is printed as a warning; the exit code is 0.
 
 flags:
 `
@@ -162,6 +169,9 @@ func (m *worker) config(args []string) int {
 	if err != nil {
 		m.print(m.stderr, err.Error()+"\n")
 		return mistaken
+	}
+	for _, warning := range config.warnings {
+		m.print(m.stderr, "warning: "+warning+"\n")
 	}
 	m.print(m.stdout, fmt.Sprintf("%s: %d destinations and %d actions are in order\n", *file, len(config.destinations), len(config.actions)))
 	return 0

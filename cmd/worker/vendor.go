@@ -18,13 +18,17 @@ var presets = map[string]func() httpvendor.Destination{
 	"stripe": httpvendor.Stripe, "adyen": httpvendor.Adyen, "paypal": httpvendor.PayPal, "square": httpvendor.Square,
 	"checkout": httpvendor.Checkout, "resend": httpvendor.Resend, "generic": httpvendor.Generic, "mail": httpvendor.Mail,
 	"webhooks": func() httpvendor.Destination { return httpvendor.StandardWebhooks() },
+	noPreset:   func() httpvendor.Destination { return httpvendor.Destination{} },
 }
 
+// noPreset is the word for a destination that says everything itself.
+const noPreset = "none"
+
 // readPreset looks for a destination's preset, wherever it stands among its fields.
-func readPreset(r *reader, at entry) (dest httpvendor.Destination) {
+func readPreset(r *reader, at entry) (name string, dest httpvendor.Destination) {
 	mapping, ok := at.node.(ast.MapNode)
 	if !ok {
-		return dest
+		return "", dest
 	}
 	for it := mapping.MapRange(); it.Next(); {
 		if name, _ := scalar(it.Key()); name != "preset" {
@@ -32,10 +36,11 @@ func readPreset(r *reader, at entry) (dest httpvendor.Destination) {
 		}
 		e := entry{path: join(at.path, "preset"), name: "preset", line: it.Key().GetToken().Position.Line, node: it.Value()}
 		if preset, ok := oneOf(r, e, presets); ok {
-			return preset()
+			name, _ = scalar(e.node)
+			return name, preset()
 		}
 	}
-	return dest
+	return "", dest
 }
 
 // oneOf reads a word that stands for a value.

@@ -220,7 +220,7 @@ actions:
     lookup: {request: GET /, list: /a}
 `, nil)
 	want := []string{
-		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, paypal, resend, square, stripe, webhooks",
+		":4: destinations.a.preset: \"strype\" is none of adyen, checkout, generic, mail, none, paypal, resend, square, stripe, webhooks",
 		":6: destinations.a.key: \"bad header\" is not the name of a header",
 		":7: destinations.a.replay: \"maybe\" is none of answer, nothing, state, success",
 		":8: destinations.a.auth: has more than one of bearer, basic and header",
@@ -231,7 +231,7 @@ actions:
 		":17: destinations.b.key has header and field",
 		":18: destinations.c.mismatch: contradicts",
 		":21: destinations.d.key: max_length",
-		":22: destinations.f.webhook_secrets: has one that is not whsec_",
+		":22: destinations.f.webhook_secrets: has number 1 that is not whsec_",
 		":22: destinations.f.rate: \"5/d\" is not a rate",
 		":22: destinations.f.burst: 3 has no meaning without rate",
 		":22: destinations.f.max_break_delay: 2h0m0s is longer than 1h0m0s",

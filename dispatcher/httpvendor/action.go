@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/httpstatus"
 )
 
 // Action is one request of a destination. Name, Request and Policy.Class are required.
@@ -34,8 +35,8 @@ type Action struct {
 	Rules []Rule
 
 	// Success, Refused and Wait list the statuses, 200 to 599, that mean delivered, a business no, and ask again later.
-	// A status is in one list at most. Defaults: 200-299; none; none, beside 429, which always means later unless another
-	// list has it. Wait is for a vendor that says, such as by 409, that it did not act now, or is still at work under
+	// A status is in one list at most. Defaults: 200-299 without 206 and 207, which may hold failures; none; none, beside 429,
+	// which always means later unless another list has it. Wait is for a vendor that says, such as by 409, that it did not act now, or is still at work under
 	// this key: no attempt is spent, so bound it by Policy.Deadline. It is refused for a class that may not be repeated,
 	// since a vendor that does not know keys cannot say that by a 409: it may be about what the first call did.
 	Success, Refused, Wait Statuses
@@ -258,11 +259,11 @@ func (o *operation) setMeaning(fail func(field, format string, args ...any)) {
 	}
 }
 
-// defaultSuccess is 200-299, without what is accepted.
+// defaultSuccess are the statuses by which a vendor says that it acted, without what is accepted.
 func defaultSuccess(accepted Statuses) (out Statuses) {
 	for status := 200; status <= 299; status++ {
 		switch last := len(out) - 1; {
-		case accepted.has(status):
+		case accepted.has(status) || httpstatus.Of(status, false) != httpstatus.Acted:
 		case last >= 0 && out[last][1] == status-1:
 			out[last][1] = status
 		default:

@@ -34,7 +34,7 @@ func TestWhatEachStatusMeans(t *testing.T) {
 		{404, "", dispatcher.IdempotentWrite, "delivered"},
 		{402, "", dispatcher.IdempotentWrite, "refused"},
 		{409, "", dispatcher.IdempotentWrite, "wait"},
-		{409, "", dispatcher.NonIdempotentWrite, "unknown"}, // it may be there already
+		{409, "", dispatcher.NonIdempotentWrite, "stuck"}, // it may be there already
 		{429, "", dispatcher.IdempotentWrite, "wait"},
 		{429, "7", dispatcher.NonIdempotentWrite, "wait"},
 		{408, "", dispatcher.IdempotentWrite, "unknown"},
@@ -46,13 +46,19 @@ func TestWhatEachStatusMeans(t *testing.T) {
 		{503, "7", dispatcher.Read, "wait"},
 		{503, "7", dispatcher.NonIdempotentWrite, "unknown"}, // it may have acted
 		{503, "7", dispatcher.IrreversibleWrite, "unknown"},
-		{503, "1.5", dispatcher.IdempotentWrite, "unknown"},
+		{503, "6.5", dispatcher.IdempotentWrite, "wait"},
+		{503, "soon", dispatcher.IdempotentWrite, "unknown"},
+		{424, "7", dispatcher.IdempotentWrite, "wait"},
+		{424, "7", dispatcher.NonIdempotentWrite, "unknown"},
+		{403, "7", dispatcher.NonIdempotentWrite, "wait"},
+		{413, "7", dispatcher.NonIdempotentWrite, "wait"},
 		{400, "", dispatcher.IdempotentWrite, "dead"},
 		{401, "", dispatcher.IdempotentWrite, "denied"},
 		{401, "", dispatcher.NonIdempotentWrite, "denied"},
 		{403, "", dispatcher.NonIdempotentWrite, "dead"},
 		{422, "7", dispatcher.IdempotentWrite, "dead"},
-		{304, "", dispatcher.IdempotentWrite, "dead"},
+		{304, "", dispatcher.IdempotentWrite, "stuck"},
+		{304, "", dispatcher.Read, "dead"},
 	} {
 		t.Run(fmt.Sprintf("%d %s %v", tc.status, tc.retryAfter, tc.class), func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -89,10 +95,10 @@ func TestWhatEachStatusMeans(t *testing.T) {
 }
 
 // The vendor acts, and answers with a status that the action does not list: nothing of what follows may send again.
-func TestAnAnswerThatMayMeanItActedIsUnknownWhereNothingMayBeRepeated(t *testing.T) {
+func TestAnAnswerThatMayMeanItActedIsStuck(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
-		dispatcher.Read: "dead", dispatcher.IdempotentWrite: "dead",
-		dispatcher.NonIdempotentWrite: "unknown", dispatcher.IrreversibleWrite: "unknown",
+		dispatcher.Read: "dead", dispatcher.IdempotentWrite: "stuck",
+		dispatcher.NonIdempotentWrite: "stuck", dispatcher.IrreversibleWrite: "stuck",
 	} {
 		for _, status := range []int{200, 202, 204, 299, 300, 301, 302, 303, 304, 307, 308, 399} {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -130,11 +136,11 @@ func TestWaitIsRefusedWhereNothingMayBeRepeated(t *testing.T) {
 	}
 }
 
-func TestWithoutWaitA409IsDead(t *testing.T) {
+func TestWithoutWaitA409IsStuck(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(409) }))
 	t.Cleanup(server.Close)
-	if _, err := attempt(t, testHandler(t, Destination{URL: server.URL}, Action{}), testCall("{}"), patience); verdict(err) != "dead" {
-		t.Errorf("is %s (%v), want dead", verdict(err), err)
+	if _, err := attempt(t, testHandler(t, Destination{URL: server.URL}, Action{}), testCall("{}"), patience); verdict(err) != "stuck" {
+		t.Errorf("is %s (%v), want stuck", verdict(err), err)
 	}
 }
 
@@ -142,7 +148,7 @@ func TestWithoutWaitA409IsDead(t *testing.T) {
 func TestARetryAfterIsCutToADay(t *testing.T) {
 	for value, want := range map[string]time.Duration{
 		"86399": 24*time.Hour - time.Second, "86400": 24 * time.Hour, "86401": 24 * time.Hour,
-		"99999999999999999999999999": 24 * time.Hour, "Sun, 01 Mar 2999 11:00:00 GMT": 24 * time.Hour,
+		"99999999999999999999999999": 24 * time.Hour, "Sun, 01 Mar 2999 11:00:00 GMT": 24 * time.Hour, // net/http sends a Date
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", value)
@@ -157,15 +163,15 @@ func TestARetryAfterIsCutToADay(t *testing.T) {
 }
 
 // Case 19.
-func TestARedirectIsDeadAndReachesNoSecondHost(t *testing.T) {
+func TestARedirectIsStuckAndReachesNoSecondHost(t *testing.T) {
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			second := startRaw(t, func(*rawServer, net.Conn) {})
 			first := httptest.NewServer(http.RedirectHandler(second.url, status))
 			t.Cleanup(first.Close)
 			_, err := attempt(t, testHandler(t, Destination{URL: first.URL}, Action{}), testCall("{}"), patience)
-			if verdict(err) != "dead" {
-				t.Errorf("is %s (%v), want dead", verdict(err), err)
+			if verdict(err) != "stuck" || !strings.Contains(err.Error(), "Redirects are not followed") {
+				t.Errorf("is %s (%v), want stuck", verdict(err), err)
 			}
 			if n := second.connections.Load(); n != 0 {
 				t.Errorf("the second host saw %d connections", n)

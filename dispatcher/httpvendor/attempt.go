@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/httpstatus"
 	"github.com/samekey/samekey/internal/keyheader"
 	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
@@ -216,6 +217,7 @@ func (o *operation) judge(r reply, answer dispatcher.Answer, broken error) (disp
 		}
 	}
 	_, waits := retryafter.Read(r.header, time.Now())
+	effect := httpstatus.Of(r.status, waits)
 	switch status := r.status; {
 	case broken != nil && (o.success.has(status) || o.action.Refused.has(status)):
 		return o.verdict(Unknown, brokeOff(broken), r, answer)
@@ -227,21 +229,21 @@ func (o *operation) judge(r reply, answer dispatcher.Answer, broken error) (disp
 		return o.verdict(Refused, "", r, answer)
 	case o.action.Accepted.has(status):
 		return o.verdict(Accepted, "", r, answer)
-	case o.action.Wait.has(status) || status == http.StatusTooManyRequests:
+	case o.action.Wait.has(status) || effect == httpstatus.Later || httpstatus.PutOff(status, waits):
 		return o.verdict(Retry, "", r, answer)
-	case mayHaveActed(status) && status >= 400 && status <= 599 && strings.EqualFold(r.header.Get("Idempotent-Replayed"), "true"):
+	case effect == httpstatus.Silent && status >= 400 && status <= 599 && strings.EqualFold(r.header.Get("Idempotent-Replayed"), "true"):
 		return o.verdict(Stuck, "this answer is stored under the key, which can never succeed", r, answer)
-	case mayHaveActed(status) && waits && o.repeatable:
+	case effect == httpstatus.Silent && waits && o.repeatable:
 		return o.verdict(Retry, "", r, answer)
-	case mayHaveActed(status):
+	case effect == httpstatus.Silent:
 		return o.verdict(Unknown, "", r, answer)
-	case !o.repeatable && (status < 400 || status == http.StatusConflict):
-		// Created, then "see other"; or accepted, in words that the action does not list; or there already: a redrive must
-		// not send again.
-		return o.verdict(Unknown, "which is not in Success: the vendor may have acted", r, answer)
+	case (effect == httpstatus.Stuck || effect == httpstatus.Acted) && o.action.Policy.Class == dispatcher.Read:
+		return o.verdict(Dead, "correct the destination's URL, the action's request or its rules, then redrive", r, answer)
 	case status >= 300 && status < 400:
-		return o.verdict(Dead, "redirects are not followed, correct the destination's URL or the action's request", r, answer)
-	case status == http.StatusUnauthorized:
+		return o.verdict(Stuck, "the vendor may have acted: it is looked up, else parked. Redirects are not followed, so correct the destination's URL or the action's request", r, answer)
+	case effect == httpstatus.Stuck || effect == httpstatus.Acted:
+		return o.verdict(Stuck, "the vendor may have acted, and the same call gets the same answer: it is looked up, else parked", r, answer)
+	case effect == httpstatus.Denied:
 		return o.verdict(Denied, "", r, answer)
 	case status == http.StatusForbidden:
 		return o.verdict(Dead, "correct the destination's credentials, then redrive", r, answer)
@@ -258,11 +260,6 @@ func brokeOff(err error) string {
 func waitOf(header http.Header) time.Duration {
 	wait, _ := retryafter.Read(header, time.Now())
 	return min(wait, maxWait)
-}
-
-// mayHaveActed: a server error, a timeout, "too early", or something that is no final status.
-func mayHaveActed(status int) bool {
-	return status == http.StatusRequestTimeout || status == http.StatusTooEarly || status >= 500 || status < 200
 }
 
 // maxWait is what a Retry-After is cut to, as by the dispatcher.

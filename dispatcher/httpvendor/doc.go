@@ -52,23 +52,31 @@
 //	  it would be a success, has a body that
 //	  is not JSON, where a rule or
 //	  JSONAnswers says that it is             unknown: it may be a proxy's page
-//	Action.Success, default 200-299           delivered
+//	Action.Success, by default
+//	200-205, 208-299                          delivered
 //	Action.Refused, default none              refused: a business no, and the intent is finished
 //	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it
-//	Action.Wait, default none, and 429        put off: sent again later, by Retry-After; no attempt is spent; the Retry-After
-//	                                          of a 429 holds for all calls of the destination, or of the endpoint, as far
-//	                                          as dispatcher.Throttled says
-//	408, 425, 500-599 with                    stuck: the answer is stored, and the same key gets it for ever; looked up,
-//	  Idempotent-Replayed: true               else parked
-//	408, 425, 500-599 with Retry-After        put off likewise; once: unknown
-//	408, 425, 500-599                         unknown: the vendor may have acted
-//	any other 2xx, any 3xx, 409               dead; once: unknown, since the vendor may have acted
-//	401                                       denied: sent again with the policy's backoff; no attempt is spent
-//	any other 4xx                             dead: it rests until a person has mended something
+//	Action.Wait, default none                 put off: sent again later, by Retry-After; no attempt is spent
+//	429                                       put off; the Retry-After holds for all calls of the destination, or of
+//	                                          the endpoint, as far as dispatcher.Throttled says
+//	403 with Retry-After                      put off likewise: several vendors limit rates so
+//	413 with Retry-After                      put off
+//	408, 423-425, 500-599                     the answer says nothing about the effect: unknown;
+//	  with Idempotent-Replayed: true          stuck: the answer is stored, and the same key gets it for ever; looked up,
+//	                                          else parked
+//	  with Retry-After                        put off; once: unknown
+//	what no standard defines, such as 499     as those: unknown, with Retry-After put off; once: unknown
+//	206-207, 300-399, 406, 409, 412           stuck, and so is a 2xx that Action.Success does not list: the vendor may
+//	                                          have acted, and the same call gets the same answer. A read: dead
+//	401, 407                                  denied: sent again with the policy's backoff; no attempt is spent
+//	400, 402-405, 410-411, 413-417, 421-422, 426, 428, 431, 451
+//	                                          dead: it rests until a person has corrected something
 //
 // Dead says that the vendor did not act: an intent that is redriven is sent again, of any class. Action.Wait is therefore
 // refused where a write goes out once. Whether a 409 means "still running, ask again" or "used with another request,
-// never ask again" is for a rule to say, by a field of the body or a header: presets do.
+// never ask again" is for a rule to say, by a field of the body or a header: presets do. Where no rule and no list has it,
+// the payment that it conflicts with may be this one: nothing is sent again, of no class, before a look-up or a person has
+// said what happened.
 //
 // What is put off waits for Retry-After or the policy's backoff, whichever is longer, and so does what is unknown, stuck or
 // denied, and a look-up: a vendor is never asked earlier than it said, unless it said more than a day, which is cut to a day.

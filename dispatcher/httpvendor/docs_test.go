@@ -3,8 +3,11 @@ package httpvendor
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/samekey/samekey/internal/httpstatus"
 )
 
 // docs/vendors.md shows what each preset's rules are, as they are here.
@@ -52,4 +55,28 @@ func described(m Match) string {
 		text += " " + strings.Join(m.Values, " or ")
 	}
 	return text
+}
+
+// The package comment and docs/worker.md list what statuses prove, as the one table has them.
+func TestThePagesHaveTheStatusesAsTheTableHasThem(t *testing.T) {
+	lists := map[httpstatus.Effect][]string{}
+	for _, row := range httpstatus.Table {
+		text := fmt.Sprint(row.From)
+		if row.To != row.From {
+			text = fmt.Sprintf("%d-%d", row.From, row.To)
+		}
+		lists[row.Effect] = append(lists[row.Effect], text)
+	}
+	for _, file := range []string{"doc.go", "../../docs/worker.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for effect, list := range lists {
+			want := regexp.MustCompile(`(?m)(^//\t|\| |[a-z] )` + strings.Join(list, ", ") + `( |\)|$)`)
+			if !want.Match(text) {
+				t.Errorf("%s does not list what is %s: %s", file, effect, strings.Join(list, ", "))
+			}
+		}
+	}
 }

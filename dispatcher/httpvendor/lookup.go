@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/httpstatus"
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
@@ -34,10 +35,11 @@ type Lookup struct {
 	// Body is the template of a POST's body, in JSON, as [Body.Template]. Default: none.
 	Body string
 
-	// Rules say what an answer means: the first that fits counts. Where none does, 401, 403, 408, 425, 429 and 500-599 mean
-	// that the vendor could not be asked, and it is asked again with the policy's backoff, or when it said (Retry-After): 401,
-	// 429 and 5xx with Retry-After spend no attempt. Anything else is inconclusive, and so is a body of more than 1 MiB where
-	// a rule looks into it. With [Destination.JSONAnswers] none fits a body that is not JSON. Required, with a rule for found.
+	// Rules say what an answer means: the first that fits counts. Where none does, 401, 403, 407, 429, 413 with Retry-After and
+	// what says nothing (408, 423-425, 500-599 and what no standard defines) mean that the vendor could not be asked, and it is
+	// asked again with the policy's backoff, or when it said (Retry-After): 401, 407, 429, and the others with Retry-After,
+	// spend no attempt. Anything else is inconclusive, and so is a body of more than 1 MiB where a rule looks into it. With
+	// [Destination.JSONAnswers] none fits a body that is not JSON. Required, with a rule for found.
 	//
 	// A rule for absent should look for something that only an answer to this question has, such as the list in which
 	// nothing was found: a proxy's own page is a 200 too.
@@ -212,12 +214,12 @@ func (o *operation) find(r reply, answer dispatcher.Answer, broken error, data v
 	}
 	failed := o.failed("the look-up was answered %d", r.status)
 	_, waits := retryafter.Read(r.header, time.Now())
-	switch {
-	case r.status == http.StatusUnauthorized:
+	switch effect := httpstatus.Of(r.status, waits); {
+	case effect == httpstatus.Denied:
 		failed = dispatcher.NotBefore(waitOf(r.header), dispatcher.Denied(answer, failed))
-	case r.status == http.StatusTooManyRequests || mayHaveActed(r.status) && waits:
+	case effect == httpstatus.Later || effect == httpstatus.Silent && waits || httpstatus.PutOff(r.status, waits):
 		failed = later(r, failed)
-	case r.status == http.StatusForbidden || mayHaveActed(r.status):
+	case r.status == http.StatusForbidden || effect == httpstatus.Silent:
 		failed = dispatcher.NotBefore(waitOf(r.header), failed)
 	default:
 		failed = nil

@@ -50,6 +50,11 @@ func TestALookupAsksForTheKeyAndItsRulesSayWhatTheAnswerMeans(t *testing.T) {
 		{302, ``, "inconclusive true"},
 		{401, ``, "inconclusive false"},
 		{403, ``, "inconclusive false"},
+		{407, ``, "inconclusive false"},
+		{423, ``, "inconclusive false"},
+		{424, ``, "inconclusive false"},
+		{499, ``, "inconclusive false"},
+		{409, ``, "inconclusive true"},
 		{429, ``, "inconclusive false"},
 		{503, ``, "inconclusive false"},
 	} {
@@ -116,7 +121,7 @@ func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
 }
 
 func TestALookupIsNotMadeAgainBeforeTheVendorSaid(t *testing.T) {
-	for status, want := range map[int]string{401: "denied", 429: "wait", 503: "wait", 403: "unknown"} {
+	for status, want := range map[int]string{401: "denied", 407: "denied", 429: "wait", 503: "wait", 403: "wait", 413: "wait", 424: "wait", 499: "wait"} {
 		server := replying(t, status, map[string]string{"Retry-After": "3600"}, "{}")
 		e := testOperation(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log?ref={{.Key}}", "/data", "/ref")})
 		finding, err := ask(t, e, testCall(`{}`))

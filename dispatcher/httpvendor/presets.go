@@ -33,7 +33,15 @@ func status(low, high int) Statuses { return Statuses{{low, high}} }
 // The key goes bare into Idempotency-Key, up to 255 characters, and is kept for 24 hours at least. The same key gets the
 // first answer again, a stored 500 too, marked by "Idempotent-Replayed: true": it is [Stuck], so give the action a look-up.
 // The same key with other parameters is an idempotency_error: dead. Where the first call still runs it is a 409: put off.
-// "Stripe-Should-Retry" says of a 5xx whether it makes sense to try again. 402 is a declined card: refused.
+// "Stripe-Should-Retry: true" on a 4xx puts off, too; "false" on an answer that does not prove that nothing was done, such as
+// a 409 or a 5xx, is [Stuck]. 402 is a declined card: refused.
+//
+// A payment intent or a setup intent that is answered 200 is not always done. With the status processing, requires_action or
+// requires_confirmation it is accepted: looked up until it is done, or completed by an event. With requires_payment_method it
+// is refused. succeeded, and requires_capture (authorized, for a capture by hand), are delivered. An action that creates an
+// intent for somebody else to confirm needs a rule of its own, which comes first:
+//
+//	{Match: Match{Status: Statuses{{200, 200}}, Field: "/object", Values: []string{"payment_intent"}}, Means: Delivered}
 //
 // The code idempotency_key_in_use and "Stripe-Should-Retry" are in the vendor's own SDK. Unverified: that the code comes with
 // a 409, and that other parameters are answered 400.
@@ -42,12 +50,15 @@ func Stripe() Destination {
 		JSONAnswers: true,
 		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
+			{Match: Match{Status: Statuses{{408, 409}, {423, 425}, {499, 599}}, Header: "Stripe-Should-Retry", Values: []string{"false"}}, Means: Stuck, Reason: "the vendor says that to try again changes nothing"},
 			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Means: Dead, Reason: reused},
+			{Match: Match{Status: Statuses{{400, 400}, {402, 428}, {430, 499}}, Header: "Stripe-Should-Retry", Values: []string{"true"}}, Means: Retry, Reason: "the vendor says to try again"},
 			{Match: Match{Status: status(409, 409)}, Means: Retry, Reason: "it conflicts with a call that is still running"},
 			{Match: Match{Status: status(402, 402)}, Means: Refused},
 			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed", Values: []string{"true"}}, Means: Stuck, Reason: "this answer is stored under the key, which can never succeed"},
-			{Match: Match{Status: status(500, 599), Header: "Stripe-Should-Retry", Values: []string{"false"}}, Means: Stuck, Reason: "the vendor says that to try again changes nothing"},
+			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"requires_payment_method"}}, Means: Refused},
+			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"processing", "requires_action", "requires_confirmation"}}, Means: Accepted},
 		},
 	}
 }
@@ -55,44 +66,68 @@ func Stripe() Destination {
 // Adyen is Adyen's Checkout and payments APIs.
 //
 // The key goes into idempotency-key, up to 64 characters, and is one company account's in one region: a destination for
-// each. The same key gets the first answer again. A payment that is refused is answered 200, with a resultCode: refused.
+// each. The same key gets the first answer again. The window is set to 7 days, the shortest that the vendor's pages have
+// promised.
 //
-// The window is set to 7 days. Older pages promise at least 31 days and the newest does not show a number where it was
-// looked for; shorter is safe. Unverified: errorCode 704 for a call that is still running or was made, and the header
-// "transient-error: true" of a 4xx that is not kept, both of which are unknown: tried again, and they spend an attempt; and
-// which of the result codes are final.
+// A payment is answered 200, with a resultCode. Refused, Cancelled and Error are refused. Pending, Received,
+// RedirectShopper, PresentToShopper, ChallengeShopper and IdentifyShopper are accepted: the shopper or the bank finishes them,
+// and a webhook says how. Any other code is delivered. So is a capture or a refund whose answer says "status": "received".
+//
+// A 4xx with "transient-error: true" is put off: the vendor says to try again with the same key. errorCode 704 ("request
+// already processed or in progress") without it is [Stuck]: give the action a look-up. Unverified in the vendor's own page:
+// 704 and "transient-error", which are from quotations of it.
 func Adyen() Destination {
 	return Destination{
 		JSONAnswers: true,
 		Vendor:      inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
 		Rules: []Rule{
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Means: Refused},
-			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Means: Unknown, Reason: "the vendor says that the error passes"},
-			{Match: Match{Status: status(409, 422), Field: "/errorCode", Values: []string{"704"}}, Means: Unknown, Reason: "the vendor has this call, or is still at it"},
+			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Pending", "Received", "RedirectShopper", "PresentToShopper", "ChallengeShopper", "IdentifyShopper"}}, Means: Accepted},
+			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Means: Retry, Reason: "the vendor says that the error passes"},
+			{Match: Match{Status: status(400, 499), Field: "/errorCode", Values: []string{"704"}}, Means: Stuck, Reason: "the vendor has this call, or is still at it"},
 		},
 	}
 }
 
-// PayPal is PayPal's Orders API v2.
+// PayPal is PayPal's Orders API v2, and captures and refunds of its Payments API v2. Send "Prefer: return=representation", so
+// that an answer shows what became of the payment.
 //
 // The key goes into PayPal-Request-Id, up to 108 characters, and is kept for 6 hours; PayPal makes that 72 on request, then
 // change Vendor.Window. The same key gets the latest state of what the first call made, not the same bytes: do not
-// compare them. Of two calls at once the second may fail.
+// compare them. Of two calls at once the second may fail: PREVIOUS_REQUEST_IN_PROGRESS of a 409 is put off, and so is
+// ORDER_COMPLETION_IN_PROGRESS of a 422; any other 409 is [Stuck].
+//
+// ORDER_ALREADY_CAPTURED and its like are [Stuck]: the vendor says to read the order, so give the action a look-up that
+// does. A capture or an authorization that is PENDING is accepted, and so is an order with PAYER_ACTION_REQUIRED. One that is
+// DECLINED, DENIED or FAILED is refused.
 //
 // A key that has another request is PAYPAL_REQUEST_ID_PREVIOUSLY_USED or DUPLICATE_REQUEST_ID: dead. Unverified: that they
 // come as an issue of a 400 or 422 of this API too; that a declined card is the issue INSTRUMENT_DECLINED or
-// TRANSACTION_REFUSED of a 422; what a second call at once is answered, so that a 409 is unknown: tried again, and it
-// spends an attempt.
+// TRANSACTION_REFUSED of a 422; the issues AUTHORIZATION_ALREADY_CAPTURED and CAPTURE_FULLY_REFUNDED.
 func PayPal() Destination {
+	inProgress := []string{"PREVIOUS_REQUEST_IN_PROGRESS", "ORDER_COMPLETION_IN_PROGRESS"}
+	already := []string{"ORDER_ALREADY_CAPTURED", "ORDER_ALREADY_AUTHORIZED", "AUTHORIZATION_ALREADY_CAPTURED", "CAPTURE_FULLY_REFUNDED", "DUPLICATE_INVOICE_ID"}
+	rules := []Rule{
+		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
+		{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
+		{Match: Match{Status: status(409, 422), Field: "/details/*/issue", Values: inProgress}, Means: Retry, Reason: "a call for this payment is still running"},
+		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: already}, Means: Stuck, Reason: "the vendor says that it was done already, perhaps by this intent: read the order"},
+		{Match: Match{Status: status(422, 422), Field: "/details/*/issue", Values: []string{"INSTRUMENT_DECLINED", "TRANSACTION_REFUSED"}}, Means: Refused},
+	}
+	// The order's own status, or that of what a Payments call made; and those of the payments in an order. Where one of
+	// several is done, money has moved: that is no refusal.
+	const own, each = "/status", "/purchase_units/*/payments/*/*/status"
+	pending, no := []string{"PENDING", "PAYER_ACTION_REQUIRED"}, []string{"DECLINED", "DENIED", "FAILED"}
+	rules = append(rules,
+		Rule{Match: Match{Status: status(200, 299), Field: own, Values: pending}, Means: Accepted},
+		Rule{Match: Match{Status: status(200, 299), Field: each, Values: pending}, Means: Accepted},
+		Rule{Match: Match{Status: status(200, 299), Field: each, Values: []string{"COMPLETED", "CREATED", "CAPTURED", "PARTIALLY_CAPTURED"}}, Means: Delivered},
+		Rule{Match: Match{Status: status(200, 299), Field: own, Values: no}, Means: Refused},
+		Rule{Match: Match{Status: status(200, 299), Field: each, Values: no}, Means: Refused})
 	return Destination{
 		JSONAnswers: true,
 		Vendor:      refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
-		Rules: []Rule{
-			{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
-			{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
-			{Match: Match{Status: status(422, 422), Field: "/details/*/issue", Values: []string{"INSTRUMENT_DECLINED", "TRANSACTION_REFUSED"}}, Means: Refused},
-			{Match: Match{Status: status(409, 409)}, Means: Unknown, Reason: "a call with this key may still be running"},
-		},
+		Rules:       rules,
 	}
 }
 
@@ -101,8 +136,11 @@ func PayPal() Destination {
 // The same key gets the answer of the first success; with another request it is an error. For how long a key is kept, the
 // vendor does not publish: Vendor.Window is not set, and each action's Policy.KeyWindow must say what you rely on.
 //
+// A payment or a refund that is PENDING (a bank transfer, most refunds) is accepted; one that is FAILED or REJECTED is refused;
+// COMPLETED, and APPROVED of a payment with autocomplete off, are delivered.
+//
 // Unverified: the limit of 45 characters, which is that of payments (other calls take more); the code
-// IDEMPOTENCY_KEY_REUSED; and the category PAYMENT_METHOD_ERROR of a declined card.
+// IDEMPOTENCY_KEY_REUSED; the category PAYMENT_METHOD_ERROR of a declined card; the status of a refund.
 func Square() Destination {
 	return Destination{
 		JSONAnswers: true,
@@ -113,6 +151,10 @@ func Square() Destination {
 		Rules: []Rule{
 			{Match: Match{Status: status(400, 499), Field: "/errors/*/code", Values: []string{"IDEMPOTENCY_KEY_REUSED"}}, Means: Dead, Reason: reused},
 			{Match: Match{Status: status(400, 402), Field: "/errors/*/category", Values: []string{"PAYMENT_METHOD_ERROR"}}, Means: Refused},
+			{Match: Match{Status: status(200, 299), Field: "/payment/status", Values: []string{"FAILED"}}, Means: Refused},
+			{Match: Match{Status: status(200, 299), Field: "/payment/status", Values: []string{"PENDING"}}, Means: Accepted},
+			{Match: Match{Status: status(200, 299), Field: "/refund/status", Values: []string{"FAILED", "REJECTED"}}, Means: Refused},
+			{Match: Match{Status: status(200, 299), Field: "/refund/status", Values: []string{"PENDING"}}, Means: Accepted},
 		},
 	}
 }
@@ -123,14 +165,19 @@ func Square() Destination {
 // answered 2xx is, and anything else is done again. Where the first call still runs it is a 409 (a 429 until 2024): put
 // off. The vendor asks to wait 30 seconds then: let Policy.Backoff be so long.
 //
-// Unverified: that a declined payment is answered 201 with "approved": false: refused; and what the same key with another
-// request gets.
+// 202, and a payment whose status is Pending, are accepted: the customer has to act, or a capture, refund or void is under
+// way, and a webhook says how it ends.
+//
+// Unverified: that a declined payment is answered 201 with "approved": false: refused; what the same key with another
+// request gets; and 202 and Pending, which are from programs that use the API.
 func Checkout() Destination {
 	return Destination{
 		JSONAnswers: true,
 		Vendor:      inHeader("Cko-Idempotency-Key", 0, 24*time.Hour, dispatcher.ReplaySuccess),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409)}, Means: Retry, Reason: "a call with this key is still running"},
+			{Match: Match{Status: status(202, 202)}, Means: Accepted},
+			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"Pending"}}, Means: Accepted},
 			{Match: Match{Status: status(200, 299), Field: "/approved", Values: []string{"false"}}, Means: Refused},
 		},
 	}
@@ -140,10 +187,9 @@ func Checkout() Destination {
 //
 // The key goes into Idempotency-Key, up to 256 characters, and is kept for 24 hours; the same request gets the first
 // answer again and sends no mail. A 409 is either invalid_idempotent_request, the key with another request: dead; or
-// concurrent_idempotent_requests, the first still runs: put off. Another 409 is unknown: it is tried again, and it spends
-// an attempt.
+// concurrent_idempotent_requests, the first still runs: put off. Another 409 is [Stuck].
 //
-// Unverified in the vendor's own pages: the two names, which programs that use it know by the field "name".
+// The two names, of the field "name", are in the vendor's own SDK.
 func Resend() Destination {
 	return Destination{
 		JSONAnswers: true,
@@ -151,7 +197,6 @@ func Resend() Destination {
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"concurrent_idempotent_requests"}}, Means: Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"invalid_idempotent_request"}}, Means: Dead, Reason: reused},
-			{Match: Match{Status: status(409, 409)}, Means: Unknown},
 		},
 	}
 }

@@ -1,6 +1,7 @@
 package httpvendor
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -221,11 +222,11 @@ var presets = []struct {
 		step{status: 400, body: `{"error":{"type":"idempotency_error","message":"Keys can only be used with the same parameters"}}`},
 		step{act: true, status: 402, body: `{"error":{"type":"card_error","code":"card_declined"}}`}},
 	{"adyen", Adyen, header("Idempotency-Key"),
-		step{status: 422, body: `{"status":422,"errorCode":"704","errorType":"validation"}`},
+		step{status: 422, header: map[string]string{"Transient-Error": "true"}, body: `{"status":422,"errorCode":"704","errorType":"validation"}`},
 		step{status: 422, body: `{"status":422,"errorCode":"100"}`},
 		step{act: true, status: 200, body: `{"resultCode":"Refused","refusalReasonCode":"2"}`}},
 	{"paypal", PayPal, header("PayPal-Request-Id"),
-		step{status: 409, body: `{"name":"RESOURCE_CONFLICT"}`},
+		step{status: 409, body: `{"name":"RESOURCE_CONFLICT","details":[{"issue":"PREVIOUS_REQUEST_IN_PROGRESS"}]}`},
 		step{status: 422, body: `{"name":"UNPROCESSABLE_ENTITY","details":[{"issue":"PAYPAL_REQUEST_ID_PREVIOUSLY_USED"}]}`},
 		step{act: true, status: 422, body: `{"name":"UNPROCESSABLE_ENTITY","details":[{"issue":"INSTRUMENT_DECLINED"}]}`}},
 	{"square", Square, bodyField("idempotency_key"),
@@ -305,9 +306,6 @@ func TestWithEachPresetADeclineIsRefusedWithTheVendorsWords(t *testing.T) {
 func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
-		if p.name == "adyen" || p.name == "paypal" {
-			continue // whose answer to a call that is still running is not known well enough: it spends one
-		}
 		t.Run(p.name, func(t *testing.T) {
 			v := startVendor(t, p.key, append(slices.Repeat([]step{p.running}, 3), step{status: 401}, step{status: 200, act: true})...)
 			entry := played(t, db, p.dest(), v, Action{Policy: dispatcher.Policy{Attempts: 1}})
@@ -318,25 +316,182 @@ func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
 	}
 }
 
-// What is not verified of a vendor is held to be the less good: it spends attempts, and so comes to an end.
-func TestWhatIsNotKnownWellEnoughSpendsAttempts(t *testing.T) {
+// presetCase is an answer that a preset must not take for done, or for "not done".
+type presetCase struct {
+	preset string
+	answer step
+	want   Meaning
+}
+
+func presetAnswers() (cases []presetCase) {
+	add := func(preset string, want Meaning, code int, header, body string) {
+		s := step{act: true, status: code, body: body}
+		if name, value, found := strings.Cut(header, ": "); found {
+			s.header = map[string]string{name: value}
+		}
+		cases = append(cases, presetCase{preset, s, want})
+	}
+	for status, want := range map[string]Meaning{
+		"succeeded": Delivered, "requires_capture": Delivered, "canceled": Delivered, "requires_payment_method": Refused,
+		"processing": Accepted, "requires_action": Accepted, "requires_confirmation": Accepted,
+	} {
+		add("stripe", want, 200, "", fmt.Sprintf(`{"id":"pi_1","object":"payment_intent","status":%q}`, status))
+	}
+	for _, code := range []int{400, 402, 403, 404, 408, 409, 412, 423, 424, 425, 430, 499} {
+		add("stripe", Retry, code, "Stripe-Should-Retry: true", `{"error":{"type":"invalid_request_error"}}`)
+	}
+	for _, code := range []int{408, 409, 423, 424, 425, 499, 500, 502, 503, 599} {
+		add("stripe", Stuck, code, "Stripe-Should-Retry: false", `{"error":{"type":"api_error"}}`)
+	}
+	for code, want := range map[int]Meaning{200: Delivered, 302: Stuck, 400: Dead, 401: Denied, 402: Refused, 403: Dead, 404: Dead, 412: Stuck, 429: Retry} {
+		add("stripe", want, code, "Stripe-Should-Retry: false", `{"error":{"type":"invalid_request_error"}}`)
+	}
+	for code, want := range map[int]Meaning{200: Delivered, 302: Stuck, 401: Denied, 429: Retry, 500: Unknown, 503: Unknown} {
+		add("stripe", want, code, "Stripe-Should-Retry: true", `{"error":{"type":"invalid_request_error"}}`)
+	}
+	for _, says := range []string{"", "Stripe-Should-Retry: true"} {
+		add("stripe", Dead, 400, says, `{"error":{"type":"idempotency_error"}}`)
+		add("stripe", Retry, 409, says, `{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}`)
+	}
+	add("stripe", Stuck, 409, "Stripe-Should-Retry: false", `{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}`)
+	add("stripe", Retry, 409, "", `{"error":{"type":"invalid_request_error","code":"lock_timeout"}}`)
+	add("stripe", Unknown, 424, "", `{"error":{"type":"api_error"}}`)
+	add("stripe", Stuck, 500, "Idempotent-Replayed: true", `{"error":{"type":"api_error"}}`)
+	for code, want := range map[string]Meaning{
+		"Authorised": Delivered, "PartiallyAuthorised": Delivered, "AuthenticationFinished": Delivered,
+		"Refused": Refused, "Cancelled": Refused, "Error": Refused,
+		"Pending": Accepted, "Received": Accepted, "RedirectShopper": Accepted, "PresentToShopper": Accepted,
+		"ChallengeShopper": Accepted, "IdentifyShopper": Accepted,
+	} {
+		add("adyen", want, 200, "", fmt.Sprintf(`{"pspReference":"993617894903480A","resultCode":%q}`, code))
+	}
+	for _, code := range []int{409, 422} {
+		add("adyen", Stuck, code, "", `{"errorCode":"704","message":"request already processed or in progress"}`)
+		add("adyen", Stuck, code, "Transient-Error: false", `{"errorCode":"704"}`)
+		add("adyen", Retry, code, "Transient-Error: true", `{"errorCode":"704"}`)
+	}
+	add("adyen", Dead, 422, "", `{"errorCode":"100"}`)
+	add("adyen", Unknown, 503, "", `{"errorCode":"703"}`)
+	issue := func(name string) string { return fmt.Sprintf(`{"name":"X","details":[{"issue":%q}]}`, name) }
+	add("paypal", Retry, 409, "", issue("PREVIOUS_REQUEST_IN_PROGRESS"))
+	add("paypal", Retry, 422, "", issue("ORDER_COMPLETION_IN_PROGRESS"))
+	add("paypal", Stuck, 409, "", issue("OTHER"))
+	for _, name := range []string{"ORDER_ALREADY_CAPTURED", "ORDER_ALREADY_AUTHORIZED", "AUTHORIZATION_ALREADY_CAPTURED", "CAPTURE_FULLY_REFUNDED", "DUPLICATE_INVOICE_ID"} {
+		add("paypal", Stuck, 422, "", issue(name))
+	}
+	add("paypal", Dead, 422, "", issue("CURRENCY_NOT_SUPPORTED"))
+	add("paypal", Refused, 422, "", issue("INSTRUMENT_DECLINED"))
+	captures := func(order string, statuses ...string) string {
+		var list []string
+		for _, s := range statuses {
+			list = append(list, fmt.Sprintf(`{"id":"1","status":%q}`, s))
+		}
+		return fmt.Sprintf(`{"id":"5O1","status":%q,"purchase_units":[{"payments":{"captures":[%s]}}]}`, order, strings.Join(list, ","))
+	}
+	add("paypal", Delivered, 201, "", `{"id":"5O1","status":"CREATED"}`)
+	add("paypal", Delivered, 201, "", captures("COMPLETED", "COMPLETED"))
+	add("paypal", Delivered, 201, "", captures("COMPLETED", "DECLINED", "COMPLETED"))
+	add("paypal", Accepted, 201, "", captures("COMPLETED", "PENDING"))
+	add("paypal", Accepted, 201, "", captures("COMPLETED", "COMPLETED", "PENDING"))
+	add("paypal", Refused, 201, "", captures("COMPLETED", "DECLINED"))
+	add("paypal", Accepted, 200, "", `{"id":"5O1","status":"PAYER_ACTION_REQUIRED"}`)
+	add("paypal", Accepted, 201, "", `{"id":"2GG","status":"PENDING"}`)
+	add("paypal", Refused, 201, "", `{"id":"2GG","status":"FAILED"}`)
+	for status, want := range map[string]Meaning{"COMPLETED": Delivered, "APPROVED": Delivered, "PENDING": Accepted, "FAILED": Refused} {
+		add("square", want, 200, "", fmt.Sprintf(`{"payment":{"id":"p","status":%q}}`, status))
+	}
+	for status, want := range map[string]Meaning{"COMPLETED": Delivered, "PENDING": Accepted, "FAILED": Refused, "REJECTED": Refused} {
+		add("square", want, 200, "", fmt.Sprintf(`{"refund":{"id":"r","status":%q}}`, status))
+	}
+	add("square", Stuck, 409, "", `{"errors":[{"code":"CONFLICT"}]}`)
+	add("checkout", Delivered, 201, "", `{"id":"pay_1","approved":true,"status":"Authorized"}`)
+	add("checkout", Accepted, 202, "", `{"id":"pay_1","status":"Pending"}`)
+	add("checkout", Accepted, 202, "", `{"action_id":"act_1"}`)
+	add("checkout", Accepted, 201, "", `{"id":"pay_1","approved":false,"status":"Pending"}`)
+	add("checkout", Refused, 201, "", `{"id":"pay_1","approved":false,"status":"Declined"}`)
+	add("resend", Delivered, 200, "", `{"id":"49a3"}`)
+	add("resend", Stuck, 409, "", `{"name":"new"}`)
+	add("resend", Retry, 409, "", `{"name":"concurrent_idempotent_requests"}`)
+	add("resend", Dead, 409, "", `{"name":"invalid_idempotent_request"}`)
+	add("generic", Retry, 409, "", `{}`)
+	add("generic", Dead, 422, "", `{}`)
+	add("generic", Stuck, 303, "", `{}`)
+	add("mail", Stuck, 409, "", `{}`)
+	add("mail", Stuck, 302, "", `{}`)
+	add("mail", Delivered, 202, "", ``)
+	for _, code := range []int{200, 204, 206, 207} {
+		add("webhooks", Delivered, code, "", ``)
+	}
+	for _, code := range []int{302, 400, 401, 403, 404, 408, 409, 412, 422, 424, 499, 500, 600} {
+		add("webhooks", Unknown, code, "", ``)
+	}
+	add("webhooks", Gone, 410, "", ``)
+	add("webhooks", Retry, 429, "", ``)
+	return cases
+}
+
+// What a vendor's answers mean, as its documents say; for a write that goes out once, nothing but "not done" may be repeated.
+func TestWhatEachPresetMakesOfItsVendorsAnswers(t *testing.T) {
+	words := map[Meaning]string{Retry: "wait"}
+	for _, tc := range presetAnswers() {
+		dest := map[string]func() Destination{"stripe": Stripe, "adyen": Adyen, "paypal": PayPal, "square": Square, "checkout": Checkout,
+			"resend": Resend, "generic": Generic, "mail": Mail, "webhooks": func() Destination { return StandardWebhooks("whsec_" + strings.Repeat("A", 44)) }}[tc.preset]()
+		dest.URL = replying(t, tc.answer.status, tc.answer.header, tc.answer.body).URL
+		call := testCall(`{}`)
+		call.Rendered = &dispatcher.Rendered{Type: renderedType, Request: sending{method: "POST", path: "/v1/charges", body: []byte("{}")}.bytes()}
+		for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
+			want := cmp.Or(words[tc.want], string(tc.want))
+			if class != dispatcher.IdempotentWrite && tc.want == Retry && tc.answer.status != 429 {
+				want = "unknown"
+			}
+			_, err := attempt(t, testHandler(t, dest, Action{Policy: dispatcher.Policy{Class: class}}), call, patience)
+			if verdict(err) != want {
+				t.Errorf("%s, %v: %d %v %s is %s (%v), want %s", tc.preset, class, tc.answer.status, tc.answer.header, tc.answer.body, verdict(err), err, want)
+			}
+		}
+	}
+}
+
+// What a vendor says is not done yet, or was done already, is looked up: one call, and the look-up's word.
+func TestWhatIsNotDoneYetOrWasDoneAlreadyIsLookedUp(t *testing.T) {
 	db := database(t)
 	for name, tc := range map[string]struct {
-		dest Destination
-		key  func(*http.Request, []byte) string
-		step step
+		dest   Destination
+		key    string
+		answer step
+		asks   int
 	}{
-		"adyen, still running": {Adyen(), header("Idempotency-Key"), presets[1].running},
-		"adyen, transient":     {Adyen(), header("Idempotency-Key"), step{status: 422, header: map[string]string{"Transient-Error": "true"}}},
-		"paypal, at once":      {PayPal(), header("PayPal-Request-Id"), presets[2].running},
-		"resend, another 409":  {Resend(), header("Idempotency-Key"), step{status: 409, body: `{"name":"new"}`}},
+		"paypal, already captured": {PayPal(), "PayPal-Request-Id", step{act: true, status: 422, body: `{"details":[{"issue":"ORDER_ALREADY_CAPTURED"}]}`}, 1},
+		"adyen, 704":               {Adyen(), "Idempotency-Key", step{act: true, status: 422, body: `{"errorCode":"704"}`}, 1},
+		"adyen, redirect":          {Adyen(), "Idempotency-Key", step{act: true, status: 200, body: `{"resultCode":"RedirectShopper"}`}, 3},
+		"checkout, 202":            {Checkout(), "Cko-Idempotency-Key", step{act: true, status: 202, body: `{"status":"Pending"}`}, 3},
+		"stripe, processing":       {Stripe(), "Idempotency-Key", step{act: true, status: 200, body: `{"status":"processing"}`}, 3},
+		"resend, another 409":      {Resend(), "Idempotency-Key", step{act: true, status: 409, body: `{"name":"new"}`}, 1},
+		"a 409":                    {Destination{}, "Idempotency-Key", step{act: true, status: 409}, 1},
+		"a redirect":               {Destination{}, "Idempotency-Key", step{act: true, status: 303}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := startVendor(t, tc.key, tc.step)
-			entry := played(t, db, tc.dest, v, Action{Policy: dispatcher.Policy{Attempts: 3}})
-			if entry.Status != "dead" || len(v.wire) != 3 {
-				t.Errorf("is %s after %d calls", entry.Status, len(v.wire))
+			v := startVendor(t, header(tc.key), tc.answer)
+			v.log = func(r *http.Request) (int, string) {
+				if len(v.asked) < tc.asks {
+					return 200, `{"state":"running"}`
+				}
+				return 200, `{"state":"done"}`
 			}
+			state := func(s string) Match { return Match{Status: status(200, 200), Field: "/state", Values: []string{s}} }
+			entry := played(t, db, tc.dest, v, Action{Lookup: &Lookup{
+				Request: "GET /seen/{{.Key}}", Rules: []LookupRule{{state("running"), Pending}, {state("done"), Found}},
+			}})
+			if entry.Status != "delivered" || len(v.wire) != 1 || len(v.asked) != tc.asks {
+				t.Errorf("is %s after %d calls and the look-ups %v", entry.Status, len(v.wire), v.asked)
+			}
+			without := startVendor(t, header(tc.key), tc.answer)
+			t.Run("no look-up", func(t *testing.T) {
+				entry := played(t, db, tc.dest, without, Action{Policy: dispatcher.Policy{CompletionTime: time.Second}})
+				if entry.Status != "parked" || len(without.wire) != 1 {
+					t.Errorf("is %s after %d calls", entry.Status, len(without.wire))
+				}
+			})
 		})
 	}
 }

@@ -35,6 +35,9 @@ func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
 		{"reads and closes, once", once, 1, Action{}, []step{lost, ok}, "parked", 1},
 		{"reads and closes to the end", idempotent, 3, Action{}, []step{lost}, "dead", 3},
 		{"409 three times", idempotent, 1, Action{Wait: status(409, 409)}, times(3, step{status: 409}, ok), "delivered", 4},
+		{"409", idempotent, 5, Action{}, []step{{status: 409}}, "parked", 1},
+		{"424, once", once, 1, Action{}, []step{{status: 424}}, "parked", 1},
+		{"423 twice", idempotent, 3, Action{}, times(2, step{status: 423}, ok), "delivered", 3},
 		{"409, once", once, 1, Action{}, []step{{status: 409}}, "parked", 1},
 		{"429 thirty times", idempotent, 1, Action{}, times(30, step{status: 429}, ok), "delivered", 31},
 		{"429, once", once, 1, Action{}, times(3, step{status: 429}, ok), "delivered", 4},
@@ -44,9 +47,9 @@ func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
 		{"503 with Retry-After", idempotent, 1, Action{}, times(3, step{status: 503, header: map[string]string{"Retry-After": "1"}}, ok), "delivered", 4},
 		{"503 with Retry-After, once", once, 1, Action{}, []step{{status: 503, header: map[string]string{"Retry-After": "1"}}}, "parked", 1},
 		{"200 with an error", idempotent, 5, Action{Rules: []Rule{{Match: Match{Field: "/error"}, Means: Refused}}}, []step{{status: 200, body: `{"error":"no"}`}}, "refused", 1},
-		{"301", idempotent, 5, Action{}, moved(301), "dead", 1}, {"302", idempotent, 5, Action{}, moved(302), "dead", 1},
-		{"303", idempotent, 5, Action{}, moved(303), "dead", 1}, {"307", idempotent, 5, Action{}, moved(307), "dead", 1},
-		{"308", idempotent, 5, Action{}, moved(308), "dead", 1}, {"303, once", once, 1, Action{}, moved(303), "parked", 1},
+		{"301", idempotent, 5, Action{}, moved(301), "parked", 1}, {"302", idempotent, 5, Action{}, moved(302), "parked", 1},
+		{"303", idempotent, 5, Action{}, moved(303), "parked", 1}, {"307", idempotent, 5, Action{}, moved(307), "parked", 1},
+		{"308", idempotent, 5, Action{}, moved(308), "parked", 1}, {"303, once", once, 1, Action{}, moved(303), "parked", 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := startVendor(t, header("Idempotency-Key"), tc.script...)

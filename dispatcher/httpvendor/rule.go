@@ -207,9 +207,10 @@ func textOf(value any) (string, bool) {
 	return "", false
 }
 
-// later is for what the vendor did not do now: a 429 is about all calls of the account, anything else about this one.
+// later is for what the vendor did not do now: a 429, and a 403 with Retry-After, is about all calls of the account,
+// anything else about this one.
 func later(r reply, err error) error {
-	if r.status == http.StatusTooManyRequests {
+	if r.status == http.StatusTooManyRequests || r.status == http.StatusForbidden {
 		return dispatcher.Throttled(waitOf(r.header), err)
 	}
 	return dispatcher.RetryAfter(waitOf(r.header), err)

@@ -6,14 +6,14 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// The Retry-After of a 429 is about the account, that of any other answer about its call.
+// The Retry-After of a 429, and of a 403, is about the account, that of any other answer about its call.
 func TestARetryAfterOf429HoldsForTheDestination(t *testing.T) {
 	wait := map[string]string{"Retry-After": "60"}
 	for name, tc := range map[string]struct {
 		step  step
 		calls int
 	}{
-		"429": {step{status: 429, header: wait}, 1}, "429 without a time": {step{status: 429}, 20}, "409": {step{status: 409, header: wait}, 20},
+		"429": {step{status: 429, header: wait}, 1}, "403": {step{status: 403, header: wait}, 1}, "429 without a time": {step{status: 429}, 20}, "409": {step{status: 409, header: wait}, 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db := database(t)

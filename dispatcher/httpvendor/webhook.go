@@ -4,7 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -42,6 +42,7 @@ func StandardWebhooks(secrets ...string) Destination {
 		Rules: []Rule{
 			{Match: Match{Status: status(410, 410)}, Means: Gone, Reason: "the receiver wants no more webhooks: nothing more should be sent to this endpoint"},
 			{Match: Match{Status: status(429, 429)}, Means: Retry},
+			{Match: Match{Status: status(206, 207)}, Means: Delivered}, // any 2xx
 			{Match: Match{Status: status(300, 499)}, Means: Unknown, Reason: "the receiver did not take it"},
 			// Whatever it says of a stored answer: a customer must not make work for people.
 			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed"}, Means: Unknown, Reason: "the receiver did not take it"},
@@ -63,13 +64,12 @@ type signer [][]byte
 
 // newSigner reads secrets, "whsec_" and base64. What it returns beside is secret. The error holds none of it.
 func newSigner(secrets []string) (s signer, secret []string, err error) {
-	for _, text := range secrets {
-		bare := strings.TrimPrefix(text, webhook.SecretPrefix)
-		key, ok := webhook.SecretKey(bare)
-		if !ok {
-			return nil, nil, errors.New("has one that is not whsec_ and base64 of 24 to 64 bytes")
+	for i, text := range secrets {
+		key, err := webhook.SecretKey(text)
+		if err != nil {
+			return nil, nil, fmt.Errorf("has number %d that %w", i+1, err)
 		}
-		s, secret = append(s, key), append(secret, bare)
+		s, secret = append(s, key), append(secret, strings.TrimPrefix(text, webhook.SecretPrefix))
 	}
 	return s, secret, nil
 }

@@ -37,28 +37,38 @@
 //
 // The first line that fits counts. Code is the Answer's.
 //
-//	what happened                               the attempt is                              code
+//	what happened                               the attempt is                          code
 //	no connection, or TLS failed                unsent: nothing of the request was written  of what failed
-//	no answer, or one that broke off            unknown: sent again with the same key       of what failed, or the status
-//	409, code idempotency_key_in_use            put off: the first call is still running    idempotency_key_in_use
-//	an error of type idempotency_error          dead: the key was used with other params    idempotency_error
-//	2xx                                         delivered, or what your function says       the status
-//	402                                         refused, and the intent is finished         decline code, else error code
-//	401                                         denied: made again, spends nothing          error code, else 401
-//	429, lock_timeout too                       put off, by Retry-After, and with it all    error code, else 429
-//	                                            calls; spends nothing
-//	any other 409                               put off likewise                            error code, else 409
-//	500-599 with Idempotent-Replayed: true      stuck: never sent again, looked up          replayed_500 and so on
-//	500-599 with Stripe-Should-Retry: false     stuck likewise                              error code, else the status
-//	408, 425, 500-599, and 4xx with
-//	  Stripe-Should-Retry: true                 unknown: sent again with the same key       error code, else the status
-//	any other                                   dead: a person must mend something          error code, else the status
+//	no answer, or one that broke off            unknown: sent again with the same key   of what failed, or the status
+//	409 with Stripe-Should-Retry: false         stuck: never sent again; looked up      error code, else 409
+//	4xx of type idempotency_error, but for the
+//	  code idempotency_key_in_use               dead: the key was used with other params  idempotency_error
+//	2xx that is no JSON                         unknown: it may be a proxy's page       the status
+//	200-205, 208-299                            delivered, or what your function says; for a
+//	                                            payment intent see below                the status
+//	401, 407                                    denied: made again, spends nothing      error code, else the status
+//	429, lock_timeout too, and 403 with         put off, by Retry-After, and with it all
+//	  Retry-After                               calls; spends nothing                   error code, else the status
+//	4xx with Stripe-Should-Retry: true,
+//	  413 with Retry-After                      put off; spends nothing                 error code, else the status
+//	402                                         refused, and the intent is finished     decline code, else error code
+//	any other 409                               put off: another call is still running  error code, else 409
+//	408, 423-425, 500-599 and what no standard
+//	  defines, such as 499:
+//	  with Idempotent-Replayed: true            stuck: never sent again; looked up      replayed_500 and so on
+//	  with Stripe-Should-Retry: false           stuck likewise                          error code, else the status
+//	  else                                      unknown: sent again with the same key   error code, else the status
+//	206-207, 300-399, 406, 412                  stuck: it may have been done            error code, else the status
+//	any other                                   dead: a person must correct something   error code, else the status
 //
 // Nothing comes before Retry-After, whatever the attempt is.
 //
-// On a 2xx your function may say more than delivered, since Stripe answers 200 also where a payment is not yet, or not,
-// made: return dispatcher.Accepted while the payment intent is processing, or dispatcher.Refused where it requires another
-// payment method. On any other answer the table counts.
+// Stripe answers 200 also where a payment is not yet, or not, made. Where the call confirms or captures a payment intent or
+// a setup intent (confirm=true, /confirm, /capture), processing, requires_action and requires_confirmation are accepted:
+// the look-up or an event completes the intent, with outbox.Resolve. requires_payment_method is refused. succeeded, and
+// requires_capture (authorized, for a capture by hand), are delivered. On a 2xx your function may say otherwise, and should
+// for other objects, such as a refund that is pending or failed: return dispatcher.Accepted, dispatcher.Refused or another
+// of the dispatcher's verdicts. On any other answer the table counts.
 //
 // A declined card is final for its intent, since Stripe stores the refusal under the key; another attempt of the customer is
 // another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe says of a 500 that it

@@ -20,6 +20,7 @@ var (
 	refused   = dispatcher.Summary{Refused: 1}
 	retried   = dispatcher.Summary{Retried: 1}
 	dead      = dispatcher.Summary{Dead: 1}
+	stuck     = dispatcher.Summary{Unknown: 1}
 )
 
 func TestAChargeGoesOutOnceUnderTheIntentsKeyWhateverKeyTheUserSet(t *testing.T) {

@@ -27,11 +27,13 @@ type exchange struct {
 	asked   int      // requests that the function has made
 	refused error    // why one of them was not let out
 	made    *request // of a rendering
-	sent    bool     // at the end: a byte of a request may have gone out
-	status  int      // zero: there was no answer
-	header  http.Header
-	body    []byte
-	failure error // of the connection, or while the answer was read
+
+	confirms bool // the request sent confirms an intent, or captures it
+	sent     bool // at the end: a byte of a request may have gone out
+	status   int  // zero: there was no answer
+	header   http.Header
+	body     []byte
+	failure  error // of the connection, or while the answer was read
 }
 
 type purpose int
@@ -131,6 +133,7 @@ func (c *Client) roundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	x.note(func() { x.confirms = made.confirms() })
 	return x.send(r.Context(), c, out)
 }
 
@@ -208,6 +211,13 @@ func (q *request) build(c *Client, of *http.Request, key string) (*http.Request,
 		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(q.Body)), int64(len(q.Body))
 	}
 	return out, nil
+}
+
+// confirms reports whether the request confirms a payment intent or a setup intent, or captures one.
+func (q *request) confirms() bool {
+	path, _, _ := strings.Cut(q.Path, "?")
+	form, err := url.ParseQuery(string(q.Body))
+	return strings.HasSuffix(path, "/confirm") || strings.HasSuffix(path, "/capture") || err == nil && form.Get("confirm") == "true"
 }
 
 func parseRequest(text []byte, kind string) (*request, error) {

@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/stripe/stripe-go/v85"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/httpstatus"
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
@@ -112,11 +113,11 @@ func (x *exchange) lookupFailed(action string) error {
 		return fmt.Errorf("stripevendor: %s: the look-up asked for nothing", action)
 	}
 	err := fmt.Errorf("stripevendor: %s: the look-up was answered %d", action, x.status)
-	wait, _ := retryafter.Read(x.header, time.Now())
-	switch x.status {
-	case http.StatusUnauthorized:
-		err = dispatcher.Denied(dispatcher.Answer{Code: "401"}, err)
-	case http.StatusTooManyRequests:
+	wait, waits := retryafter.Read(x.header, time.Now())
+	switch httpstatus.Of(x.status, waits) {
+	case httpstatus.Denied:
+		err = dispatcher.Denied(dispatcher.Answer{Code: strconv.Itoa(x.status)}, err)
+	case httpstatus.Later:
 		err = dispatcher.Throttled(wait, err)
 	}
 	return dispatcher.NotBefore(wait, err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/httpstatus"
 	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
 )
@@ -47,41 +48,74 @@ func (c *Client) judge(ctx context.Context, x *exchange, action string, said err
 		return answer, dispatcher.Unknown(answer, failed("%v; the first was answered %d", x.refused, x.status))
 	}
 	apiErr := parseError(x.body)
+	wait, waits := retryafter.Read(x.header, time.Now())
+	again, never := x.shouldRetry("true"), x.shouldRetry("false")
+	effect := httpstatus.Of(x.status, waits)
 	switch {
-	case apiErr.Type == "idempotency_error" && apiErr.Code != inUse:
+	case x.status == http.StatusConflict && never:
+		answer.Code = firstOf(apiErr.Code, answer.Code)
+		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered 409, and that to try again changes nothing")))
+	case apiErr.Type == "idempotency_error" && apiErr.Code != inUse && x.status >= 400 && x.status < 500:
 		answer.Code = apiErr.Type
 		return answer, dispatcher.Dead(answer, failed("answered %d: this key was used with other parameters. Find out what it was used for, then resolve the intent", x.status))
 	case x.status >= 200 && x.status < 300 && !json.Valid(x.body):
 		return answer, dispatcher.Unknown(answer, failed("the answer, %d, is no JSON", x.status))
 	case x.status >= 200 && x.status < 300 && said != nil && strings.Contains(said.Error(), sdkQuotes):
 		return answer, dispatcher.Unknown(answer, failed("the answer, %d, is not what this SDK expects", x.status))
-	case x.status >= 200 && x.status < 300:
+	case effect == httpstatus.Acted && said == nil:
+		return answer, x.unfinished(answer, wait)
+	case effect == httpstatus.Acted:
 		return answer, said
 	}
 	answer.Code = firstOf(apiErr.Code, answer.Code)
-	wait, _ := retryafter.Read(x.header, time.Now())
 	switch {
+	case effect == httpstatus.Denied:
+		return answer, dispatcher.NotBefore(wait, dispatcher.Denied(answer, failed("answered %d: correct the account's key", x.status)))
+	case effect == httpstatus.Later:
+		return answer, dispatcher.Throttled(wait, failed("answered %d: ask again later", x.status))
+	case x.status >= 400 && x.status < 500 && again || httpstatus.PutOff(x.status, waits):
+		return answer, dispatcher.RetryAfter(wait, failed("answered %d, and to try again", x.status))
 	case x.status == http.StatusPaymentRequired:
 		answer.Code = firstOf(apiErr.DeclineCode, answer.Code)
 		return answer, dispatcher.Refused(answer)
-	case x.status == http.StatusUnauthorized:
-		return answer, dispatcher.NotBefore(wait, dispatcher.Denied(answer, failed("answered 401: correct the account's key")))
-	case x.status == http.StatusTooManyRequests:
-		return answer, dispatcher.Throttled(wait, failed("answered 429: ask again later"))
 	case x.status == http.StatusConflict:
 		return answer, dispatcher.RetryAfter(wait, failed("answered 409: it conflicts with a call that is still running"))
-	case x.status >= 500 && strings.EqualFold(x.header.Get("Idempotent-Replayed"), "true"):
+	case effect == httpstatus.Silent && strings.EqualFold(x.header.Get("Idempotent-Replayed"), "true"):
 		answer.Code = fmt.Sprintf("replayed_%d", x.status)
 		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d, which is stored under this key: it can never succeed", x.status)))
-	case x.status >= 500 && x.header.Get("Stripe-Should-Retry") == "false":
+	case effect == httpstatus.Silent && never:
 		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d, and that to try again changes nothing", x.status)))
-	case x.status >= 500, x.status == http.StatusRequestTimeout, x.status == http.StatusTooEarly,
-		x.status >= 400 && x.header.Get("Stripe-Should-Retry") == "true":
+	case effect == httpstatus.Silent:
 		return answer, dispatcher.NotBefore(wait, dispatcher.Unknown(answer, failed("answered %d", x.status)))
-	case x.status < 400:
-		return answer, dispatcher.Dead(answer, failed("answered %d: redirects are not followed, correct Account.URL", x.status))
+	case x.status >= 300 && x.status < 400:
+		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d: redirects are not followed, correct Account.URL", x.status)))
+	case effect == httpstatus.Stuck:
+		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d: it may have been done", x.status)))
 	}
 	return answer, dispatcher.Dead(answer, failed("answered %d", x.status))
+}
+
+// shouldRetry reports whether Stripe says so.
+func (x *exchange) shouldRetry(want string) bool {
+	return strings.EqualFold(x.header.Get("Stripe-Should-Retry"), want)
+}
+
+// unfinished is the verdict on a payment intent or a setup intent that a call confirmed or captured, and that is not done
+// with that. Nil: it is, or the answer is about something else. What creates an intent without confirming it is done with
+// any status.
+func (x *exchange) unfinished(answer dispatcher.Answer, wait time.Duration) error {
+	var object struct{ Object, Status string }
+	if json.Unmarshal(x.body, &object) != nil || object.Object != "payment_intent" && object.Object != "setup_intent" || !x.confirms {
+		return nil
+	}
+	switch object.Status {
+	case "processing", "requires_action", "requires_confirmation":
+		return dispatcher.Accepted(answer, wait)
+	case "requires_payment_method":
+		answer.Code = object.Status
+		return dispatcher.Refused(answer)
+	}
+	return nil
 }
 
 // sdkQuotes begins the SDK's error that quotes the answer.

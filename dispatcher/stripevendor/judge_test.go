@@ -30,38 +30,64 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 		spends bool
 		wait   time.Duration // at least
 	}{
-		"200":                        {answer: says(200, succeeded), want: delivered, as: "delivered:200"},
-		"201":                        {answer: says(201, succeeded), want: delivered, as: "delivered:201"},
-		"200 that is no JSON":        {answer: says(200, `<html>`), want: retried, as: "retry:200", spends: true},
-		"200 of another shape":       {answer: says(200, `{"id":{"no":"string"}}`), want: retried, as: "retry:200", spends: true},
-		"200 that breaks off":        {answer: breaksOff, want: retried, as: "retry:200", spends: true},
-		"302":                        {answer: says(302, ``, "Location", "/v1/elsewhere"), want: dead, as: "dead:302", spends: true},
-		"400":                        {answer: says(400, apiError("invalid_request_error", "parameter_missing")), want: dead, as: "dead:parameter_missing", spends: true},
-		"400 with other params":      {answer: says(400, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
-		"409 with other params":      {answer: says(409, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
-		"400 that should be retried": {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:400", spends: true},
-		"401":                        {answer: says(401, apiError("invalid_request_error", "")), want: retried, as: "retry:401"},
-		"402 declined":               {answer: says(402, declined), want: refused, as: "refused:insufficient_funds"},
-		"402 without a decline code": {answer: says(402, apiError("card_error", "expired_card")), want: refused, as: "refused:expired_card"},
-		"402 without a code":         {answer: says(402, `{}`), want: refused, as: "refused:402"},
-		"402 replayed":               {answer: says(402, declined, "Idempotent-Replayed", "true"), want: refused, as: "refused:insufficient_funds"},
-		"403":                        {answer: says(403, apiError("invalid_request_error", "")), want: dead, as: "dead:403", spends: true},
-		"404":                        {answer: says(404, apiError("invalid_request_error", "resource_missing")), want: dead, as: "dead:resource_missing", spends: true},
-		"408":                        {answer: says(408, ``), want: retried, as: "retry:408", spends: true},
-		"409 in use":                 {answer: says(409, apiError("idempotency_error", "idempotency_key_in_use")), want: retried, as: "retry:idempotency_key_in_use"},
-		"409 locked":                 {answer: says(409, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
-		"409 of another kind":        {answer: says(409, `{}`), want: retried, as: "retry:409"},
-		"429":                        {answer: says(429, apiError("invalid_request_error", "rate_limit"), "Retry-After", "3000"), want: retried, as: "retry:rate_limit", wait: 3000 * time.Second},
-		"429 locked":                 {answer: says(429, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
-		"500":                        {answer: says(500, apiError("api_error", "")), want: retried, as: "retry:500", spends: true},
-		"500 replayed":               {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:replayed_500"},
-		"500 without hope":           {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "false"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:500"},
-		"500 with hope":              {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:500", spends: true},
-		"500 replayed, in capitals":  {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "True"), want: dispatcher.Summary{Unknown: 1}, as: "unknown:replayed_500"},
-		"503 until later":            {answer: says(503, ``, "Retry-After", "7000"), want: retried, as: "retry:503", spends: true, wait: 7000 * time.Second},
-		"401 until later":            {answer: says(401, ``, "Retry-After", "7000"), want: retried, as: "retry:401", wait: 7000 * time.Second},
-		"503":                        {answer: says(503, ``), want: retried, as: "retry:503", spends: true},
-		"cut":                        {answer: cuts, want: retried, as: "retry:connection", spends: true},
+		"200":                                  {answer: says(200, succeeded), want: delivered, as: "delivered:200"},
+		"201":                                  {answer: says(201, succeeded), want: delivered, as: "delivered:201"},
+		"200 that is no JSON":                  {answer: says(200, `<html>`), want: retried, as: "retry:200", spends: true},
+		"200 of another shape":                 {answer: says(200, `{"id":{"no":"string"}}`), want: retried, as: "retry:200", spends: true},
+		"200 that breaks off":                  {answer: breaksOff, want: retried, as: "retry:200", spends: true},
+		"302":                                  {answer: says(302, ``, "Location", "/v1/elsewhere"), want: stuck, as: "unknown:302"},
+		"400":                                  {answer: says(400, apiError("invalid_request_error", "parameter_missing")), want: dead, as: "dead:parameter_missing", spends: true},
+		"400 with other params":                {answer: says(400, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
+		"409 with other params":                {answer: says(409, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
+		"400 that should be retried":           {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:400"},
+		"401":                                  {answer: says(401, apiError("invalid_request_error", "")), want: retried, as: "retry:401"},
+		"402 declined":                         {answer: says(402, declined), want: refused, as: "refused:insufficient_funds"},
+		"402 without a decline code":           {answer: says(402, apiError("card_error", "expired_card")), want: refused, as: "refused:expired_card"},
+		"402 without a code":                   {answer: says(402, `{}`), want: refused, as: "refused:402"},
+		"402 replayed":                         {answer: says(402, declined, "Idempotent-Replayed", "true"), want: refused, as: "refused:insufficient_funds"},
+		"403":                                  {answer: says(403, apiError("invalid_request_error", "")), want: dead, as: "dead:403", spends: true},
+		"404":                                  {answer: says(404, apiError("invalid_request_error", "resource_missing")), want: dead, as: "dead:resource_missing", spends: true},
+		"408":                                  {answer: says(408, ``), want: retried, as: "retry:408", spends: true},
+		"409 in use":                           {answer: says(409, apiError("idempotency_error", "idempotency_key_in_use")), want: retried, as: "retry:idempotency_key_in_use"},
+		"409 locked":                           {answer: says(409, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
+		"409 of another kind":                  {answer: says(409, `{}`), want: retried, as: "retry:409"},
+		"429":                                  {answer: says(429, apiError("invalid_request_error", "rate_limit"), "Retry-After", "3000"), want: retried, as: "retry:rate_limit", wait: 3000 * time.Second},
+		"429 locked":                           {answer: says(429, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
+		"500":                                  {answer: says(500, apiError("api_error", "")), want: retried, as: "retry:500", spends: true},
+		"500 replayed":                         {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), want: stuck, as: "unknown:replayed_500"},
+		"500 without hope":                     {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:500"},
+		"500 with hope":                        {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:500", spends: true},
+		"500 replayed, in capitals":            {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "True"), want: stuck, as: "unknown:replayed_500"},
+		"503 until later":                      {answer: says(503, ``, "Retry-After", "7000"), want: retried, as: "retry:503", spends: true, wait: 7000 * time.Second},
+		"401 until later":                      {answer: says(401, ``, "Retry-After", "7000"), want: retried, as: "retry:401", wait: 7000 * time.Second},
+		"400 with other params, to be retried": {answer: says(400, apiError("idempotency_error", ""), "Stripe-Should-Retry", "true"), want: dead, as: "dead:idempotency_error", spends: true},
+		"402 that should be retried":           {answer: says(402, declined, "Stripe-Should-Retry", "true"), want: retried, as: "retry:card_declined"},
+		"402 that should not":                  {answer: says(402, declined, "Stripe-Should-Retry", "false"), want: refused, as: "refused:insufficient_funds"},
+		"400 that should not":                  {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "false"), want: dead, as: "dead:400", spends: true},
+		"401 that should not":                  {answer: says(401, ``, "Stripe-Should-Retry", "false"), want: retried, as: "retry:401"},
+		"409 that should not":                  {answer: says(409, apiError("invalid_request_error", "lock_timeout"), "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:lock_timeout"},
+		"409 in use that should not":           {answer: says(409, apiError("idempotency_error", "idempotency_key_in_use"), "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:idempotency_key_in_use"},
+		"409 that should":                      {answer: says(409, `{}`, "Stripe-Should-Retry", "true"), want: retried, as: "retry:409"},
+		"412":                                  {answer: says(412, ``), want: stuck, as: "unknown:412"},
+		"412 that should be retried":           {answer: says(412, ``, "Stripe-Should-Retry", "true"), want: retried, as: "retry:412"},
+		"413 until later":                      {answer: says(413, ``, "Retry-After", "7000"), want: retried, as: "retry:413", wait: 7000 * time.Second},
+		"423":                                  {answer: says(423, ``), want: retried, as: "retry:423", spends: true},
+		"424":                                  {answer: says(424, apiError("api_error", "")), want: retried, as: "retry:424", spends: true},
+		"424 that should not":                  {answer: says(424, ``, "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:424"},
+		"424 replayed":                         {answer: says(424, ``, "Idempotent-Replayed", "true"), want: stuck, as: "unknown:replayed_424"},
+		"429 that should not":                  {answer: says(429, ``, "Stripe-Should-Retry", "false"), want: retried, as: "retry:429"},
+		"430":                                  {answer: says(430, ``), want: retried, as: "retry:430", spends: true},
+		"499":                                  {answer: says(499, ``), want: retried, as: "retry:499", spends: true},
+		"207":                                  {answer: says(207, `{}`), want: stuck, as: "unknown:207"},
+		"processing":                           {answer: says(200, intentIs("processing")), want: stuck, as: "accepted:accepted"},
+		"requires_action":                      {answer: says(200, intentIs("requires_action")), want: stuck, as: "accepted:accepted"},
+		"requires_confirmation":                {answer: says(200, intentIs("requires_confirmation")), want: stuck, as: "accepted:accepted"},
+		"requires_payment_method":              {answer: says(200, intentIs("requires_payment_method")), want: refused, as: "refused:requires_payment_method"},
+		"requires_capture":                     {answer: says(200, intentIs("requires_capture")), want: delivered, as: "delivered:200"},
+		"canceled":                             {answer: says(200, intentIs("canceled")), want: delivered, as: "delivered:200"},
+		"another object":                       {answer: says(200, `{"id":"po_1","object":"payout","status":"processing"}`), want: delivered, as: "delivered:200"},
+		"503":                                  {answer: says(503, ``), want: retried, as: "retry:503", spends: true},
+		"cut":                                  {answer: cuts, want: retried, as: "retry:connection", spends: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.T = t
@@ -74,6 +100,9 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 			if strings.Contains(value[string](b, "select coalesce(string_agg(error, ''), '') from samekey.outbox_history"), "quoted") {
 				t.Errorf("an error quotes the answer: %s", b.dump())
 			}
+			if tc.want == stuck && !value[bool](b, "select status = 'unknown' and spent = 0 and first_sent_at is not null from samekey.outbox_queue where id = $1", id) {
+				t.Error("it does not count as sent")
+			}
 			if tc.want.Retried+tc.want.Dead == 0 {
 				return
 			}
@@ -83,6 +112,51 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 			if wait := value[float64](b, "select extract(epoch from due_at - clock_timestamp())::float8 from samekey.outbox_queue where id = $1", id); wait < tc.wait.Seconds()-patience.Seconds() {
 				t.Errorf("it waits %v s", wait)
 			}
+		})
+	}
+}
+
+func intentIs(status string) string {
+	return fmt.Sprintf(`{"id":"pi_1","object":"payment_intent","status":%q}`, status)
+}
+
+// What creates an intent for somebody else to confirm has done that, whatever the status; what the function says goes first.
+func TestTheStatusOfAnIntentCountsWhereTheCallConfirmsIt(t *testing.T) {
+	type request func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error)
+	create := func(confirm *bool) request {
+		return func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+			return sc.V1PaymentIntents.Create(ctx, &stripe.PaymentIntentCreateParams{Amount: &c.Amount, Currency: stripe.String("eur"), Confirm: confirm})
+		}
+	}
+	for name, tc := range map[string]struct {
+		fn     request
+		status string
+		want   dispatcher.Summary
+	}{
+		"created":           {create(nil), "requires_payment_method", delivered},
+		"created unconfirm": {create(stripe.Bool(false)), "requires_confirmation", delivered},
+		"created confirmed": {create(stripe.Bool(true)), "requires_payment_method", refused},
+		"confirmed": {func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, _ Charge) (*stripe.PaymentIntent, error) {
+			return sc.V1PaymentIntents.Confirm(ctx, "pi_1", &stripe.PaymentIntentConfirmParams{})
+		}, "requires_action", stuck},
+		"captured": {func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, _ Charge) (*stripe.PaymentIntent, error) {
+			return sc.V1PaymentIntents.Capture(ctx, "pi_1", &stripe.PaymentIntentCaptureParams{})
+		}, "processing", stuck},
+		"canceled": {func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, _ Charge) (*stripe.PaymentIntent, error) {
+			return sc.V1PaymentIntents.Cancel(ctx, "pi_1", &stripe.PaymentIntentCancelParams{})
+		}, "canceled", delivered},
+		"the function's own word": {func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+			intent, err := create(stripe.Bool(true))(ctx, sc, call, c)
+			if err == nil && intent.Status == stripe.PaymentIntentStatusProcessing {
+				err = dispatcher.Refused(dispatcher.Answer{Code: "too slow for us"})
+			}
+			return intent, err
+		}, "processing", refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t, says(200, intentIs(tc.status)))
+			b.insert()
+			b.expect(b.worker(call(tc.fn)), tc.want)
 		})
 	}
 }

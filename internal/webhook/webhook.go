@@ -44,7 +44,7 @@ func isPort(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-// SecretPrefix is what a secret of Standard Webhooks begins with.
+// SecretPrefix begins a secret of Standard Webhooks.
 const SecretPrefix = "whsec_"
 
 // The specification's limits of a secret, in bytes.
@@ -53,9 +53,25 @@ const (
 	maxSecret = 64
 )
 
-// SecretKey returns the key that stands, in base64, for a secret of Standard Webhooks, given without its prefix. It says
-// false where that is none.
-func SecretKey(bare string) (key []byte, ok bool) {
-	key, err := base64.StdEncoding.DecodeString(bare)
-	return key, err == nil && len(key) >= minSecret && len(key) <= maxSecret
+// unsignable are the beginnings of secrets that come from other libraries and cannot sign as they are, with what to do.
+var unsignable = []struct{ prefix, text string }{
+	{"v1,", "begins with v1, which names the kind of signature: leave v1, out"},
+	{"v1a,", "begins with v1a, the mark of an ed25519 signature, which samekey does not make: make a secret that begins with whsec_"},
+	{"whsk_", "begins with whsk_, the private key of an ed25519 signature, which samekey does not make: make a secret that begins with whsec_"},
+	{"whpk_", "begins with whpk_, a public key, which signs nothing: make a secret that begins with whsec_"},
+}
+
+// SecretKey returns the key that a secret of Standard Webhooks holds: base64 of 24 to 64 bytes, with or without the prefix
+// whsec_. The error is for a secret that cannot sign.
+func SecretKey(secret string) ([]byte, error) {
+	for _, form := range unsignable {
+		if strings.HasPrefix(secret, form.prefix) {
+			return nil, errors.New(form.text)
+		}
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, SecretPrefix))
+	if err != nil || len(key) < minSecret || len(key) > maxSecret {
+		return nil, errors.New("is not whsec_ and the base64 of 24 to 64 bytes")
+	}
+	return key, nil
 }

@@ -32,10 +32,15 @@ type Endpoint struct {
 	// call.
 	URL string
 
-	// Secrets sign each call, at most 8 of together 4096 bytes. By Standard
-	// Webhooks each is "whsec_" and the base64 of 24 to 64 bytes, as [NewSecret]
+	// Secrets sign each call, at most 8 of together 4096 bytes. Each is a secret of
+	// Standard Webhooks: "whsec_" and the base64 of 24 to 64 bytes, as [NewSecret]
 	// makes them. They are only written: [Get] and [List] leave them out.
 	Secrets []string
+
+	// OtherSecrets lets Secrets be any text. Set it where a handler of your own
+	// signs in another way than Standard Webhooks; httpvendor cannot sign with
+	// such a secret, and its intents would be dead. It is not stored.
+	OtherSecrets bool
 
 	// What follows is only read.
 
@@ -76,9 +81,11 @@ var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
 func (e Endpoint) check() error {
 	errs := []error{checkName(e.Destination, e.Name), checkURL(e.URL)}
 	length := 0
-	for _, secret := range e.Secrets {
+	for i, secret := range e.Secrets {
 		length += len(secret)
-		errs = append(errs, checkSecret(secret))
+		if err := checkSecret(secret, e.OtherSecrets); err != nil {
+			errs = append(errs, fmt.Errorf("Secrets[%d] %w", i, err))
+		}
 	}
 	if len(e.Secrets) > maxSecrets || length > maxSecret {
 		errs = append(errs, fmt.Errorf("Secrets are %d of together %d bytes: give at most %d of %d", len(e.Secrets), length, maxSecrets, maxSecret))
@@ -111,19 +118,20 @@ func checkURL(text string) error {
 	return nil
 }
 
-// checkSecret looks into those of Standard Webhooks only: a handler of your own may sign in another way.
-func checkSecret(secret string) error {
+// checkSecret refuses what the worker could not sign with: its intents would be dead, one after the other. The error says no
+// part of the secret.
+func checkSecret(secret string, other bool) error {
 	if secret == "" || !utf8.ValidString(secret) || strings.ContainsRune(secret, 0) {
-		return errors.New("Secrets has one that is empty, or no text in valid UTF-8")
+		return errors.New("is empty, or is not text in valid UTF-8 without NUL")
 	}
-	bare, standard := strings.CutPrefix(secret, webhook.SecretPrefix)
-	if !standard {
+	if other && !strings.HasPrefix(secret, webhook.SecretPrefix) {
 		return nil
 	}
-	if _, ok := webhook.SecretKey(bare); !ok {
-		return errors.New("Secrets has one that begins with whsec_ and does not go on with the base64 of 24 to 64 bytes")
+	_, err := webhook.SecretKey(secret)
+	if err != nil && !other {
+		return fmt.Errorf("%w (OtherSecrets allows any text, for a handler of your own)", err)
 	}
-	return nil
+	return err
 }
 
 func endpoint(row db.EndpointsGetRow) Endpoint {

@@ -132,7 +132,7 @@ func TestEveryMistakeIsSaidAtOnceAndNoSecretWithIt(t *testing.T) {
 	if err == nil {
 		t.Fatal("it is taken")
 	}
-	for _, word := range []string{"Destination", "Name", "URL must begin", "base64 of 24 to 64 bytes", "empty"} {
+	for _, word := range []string{"Destination", "Name", "URL must begin", "base64 of 24 to 64 bytes", "is empty"} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("%v: want %q", err, word)
 		}
@@ -154,6 +154,43 @@ func TestEveryMistakeIsSaidAtOnceAndNoSecretWithIt(t *testing.T) {
 	}
 	if err := endpoints.Stop(t.Context(), on, "webhooks", "", outbox.By{}); err == nil || !strings.Contains(err.Error(), "Name") || !strings.Contains(err.Error(), "Actor") {
 		t.Errorf("stop: %v", err)
+	}
+}
+
+// Forms that other libraries and services hand out. Taken here, each would make every intent of its receiver dead.
+func TestPutRefusesASecretThatCannotSign(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	good := endpoints.NewSecret()
+	bare := strings.TrimPrefix(good, "whsec_")
+	for secret, want := range map[string]string{
+		"v1," + good:              "leave v1, out",
+		"v1a," + bare:             "ed25519",
+		"whsk_" + bare:            "ed25519",
+		"whpk_" + bare:            "public key",
+		"plain-text-secret":       "OtherSecrets",
+		" " + good:                "base64 of 24 to 64 bytes",
+		"whsec_" + bare[:20]:      "base64 of 24 to 64 bytes",
+		"whsec_" + good:           "base64 of 24 to 64 bytes",
+		strings.ToUpper(good[:7]): "base64 of 24 to 64 bytes",
+	} {
+		e := shop("shop-1")
+		e.Secrets = []string{good, secret}
+		err := endpoints.Put(t.Context(), on, e)
+		if err == nil || !strings.Contains(err.Error(), "Secrets[1]") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), bare[:20]) {
+			t.Errorf("%q: %v, want %q", secret, err, want)
+		}
+	}
+	for _, secret := range []string{good, bare} {
+		e := shop("shop-1")
+		e.Secrets = []string{secret}
+		put(t, on, e)
+	}
+	other := shop("shop-2")
+	other.Secrets, other.OtherSecrets = []string{"plain-text-secret", "k"}, true
+	put(t, on, other)
+	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it says that it is one of Standard Webhooks
+	if err := endpoints.Put(t.Context(), on, other); err == nil {
+		t.Error("a broken whsec_ is taken")
 	}
 }
 
@@ -188,6 +225,7 @@ func TestTheTableHoldsWhatPutHolds(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	limit := shop(strings.Repeat("n", 255))
 	limit.Destination, limit.URL = strings.Repeat("d", 56), "https://h/"+strings.Repeat("p", 2038)
+	limit.OtherSecrets = true
 	limit.Secrets = []string{"1", "2", "3", "4", "5", "6", "7", strings.Repeat("s", 4096-7)}
 	put(t, on, limit)
 	for what, change := range map[string]func(*endpoints.Endpoint){
@@ -199,6 +237,8 @@ func TestTheTableHoldsWhatPutHolds(t *testing.T) {
 		"another scheme":      func(e *endpoints.Endpoint) { e.URL = "gopher://h/" },
 		"a long URL":          func(e *endpoints.Endpoint) { e.URL += "p" },
 		"nine secrets":        func(e *endpoints.Endpoint) { e.Secrets = strings.Split("123456789", "") },
+		"a private key":       func(e *endpoints.Endpoint) { e.Secrets, e.OtherSecrets = []string{"whsk_1"}, false },
+		"a marked secret":     func(e *endpoints.Endpoint) { e.Secrets, e.OtherSecrets = []string{"s", "v1,whsec_1"}, false },
 		"secrets of too much": func(e *endpoints.Endpoint) { e.Secrets = append(e.Secrets[:7:7], e.Secrets[7]+"s") },
 	} {
 		e := limit

@@ -166,6 +166,8 @@ create table samekey.endpoints (
     constraint endpoints_name_length        check (octet_length(name) between 1 and 255),
     constraint endpoints_url                check (octet_length(url) <= 2048 and url ~ '^https?://'),
     constraint endpoints_secrets            check (cardinality(secrets) <= 8 and octet_length(array_to_string(secrets, '')) <= 4096 and array_position(secrets, null) is null),
+    -- Forms that other libraries hand out and that cannot sign: each intent of such a receiver would be dead.
+    constraint endpoints_secrets_form       check (array_to_string(secrets, ' ') !~ '(^| )(v1a?,|whsk_|whpk_)'),
     constraint endpoints_stopped            check ((stopped_at is null) = (stop_reason is null) and (stopped_at is not null or stopped_by is null)),
     constraint endpoints_stopped_by_length  check (octet_length(stopped_by) between 1 and 255),
     constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)

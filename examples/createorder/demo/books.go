@@ -52,6 +52,7 @@ type intent struct {
 // books is what it all came to.
 type books struct {
 	orders, replays, intents    int
+	missing, conflicts          int // clients that order what does not exist; posts that were answered 422
 	calls                       int
 	charges, receipts, declined int
 	doubles, lost               int
@@ -144,10 +145,14 @@ func (b *books) checkReplies(e evidence) {
 			continue
 		}
 		if r.status == 422 {
+			b.conflicts++
 			continue // another request under a used key: not this key's answer
 		}
 		if have, again := first[r.key]; again && (have.status != r.status || have.body != r.body) {
 			b.problem("key %s was answered %d %s and %d %s", r.key, have.status, have.body, r.status, r.body)
+		}
+		if _, again := first[r.key]; r.status == 404 && !again {
+			b.missing++
 		}
 		first[r.key] = r
 		if r.status != 201 {

@@ -138,6 +138,18 @@ func TestBooksDoNotBalanceIfAnythingIsWrong(t *testing.T) {
 	}
 }
 
+// The ledger's figures explain each other: clients that order what exists have one order each.
+func TestBooksCountClientsOrdersAndConflicts(t *testing.T) {
+	e := balanced()
+	e.replies = append(e.replies,
+		reply{key: "k8", want: 404, status: 404, body: "no"}, reply{key: "k8", want: 404, status: 404, body: "no"},
+		reply{key: "k9", want: 404, status: 404, body: "no"}, reply{key: "k1", want: 422, status: 422, body: "another"})
+	before := balance(balanced())
+	if b := balance(e); b.missing-before.missing != 2 || b.conflicts-before.conflicts != 1 || len(b.problems) > 0 {
+		t.Errorf("%d clients order what does not exist, %d conflicts: %v", b.missing, b.conflicts, b.problems)
+	}
+}
+
 func TestAFaultWhoseClientWentBeforeItWasPlayedDoesNotCount(t *testing.T) {
 	got := played(samekeytest.Ledger{Calls: []samekeytest.VendorCall{
 		{Fault: "500"}, {Fault: "500", ClientGone: true}, {Fault: "hang", ClientGone: true}, {Fault: "slow(400ms)"}, {},

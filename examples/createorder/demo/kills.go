@@ -45,7 +45,7 @@ func (d *demo) killing(ctx context.Context) error {
 		func() error { return d.killWorker(ctx, 1, d.payments, false) },
 	}
 	for i, step := range steps {
-		for d.traffic.posted.Load() < int64((i+1)*d.orders/(len(steps)+2)) {
+		for d.traffic.clients.Load() < int64((i+1)*d.orders/(len(steps)+2)) {
 			if pause(ctx, 50*time.Millisecond); ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
@@ -94,7 +94,7 @@ func (d *demo) killWorker(ctx context.Context, which int, v *vendor, answers boo
 	}
 	k := kill{worker: id, at: worker.kill(), action: v.action}
 	d.kills = append(d.kills, k)
-	d.say("SIGKILL to %s, while the %s vendor had %d calls open", worker.name, v.kind, counts.Open)
+	d.say("SIGKILL to %s, while the %s vendor had %d calls of both workers open", worker.name, v.kind, counts.Open)
 	// How long the others take is to be measured, not for how long a vendor hangs.
 	if err := errors.Join(d.behave(ctx), v.release(ctx)); err != nil {
 		return err

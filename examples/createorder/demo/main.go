@@ -34,7 +34,7 @@ func main() {
 	d := &demo{out: os.Stdout, sabotage: os.Getenv("BREAK")}
 	self, _ := os.Executable()
 	flag.StringVar(&d.bin, "bin", filepath.Dir(self), "folder of the programs service, worker and vendor")
-	flag.IntVar(&d.orders, "orders", 400, "how many orders are posted at least")
+	flag.IntVar(&d.orders, "orders", 400, "how many clients order at least")
 	flag.IntVar(&d.perSecond, "rate", 40, "orders per second")
 	flag.Uint64Var(&d.seed, "seed", 1, "decides what is ordered, and which call meets which fault")
 	flag.DurationVar(&d.timeout, "timeout", 3*time.Second, "of one call to a vendor")

@@ -23,14 +23,14 @@ func (d *demo) showProgress(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		var unfinished int
-		err := d.pool.QueryRow(ctx, `select count(*) from samekey.outbox_queue`).Scan(&unfinished)
+		var orders, unfinished int
+		err := d.pool.QueryRow(ctx, `select (select count(*) from shop.orders), (select count(*) from samekey.outbox_queue)`).Scan(&orders, &unfinished)
 		payments, mail, err2 := d.counts(ctx)
 		if errors.Join(err, err2) != nil {
 			continue // whoever needs an answer will say that there was none
 		}
-		d.say("orders %4d  charges %4d  declined %3d  receipts %4d  intents open %4d  calls %5d  faults %4d",
-			d.traffic.posted.Load(), payments.Effects, payments.Declined, mail.Effects, unfinished, payments.Calls+mail.Calls, sum(payments.Faults)+sum(mail.Faults))
+		d.say("clients %4d  orders %4d  charges %4d  declined %3d  receipts %4d  intents open %4d  calls %5d  faults dealt %4d",
+			d.traffic.clients.Load(), orders, payments.Effects, payments.Declined, mail.Effects, unfinished, payments.Calls+mail.Calls, sum(payments.Faults)+sum(mail.Faults))
 	}
 }
 
@@ -61,8 +61,10 @@ func (d *demo) report(b books) error {
 		fmt.Fprintf(d.out, "  %-20s %7v  %s\n", name, value, strings.Join(notes, ""))
 	}
 	fmt.Fprintln(d.out, "\nThe ledger, from the vendors' files and the database:")
-	line("orders", b.orders)
-	line("requests", d.traffic.requests.Load(), "for ", fmt.Sprint(len(d.traffic.replies)), " posts: each order twice, every third at the same moment")
+	line("clients", d.traffic.clients.Load(), fmt.Sprintf("each posts its order twice under one key, every third both at the same moment; %d order a product that does not exist", b.missing))
+	line("orders", b.orders, "one for each of the others")
+	line("posts", len(d.traffic.replies), fmt.Sprintf("%d with another order under a used key, answered 422", b.conflicts))
+	line("requests", d.traffic.requests.Load(), "a client sends a post again until it is answered")
 	line("replays", b.replays)
 	line("intents", b.intents)
 	line("calls on the wire", b.calls)
@@ -77,7 +79,7 @@ func (d *demo) report(b books) error {
 	for _, kind := range sortedKeys(b.faults) {
 		played = append(played, fmt.Sprintf("%s %d", kind, b.faults[kind]))
 	}
-	line("faults", sum(b.faults), strings.Join(played, ", "))
+	line("faults played", sum(b.faults), strings.Join(played, ", "))
 	line("time", fmt.Sprintf("%.1f s", time.Since(d.started).Seconds()))
 
 	if len(b.problems) == 0 {

@@ -23,7 +23,7 @@ type traffic struct {
 	http   *http.Client
 	random *rand.Rand
 
-	posted   atomic.Int64 // orders begun
+	clients  atomic.Int64 // that have begun to order
 	requests atomic.Int64 // sent, whatever came of them
 
 	mu      sync.Mutex
@@ -59,7 +59,7 @@ func (t *traffic) run(ctx context.Context, seed uint64, orders, perSecond int, e
 		}
 		c := t.client(seed, i)
 		clients.Go(func() { c.run(ctx) })
-		t.posted.Add(1)
+		t.clients.Add(1)
 	}
 }
 

@@ -41,9 +41,9 @@
 //	everything else, 409 and 422 with it       final
 //
 // Before it sends again it waits for the longer of the backoff, drawn anew, and
-// the answer's Retry-After (seconds or an HTTP date). A Retry-After that it does
-// not understand ("-5", "1.5", "soon", two of them) counts as none; on a 409 it
-// still says to wait. One that is longer than Transport.MaxWait is not waited for
+// the answer's Retry-After (seconds, rounded up, or an HTTP date; the longest of
+// several). A Retry-After that it does not understand ("-5", "soon") counts as
+// none; on a 409 it still says to wait. One that is longer than Transport.MaxWait is not waited for
 // and not undercut: that answer is returned.
 //
 // A 409 with Retry-After spends no attempt; it is waited out for as long as

@@ -46,6 +46,7 @@ func TestARetryAfterIsWaitedForInFull(t *testing.T) {
 		want    time.Duration
 	}{
 		{[]string{"Retry-After: 2"}, 2 * time.Second},
+		{[]string{"Retry-After: 1.5"}, 2 * time.Second},
 		{[]string{"Retry-After: 30"}, 30 * time.Second}, // MaxWait's default
 		{[]string{"Retry-After: Sun, 01 Mar 2026 12:00:07 GMT", "Date: Sun, 01 Mar 2026 12:00:00 GMT"}, 7 * time.Second},
 		{[]string{"Retry-After: Sat, 01 Jan 2000 00:00:05 GMT"}, 5 * time.Second}, // the bubble's clock starts with 2000
@@ -125,7 +126,7 @@ func TestTheBackoffIsDrawnBetweenZeroAndADoublingCeiling(t *testing.T) {
 		{Transport{Attempts: 3, Backoff: time.Minute}, []time.Duration{time.Minute, time.Minute}},
 		{Transport{Attempts: 4, Backoff: math.MaxInt64/4 + 1, MaxBackoff: math.MaxInt64}, []time.Duration{math.MaxInt64 / 4, math.MaxInt64 / 2, math.MaxInt64}},
 	} {
-		for _, first := range []func() *http.Response{nil, answering(500), answering(503, "Retry-After: 1.5")} {
+		for _, first := range []func() *http.Response{nil, answering(500), answering(503, "Retry-After: -1.5")} {
 			longest := make([]time.Duration, len(tc.ceilings))
 			for range 200 {
 				synctest.Test(t, func(t *testing.T) {

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// knownHosts are the API hosts of vendors that have a preset, by the preset. A name that begins with a dot stands for all
+// hosts below it.
+var knownHosts = map[string][]string{
+	"stripe":   {"api.stripe.com"},
+	"adyen":    {".adyen.com", ".adyenpayments.com"},
+	"paypal":   {".paypal.com"},
+	"square":   {"connect.squareup.com", "connect.squareupsandbox.com"},
+	"checkout": {"api.checkout.com", ".checkout.com"},
+	"resend":   {"api.resend.com"},
+	"mail":     {"api.postmarkapp.com", "api.sendgrid.com", "api.mailgun.net", "api.eu.mailgun.net"},
+}
+
+// presetOf returns the preset for the host of a URL, or "" where no preset is known for it.
+func presetOf(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return ""
+	}
+	host := strings.ToLower(u.Hostname())
+	for preset, hosts := range knownHosts {
+		if slices.ContainsFunc(hosts, func(known string) bool {
+			return host == known || strings.HasPrefix(known, ".") && strings.HasSuffix(host, known)
+		}) {
+			return preset
+		}
+	}
+	return ""
+}
+
+// warn finds what is allowed and probably wrong: a destination that calls a known vendor without the vendor's preset. Then
+// the worker takes the vendor's answers by the general rules only, and sends JSON to a vendor that may want forms.
+func (c *config) warn(r *reader) {
+	for _, dest := range c.destinations {
+		want := presetOf(dest.URL)
+		if want == "" || dest.preset == want || dest.preset == noPreset {
+			continue
+		}
+		line := dest.at.line
+		if dest.lines["url"] > 0 {
+			line = dest.lines["url"]
+		}
+		c.warnings = append(c.warnings, fmt.Sprintf("%s:%d: %s.url is a known host, and the destination does not have `preset: %s`. Without the preset, "+
+			"samekey does not know in which form this vendor takes the key, how long it keeps it, and what its answers mean. "+
+			"Set the preset, or `preset: %s` where the file says all of this", r.file, line, dest.at.path, want, noPreset))
+	}
+}
