@@ -294,26 +294,3 @@ func TestDoNoticesThatItsTransactionWasReplaced(t *testing.T) {
 		}
 	}
 }
-
-// A batch that begins a transaction would hand out Run's own, past its back.
-func TestABatchThatBeginsATransactionIsRefused(t *testing.T) {
-	b := setup(t)
-	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
-		var batch pgx.Batch
-		batch.BeginTx(pgx.TxOptions{})
-		results := tx.SendBatch(ctx, &batch)
-		if err := results.Close(); err == nil {
-			t.Error("the batch worked")
-		}
-		if inner := results.Tx(); inner != nil {
-			if err := inner.Commit(ctx); !errors.Is(err, pgx.ErrTxClosed) {
-				t.Errorf("its transaction: %v", err)
-			}
-		}
-		return place(ctx, tx, order{"o1", 7})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.stored(1, 1, 1)
-}
