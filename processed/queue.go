@@ -3,6 +3,7 @@ package processed
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/google/uuid"
@@ -124,6 +125,10 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	case conn.PgConn().TxStatus() == 'E':
 		q.forget()
 		return nil
+	case conn.PgConn().IsBusy():
+		err := fmt.Errorf("processed: %d intents are queued and cannot be written while rows are open: close them before tx.Begin, tx.Conn and statements that deal with savepoints", len(q.intents))
+		q.keep(err)
+		return err
 	}
 	batch := &pgx.Batch{}
 	q.addTo(batch)
@@ -169,9 +174,12 @@ func (q *queue) addTo(batch *pgx.Batch) {
 
 // ordered returns the ordering keys of what is queued, each once.
 func (q *queue) ordered() (keys []string) {
-	seen := map[string]bool{}
+	var seen map[string]bool // most have none
 	for _, in := range q.intents {
 		if k := in.OrderingKey; k != nil && !seen[*k] {
+			if seen == nil {
+				seen = map[string]bool{}
+			}
 			seen[*k] = true
 			keys = append(keys, *k)
 		}

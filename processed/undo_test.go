@@ -294,3 +294,24 @@ func TestDoNoticesThatItsTransactionWasReplaced(t *testing.T) {
 		}
 	}
 }
+
+// The intents would be lost with what the connection is used for: better an error.
+func TestTheConnectionIsNotTakenWhileRowsAreOpen(t *testing.T) {
+	b := setup(t)
+	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
+		if err := add("a")(ctx, tx); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, "select 1")
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		_ = rows.Conn()
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "while rows are open") {
+		t.Errorf("want an error that says what to close: %v", err)
+	}
+	b.stored(0, 0, 0)
+}
