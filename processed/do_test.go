@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -153,6 +154,31 @@ func TestDoTakesBackWhatTheFunctionDidAndLeavesTheCallersRows(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A function that hands on the failure of a request inside it has it as its own.
+func TestAFailureInsideIsTheOuterFailureIfReturned(t *testing.T) {
+	b := setup(t)
+	for _, handOn := range []bool{true, false} {
+		k := fmt.Sprint("outer", handOn)
+		_, err := processed.Run(t.Context(), b.db.Pool, request(t, k, `1`), func(ctx context.Context, tx pgx.Tx) (order, error) {
+			res, err := processed.Do(ctx, tx, request(t, "inner", `1`), func(context.Context, samekey.Tx) (order, error) {
+				return order{}, processed.Fail(402, "declined")
+			})
+			if failureOf(err).Code != 402 || res.Deduplicated {
+				t.Errorf("inside: %+v, %v", res, err)
+			}
+			if handOn {
+				return res.Value, err
+			}
+			return order{}, nil
+		})
+		again, replayed := processed.Run(t.Context(), b.db.Pool, request(t, k, `1`), never)
+		if handOn != (failureOf(err).Code == 402) || handOn != (failureOf(replayed).Code == 402) || !again.Deduplicated {
+			t.Errorf("handed on %v: %v, then %+v, %v", handOn, err, again, replayed)
+		}
+	}
+	b.stored(0, 0, 3) // the outer failure; then the outer answer and the inner failure
 }
 
 func TestDoInASnapshotThatPredatesTheRecordAsksForTheWholeTransactionAgain(t *testing.T) {

@@ -46,7 +46,9 @@ type Result[T any] struct {
 // After [Do] commit all the same: the failure is stored by the caller's commit,
 // and everything else that the function wrote is taken back already. A caller who
 // rolls back has stored nothing, and the request is done again when it is made
-// again.
+// again. A function that returns a Failure of another request, done with Do inside
+// it, ends with that failure itself: all that it wrote is rolled back, the other
+// request included, and the failure is stored under its own key.
 type Failure struct {
 	Code int             // as given to Fail
 	Body json.RawMessage // as given to Fail, in JSON

@@ -91,7 +91,7 @@ const (
 // its text. Of a text with several statements ("..; commit; begin") only the first
 // is looked at: Run then finds that its transaction was ended, or that another is
 // in its place, and returns [ErrAborted]; what the text committed stays. An intent
-// goes the way of the savepoint that it was inserted behind, whoever set it: before
+// goes the way of the savepoint that it was inserted behind, however that was set: before
 // a nested transaction, and before a text that may deal with savepoints (whatever
 // is not plainly one SELECT, INSERT, UPDATE, DELETE, WITH, VALUES or MERGE), the
 // intents that are queued are written, which costs a round trip.
@@ -318,7 +318,7 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, began tim
 	if bounded = bounded && q.waits(); bounded {
 		batch.Queue(db.ProcessedEventsWaitAtMost, max(time.Until(deadline).Milliseconds(), 1))
 	}
-	// The record before the intents: whoever lost is told so by the record, and
+	// The record before the intents: an attempt that lost is told so by the record, and
 	// not by an intent whose payload names a row of the loser's own.
 	m.insertRecord(batch, db.ProcessedEventsInsert, m.recordArgs(began, ans))
 	actions = q.addAll(batch)

@@ -15,7 +15,7 @@ const (
 	Serialization   = "40001"
 	Deadlock        = "40P01"
 	LockTimeout     = "55P03"
-	Cancelled       = "57014" // by a statement timeout, or by somebody
+	Cancelled       = "57014" // by a statement timeout, or by an administrator
 	NoStatement     = "26000" // a prepared statement that the connection does not have (any more)
 	IntentConflict  = "SK001"
 	IntentExists    = "SK002"
