@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strconv"
 )
 
 // maxAgentPart bounds each text that ToolCallKey and StepKey are made of. The
@@ -14,10 +15,11 @@ const maxAgentPart = 1024
 // ToolCallKey returns the key value of one tool call of an agent: equal for
 // equal arguments, in every process, release and language, and different (but
 // for a collision in 122 bits of SHA-256) when any of them differs. callID is
-// the id that the harness or the model's API gave to the call; within names
-// what that id is unique in, outermost first (the run, the conversation), and
-// may be left out only where ids never repeat: many APIs count "call_0",
-// "call_1" anew with each answer, and then run and turn both belong in it.
+// the id that the harness or the model's API gave to the call; run is the id of the
+// run or conversation, without which "call_0" of one run would be "call_0" of every
+// other; within names what else the id is unique in, outermost first. Many APIs
+// count "call_0", "call_1" again in each answer: then the turn belongs in within.
+// Some give one id to two calls of one answer: [ToolCallKeys] tells them apart.
 //
 // The harness saves callID with the call's arguments before it makes the call,
 // and takes both from there when it makes the call again. An id that is made
@@ -31,14 +33,14 @@ const maxAgentPart = 1024
 // [NewKey] with a scope that names the tenant or principal and the tool. It is a
 // UUID of version 8 and RFC 9562's variant, 36 characters, made in three steps:
 //
-//  1. Concatenate the 19 ASCII bytes "samekey/toolcall/v1" and then, for callID
-//     and each of within in the order given, the length in bytes as a 32-bit
+//  1. Concatenate the 19 ASCII bytes "samekey/toolcall/v1" and then, for callID,
+//     run and each of within in the order given, the length in bytes as a 32-bit
 //     big-endian integer, followed by the bytes.
 //  2. Take the first 16 bytes of the SHA-256 digest of that.
 //  3. Byte 6 (counted from 0) = (byte 6 AND 0x0f) OR 0x80: version 8.
 //     Byte 8 = (byte 8 AND 0x3f) OR 0x80: variant.
 //
-// For the call id "call_1" within "run-7" and "turn-2", step 1 is, in
+// For the call id "call_1" of "run-7" within "turn-2", step 1 is, in
 // hexadecimal,
 //
 //	73616d656b65792f746f6f6c63616c6c2f7631
@@ -55,17 +57,61 @@ const maxAgentPart = 1024
 //
 // Each part is 1 to 1,024 bytes of UTF-8 without control characters or spaces
 // at the ends. A part that is not is refused with a [*KeyError], never trimmed:
-// its Field is "call id" or "within part 2" (the first is 1).
-func ToolCallKey(callID string, within ...string) (string, error) {
-	if err := checkAgentPart("call id", callID); err != nil {
+// its Field is "call id", "run" or "within part 2" (the first is 1).
+func ToolCallKey(callID, run string, within ...string) (string, error) {
+	values, err := ToolCallKeys([]string{callID}, run, within...)
+	if err != nil {
 		return "", err
+	}
+	return values[0], nil
+}
+
+// ToolCallKeys returns the key values of all tool calls of one answer of a model,
+// given their ids in the order in which the answer has them. A call whose id no
+// earlier call of the answer has gets the value of [ToolCallKey]. One that repeats
+// an id, as some models do when they want the same thing twice, gets a value of its
+// own: under one value the second would be taken for a repetition of the first.
+//
+// A retry numbers them equally as long as it is a retry of the same answer: save
+// the whole answer before the first call is made, and give the ids of all its calls
+// again, those that are done included. An answer for which the model was asked again
+// is another answer, with another turn in within.
+//
+// The second call with an id, and each later one, is made as in ToolCallKey, with
+// "samekey/toolcall-again/v1" (25 bytes) in step 1, and its number among those with
+// the id as a last part: "2", "3" and so on, in ASCII. The second "call_1" of
+// "run-7" within "turn-2" has the value 9671653b-fbe0-83b1-96cd-9ca6fbe89344.
+//
+// The rules for the parts are those of ToolCallKey; the Field of an id that is
+// refused is "call id" for one call, else "call id 2" (the first is 1).
+func ToolCallKeys(callIDs []string, run string, within ...string) ([]string, error) {
+	for i, id := range callIDs {
+		field := "call id"
+		if len(callIDs) > 1 {
+			field = fmt.Sprintf("call id %d", i+1)
+		}
+		if err := checkAgentPart(field, id); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkAgentPart("run", run); err != nil {
+		return nil, err
 	}
 	for i, part := range within {
 		if err := checkAgentPart(fmt.Sprintf("within part %d", i+1), part); err != nil {
-			return "", err
+			return nil, err
 		}
 	}
-	return hashedUUID("samekey/toolcall/v1", append([]string{callID}, within...)...).String(), nil
+	values, seen := make([]string, len(callIDs)), map[string]int{}
+	for i, id := range callIDs {
+		parts := append([]string{id, run}, within...)
+		if seen[id]++; seen[id] == 1 {
+			values[i] = hashedUUID("samekey/toolcall/v1", parts...).String()
+		} else {
+			values[i] = hashedUUID("samekey/toolcall-again/v1", append(parts, strconv.Itoa(seen[id]))...).String()
+		}
+	}
+	return values, nil
 }
 
 // StepKey returns the key value of one tool call of an agent whose harness

@@ -10,6 +10,7 @@ import (
 	"math/rand"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,12 +27,11 @@ var toolCallKeys = []struct {
 	want   string
 }{
 	{"call_1", []string{"run-7", "turn-2"}, "52c53ed2-6dc8-8057-82c3-f253fcf77b0b"},
-	{"call_1", nil, "792f7c41-a9a8-89ad-9b1b-f39fbcaa9140"},
 	{"call_1", []string{"run-7"}, "c217ca09-ec14-8278-a319-07b238f8cb3b"},
 	{"call_1", []string{"turn-2", "run-7"}, "2e30860f-fe6e-8e32-8d57-3d3b07e6ef7e"},
 	{"call_1run-7", []string{"turn-2"}, "6421c738-b8ad-81ab-a86e-c77a901b42ec"},
 	{"zoë", []string{"a b", "a/b"}, "a0fca815-2634-8189-b305-3f458b31ad9d"},
-	{"toolu_01A09q90qw90lq917835lq9", nil, "57df88c0-3f44-885d-9b05-ce0a0a5e18e9"},
+	{"toolu_01A09q90qw90lq917835lq9", []string{"run-7"}, "cc2410c7-83b4-824b-b97a-428d5d497b5e"},
 }
 
 var stepKeys = []struct{ arguments, want string }{
@@ -88,7 +88,7 @@ func TestTheExamplesInTheCommentsOfAgentKeysAreRight(t *testing.T) {
 }
 
 func TestAnAgentsKeyIsAValidValueOfVersion8(t *testing.T) {
-	for _, value := range []string{toolCallKey(t, "call_1"), stepKey(t, "run-7", "3", "add_credit", `{}`)} {
+	for _, value := range []string{toolCallKey(t, "call_1", "run-7"), stepKey(t, "run-7", "3", "add_credit", `{}`)} {
 		id, err := uuid.Parse(value)
 		must(t, err)
 		if id.Version() != 8 || id.Variant() != uuid.RFC4122 || len(value) != 36 || value != id.String() {
@@ -114,7 +114,6 @@ func TestEveryPartOfAnAgentsCallCountsAndNoneRunTogether(t *testing.T) {
 	// "{}" and "1" are texts too: a step's arguments must not pass for a part.
 	texts := []string{"a", "b", "ab", "a b", "b c", "a/b", "b/c", "c", "1", "{}", "call_1", "run-7", "samekey/step/v1"}
 	for _, a := range texts {
-		add(toolCallKey(t, a), fmt.Sprintf("call %q", a))
 		for _, b := range texts {
 			add(toolCallKey(t, a, b), fmt.Sprintf("call %q", []string{a, b}))
 			for _, c := range texts {
@@ -159,12 +158,16 @@ func TestABrokenPartOfAnAgentsCallIsRefusedAndNamed(t *testing.T) {
 				t.Errorf("%q as %s gave %s beside the error", part, field, value)
 			}
 		}
-		value, err := samekey.ToolCallKey(part)
+		value, err := samekey.ToolCallKey(part, "run-7")
 		refused("call id", value, err)
-		value, err = samekey.ToolCallKey("call_1", part, "run-7")
-		refused("within part 1", value, err)
+		value, err = samekey.ToolCallKey("call_1", part, "turn-2")
+		refused("run", value, err)
 		value, err = samekey.ToolCallKey("call_1", "run-7", part)
+		refused("within part 1", value, err)
+		value, err = samekey.ToolCallKey("call_1", "run-7", "turn-2", part)
 		refused("within part 2", value, err)
+		values, err := samekey.ToolCallKeys([]string{"call_1", part}, "run-7")
+		refused("call id 2", strings.Join(values, ""), err)
 		value, err = samekey.StepKey(part, "3", "add_credit", []byte(`{}`))
 		refused("run", value, err)
 		value, err = samekey.StepKey("run-7", part, "add_credit", []byte(`{}`))
@@ -196,7 +199,7 @@ func TestArgumentsWithoutOneMeaningAreRefused(t *testing.T) {
 }
 
 func TestAnErrorAboutAnAgentsCallHoldsNothingOfIt(t *testing.T) {
-	_, inPart := samekey.ToolCallKey("s3cret\n")
+	_, inPart := samekey.ToolCallKey("s3cret\n", "run-7")
 	_, inStep := samekey.StepKey("run-7", "s3cret\n", "add_credit", []byte(`{}`))
 	_, inArguments := samekey.StepKey("run-7", "3", "add_credit", []byte(`{"s3cret":1,"s3cret":2}`))
 	for _, err := range []error{inPart, inStep, inArguments} {
@@ -214,10 +217,10 @@ func FuzzToolCallKey(f *testing.F) {
 		f.Add("a", "b", seed, seed)
 	}
 	f.Fuzz(func(t *testing.T, a, b, c, d string) {
-		lists := [][]string{{a}, {a, b}, {a + b}, {b, a}, {a, b, c}, {a + b, c}, {a, b + c}, {c, d}, {a, b, c, d}, {a, b, d}}
+		lists := [][]string{{a, a}, {a, b}, {a + b, a}, {b, a}, {a, b, c}, {a + b, c}, {a, b + c}, {c, d}, {a, b, c, d}, {a, b, d}}
 		keys := make([]string, len(lists))
 		for i, list := range lists {
-			value, err := samekey.ToolCallKey(list[0], list[1:]...)
+			value, err := samekey.ToolCallKey(list[0], list[1], list[2:]...)
 			if err != nil {
 				wantKeyError(t, err, "", "")
 			}
@@ -270,9 +273,40 @@ func FuzzStepKey(f *testing.F) {
 	})
 }
 
-func toolCallKey(t *testing.T, callID string, within ...string) string {
+// One id for two calls of an answer: each is done, and a retry of the answer does
+// none of them again.
+func TestCallsOfOneAnswerThatShareAnIdHaveKeysOfTheirOwn(t *testing.T) {
+	keys := func(ids ...string) []string {
+		values, err := samekey.ToolCallKeys(ids, "run-7", "turn-2")
+		must(t, err)
+		return values
+	}
+	first := toolCallKey(t, "call_1", "run-7", "turn-2")
+	got := keys("call_1", "call_2", "call_1", "call_1")
+	want := []string{first, toolCallKey(t, "call_2", "run-7", "turn-2"), "9671653b-fbe0-83b1-96cd-9ca6fbe89344", "999c1567-3b4c-84db-adbd-e2d2fcaa90b5"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if again := keys("call_1", "call_2", "call_1", "call_1"); !slices.Equal(again, got) {
+		t.Errorf("a retry got %v, want %v", again, got)
+	}
+	if longer := keys("call_1", "call_2", "call_1", "call_1", "call_3"); !slices.Equal(longer[:4], got) {
+		t.Errorf("with one call more: %v", longer)
+	}
+	// A number is no part that a caller could give.
+	for _, within := range [][]string{{"turn-2", "2"}, {"turn-2", "again", "2"}, {"2"}} {
+		if slices.Contains(got, toolCallKey(t, "call_1", append([]string{"run-7"}, within...)...)) {
+			t.Errorf("within %q is the key of a repeated id", within)
+		}
+	}
+	if empty := keys(); len(empty) != 0 {
+		t.Errorf("no calls: %v", empty)
+	}
+}
+
+func toolCallKey(t *testing.T, callID string, runAndWithin ...string) string {
 	t.Helper()
-	value, err := samekey.ToolCallKey(callID, within...)
+	value, err := samekey.ToolCallKey(callID, runAndWithin[0], runAndWithin[1:]...)
 	must(t, err)
 	return value
 }
@@ -298,7 +332,7 @@ func ExampleToolCallKey() {
 	// Output:
 	// 52c53ed2-6dc8-8057-82c3-f253fcf77b0b <nil>
 	// acme/add_credit <nil>
-	// samekey: key: within part 1 is empty: give the id that was saved with the call, in 1 to 1,024 bytes of UTF-8 without control characters or spaces at the ends
+	// samekey: key: run is empty: give the id that was saved with the call, in 1 to 1,024 bytes of UTF-8 without control characters or spaces at the ends
 }
 
 // Spelling does not matter, meaning does.

@@ -1,6 +1,7 @@
 package samekey
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -82,16 +84,35 @@ func NewKey(value string, scope ...string) (Key, error) {
 // Mint returns a new key value for a client that is about to begin an
 // operation: mint once, keep it with the operation, send it with every attempt.
 //
-// It is a UUID version 7: 62 random bits after a time in steps of a quarter of a
-// microsecond, which is one step later than the last where the clock gives the
-// same again. That is not guessable (one in 4.6e18 for someone who knows the
-// time and is in the same scope already), and not personal: neither host nor
-// user is in it.
-// Version 4 has more randomness and hides the time, but spreads new keys over
-// the whole of the index that remembers them, where version 7 stays at its
-// right edge; that index is written once for each request.
+// It is a UUID of version 8, 36 characters: 8 random bits, a time in milliseconds,
+// and 74 more random bits, 82 together. It is not guessable, and not personal:
+// neither host nor user is in it.
+//
+// The time keeps the keys of one moment together in the index that remembers them,
+// and the random bits before it put them on 256 pages of that index instead of one.
+// That is for services whose transactions are SERIALIZABLE, where two keys that
+// meet on a page make their transactions collide. Measured on Postgres 15, beside
+// UUIDs of version 7 (time first) and 4 (random):
+//
+//	                                                     Mint    v7    v4
+//	calls of the function per SERIALIZABLE request       1.03   1.8  1.01
+//	the same, with an empty table                         1.2   2.1   2.1
+//	WAL per record, right after a checkpoint, bytes       970   440  3700
+//	index per record, bytes                               127    73    93
+//
+// The first two with 16 clients and 100,000 records before, the last two with
+// 300,000. Without SERIALIZABLE no request runs its function twice with any of them.
 func Mint() string {
-	return uuid.Must(uuid.NewV7()).String()
+	var id uuid.UUID
+	_, _ = rand.Read(id[:]) // never fails
+	now := uint64(time.Now().UnixMilli())
+	for i := 5; i > 0; i-- {
+		id[i] = byte(now)
+		now >>= 8
+	}
+	id[6] = id[6]&0x0f | 0x80
+	id[8] = id[8]&0x3f | 0x80
+	return id.String()
 }
 
 // Validate returns nil if k obeys the rules that [NewKey] states, else a

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -191,8 +192,33 @@ func TestMintedKeysDifferAndAreValid(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if id := uuid.MustParse(samekey.Mint()); id.Version() != 7 || id.Variant() != uuid.RFC4122 {
+	if id := uuid.MustParse(samekey.Mint()); id.Version() != 8 || id.Variant() != uuid.RFC4122 {
 		t.Errorf("minted version %d, variant %s", id.Version(), id.Variant())
+	}
+}
+
+// Keys of one moment lie together, in 256 places.
+func TestMintedKeysOfAMomentLieIn256Places(t *testing.T) {
+	before, places, sorted := time.Now().UnixMilli(), map[byte]bool{}, 0
+	last := samekey.Mint()
+	for range 10_000 {
+		value := samekey.Mint()
+		if value > last {
+			sorted++
+		}
+		last = value
+		id := uuid.MustParse(value)
+		places[id[0]] = true
+		var at int64
+		for _, b := range id[1:6] {
+			at = at<<8 | int64(b)
+		}
+		if now := time.Now().UnixMilli(); at < before&(1<<40-1) || at > now&(1<<40-1) {
+			t.Fatalf("%s has the time %d, made from %d to %d", value, at, before, now)
+		}
+	}
+	if len(places) != 256 || sorted < 4_000 || sorted > 6_000 {
+		t.Errorf("%d places, %d of 10,000 greater than the one before", len(places), sorted)
 	}
 }
 

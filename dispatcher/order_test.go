@@ -64,7 +64,7 @@ func (r *recorder) wantOrder(b *bundle, key string, n int) {
 func (b *bundle) insertOrdered(key string, n int) (ids []uuid.UUID) {
 	b.Helper()
 	for i := range n {
-		ids = append(ids, b.insert("charge_card", ordered(key), func(in *outbox.Intent) { in.Payload = fmt.Sprintf("%s/%d", key, i) }))
+		ids = append(ids, b.insert("charge_card", ordered(key), func(in *outbox.Intent) { in.Payload = []byte(fmt.Sprintf("%q", fmt.Sprintf("%s/%d", key, i))) }))
 	}
 	return ids
 }

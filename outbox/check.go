@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/samekey/samekey/internal/jsonvalue"
 	"github.com/samekey/samekey/internal/keyed"
 )
 
@@ -56,7 +57,7 @@ var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "
 // of what was in it.
 func (in Intent) checked() (keyed.Intent, error) {
 	if !actionName.MatchString(in.Action) {
-		return keyed.Intent{}, errors.New(`Action must match ` + actionName.String() + `, such as "charge_card"`)
+		return keyed.Intent{}, invalid("Action", errors.New(`Action must match `+actionName.String()+`, such as "charge_card"`))
 	}
 	payload, contentType, err := encodePayload(in.Payload, in.ContentType)
 	if err != nil {
@@ -64,14 +65,14 @@ func (in Intent) checked() (keyed.Intent, error) {
 	}
 	headers, err := encodeHeaders(in.Headers)
 	if err != nil {
-		return keyed.Intent{}, err
+		return keyed.Intent{}, invalid("Headers", err)
 	}
 	if err := errors.Join(
-		checkText("Part", in.Part, maxPart),
-		checkText("OrderingKey", in.OrderingKey, maxOrderingKey),
+		invalid("Part", checkText("Part", in.Part, maxPart)),
+		invalid("OrderingKey", checkText("OrderingKey", in.OrderingKey, maxOrderingKey)),
 		checkTimes(in.DueAt, in.Deadline),
-		checkTrace(in.TraceContext),
-		checkText("RequestedBy", in.RequestedBy, maxRequestedBy),
+		invalid("TraceContext", checkTrace(in.TraceContext)),
+		invalid("RequestedBy", checkText("RequestedBy", in.RequestedBy, maxRequestedBy)),
 	); err != nil {
 		return keyed.Intent{}, err
 	}
@@ -91,33 +92,35 @@ func encodePayload(value any, contentType string) (payload []byte, _ string, err
 		contentType = "application/json"
 	}
 	if len(contentType) > maxContentType || !mediaType.MatchString(contentType) {
-		return nil, "", fmt.Errorf(`ContentType must be a media type of at most %d bytes, such as "application/json"`, maxContentType)
+		return nil, "", invalid("ContentType", fmt.Errorf(`ContentType must be a media type of at most %d bytes, such as "application/json"`, maxContentType))
 	}
-	isJSON := jsonType.MatchString(contentType)
-	switch v := value.(type) {
-	case nil:
-		return nil, "", errors.New("Payload is nil: use struct{}{} for an effect without one")
-	case []byte:
-		payload = v
-	case json.RawMessage:
-		payload = v
-	default:
+	payload, err = payloadBytes(value, jsonType.MatchString(contentType))
+	return payload, contentType, invalid("Payload", err)
+}
+
+// payloadBytes returns a copy: the caller may use its bytes for something else
+// before they are written, as database/sql does with those of a RawBytes.
+func payloadBytes(value any, isJSON bool) (payload []byte, err error) {
+	if value == nil {
+		return nil, errors.New("Payload is nil: use struct{}{} for an effect without one")
+	}
+	if held, ok := jsonvalue.Bytes(value); ok {
+		payload = append([]byte{}, held...) // never nil, which would be NULL
+	} else {
 		if !isJSON {
-			return nil, "", fmt.Errorf("Payload is a %T, which would be encoded as JSON, and ContentType is another: give a []byte", value)
+			return nil, fmt.Errorf("Payload is a %T, which would be encoded as JSON, and ContentType is another: give a []byte", value)
 		}
-		if payload, err = encodeValue(v); err != nil {
-			return nil, "", err
+		if payload, err = encodeValue(value); err != nil {
+			return nil, err
 		}
 	}
 	switch {
 	case len(payload) > maxPayload:
-		return nil, "", fmt.Errorf("Payload is %d bytes long, more than %d: store it elsewhere and send a reference", len(payload), maxPayload)
+		return nil, fmt.Errorf("Payload is %d bytes long, more than %d: store it elsewhere and send a reference", len(payload), maxPayload)
 	case isJSON && !(utf8.Valid(payload) && json.Valid(payload)):
-		return nil, "", errors.New("Payload is not JSON in valid UTF-8: name its ContentType, such as application/octet-stream")
-	case payload == nil:
-		payload = []byte{} // nil would be NULL
+		return nil, errors.New("Payload is not JSON in valid UTF-8: name its ContentType, such as application/octet-stream")
 	}
-	return payload, contentType, nil
+	return payload, nil
 }
 
 // encodeHeaders returns a JSON object, its members sorted.
@@ -175,12 +178,13 @@ func checkText(field, text string, limit int) error {
 func checkTimes(due, deadline time.Time) error {
 	for i, at := range []time.Time{due, deadline} {
 		if year := at.UTC().Year(); !at.IsZero() && (year < 1970 || year > 9999) {
-			return fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", []string{"DueAt", "Deadline"}[i], year)
+			field := []string{"DueAt", "Deadline"}[i]
+			return invalid(field, fmt.Errorf("%s is in the year %d: give a time between 1970 and 9999", field, year))
 		}
 	}
 	// The database keeps microseconds.
 	if !deadline.IsZero() && !deadline.Truncate(time.Microsecond).After(due.Truncate(time.Microsecond)) {
-		return errors.New("Deadline is not after DueAt: the intent could never be sent")
+		return invalid("Deadline", errors.New("Deadline is not after DueAt: the intent could never be sent"))
 	}
 	return nil
 }

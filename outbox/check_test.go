@@ -48,9 +48,9 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 		"Payload is a chan int: read it and give its":  func(in *outbox.Intent) { in.Payload = make(chan int) },
 		"Payload is a *bytes.Buffer: read it and give": func(in *outbox.Intent) { in.Payload = bytes.NewBufferString("s3cret") },
 		"Payload is a *struct { id string }: read it":  func(in *outbox.Intent) { in.Payload = &struct{ id string }{"s3cret"} },
-		"Payload has a string that is not valid UTF-8": func(in *outbox.Intent) { in.Payload = "s3cret\xff" },
+		"Payload has a string that is not valid UTF-8": func(in *outbox.Intent) { in.Payload = []string{"s3cret\xff"} },
 		"Payload is 1048577 bytes long":                func(in *outbox.Intent) { in.Payload = []byte(`"` + strings.Repeat("a", 1<<20-1) + `"`) },
-		"Payload is 1048577 bytes long ":               func(in *outbox.Intent) { in.Payload = strings.Repeat("a", 1<<20-1) },
+		"Payload is 1048577 bytes long ":               func(in *outbox.Intent) { in.Payload = []string{strings.Repeat("a", 1<<20-3)} },
 		"Payload is not JSON in valid UTF-8":           func(in *outbox.Intent) { in.Payload = []byte(`{"s3cret":`) },
 		"Payload is not JSON in valid UTF-8 ":          func(in *outbox.Intent) { in.Payload = []byte("\"s3cret\xff\"") },
 		"Payload is not JSON in valid UTF-8  ":         func(in *outbox.Intent) { in.Payload = []byte{} },
@@ -112,7 +112,7 @@ func TestAtEachLimitTheTablesTakeWhatInsertTakes(t *testing.T) {
 		"part":         func(in *outbox.Intent) { in.Part = strings.Repeat("é", 127) + "p" },
 		"ordering key": func(in *outbox.Intent) { in.OrderingKey = strings.Repeat("o", 255) },
 		"payload":      func(in *outbox.Intent) { in.Payload = []byte(`"` + strings.Repeat("a", 1<<20-2) + `"`) },
-		"value":        func(in *outbox.Intent) { in.Payload = strings.Repeat("a", 1<<20-2) },
+		"value":        func(in *outbox.Intent) { in.Payload = []string{strings.Repeat("a", 1<<20-4)} },
 		"content type": func(in *outbox.Intent) {
 			in.ContentType = "text/plain; a=" + strings.Repeat("b", 241)
 			in.Payload = []byte{}
@@ -161,8 +161,8 @@ func TestBytesAreKeptAsTheyAreAndValuesEncodedOnceWithExactDigits(t *testing.T) 
 		{int64(math.MaxInt64), "", `9223372036854775807`},
 		{map[string]string{"url": "https://x/?a=1&b=<2>"}, "", `{"url":"https://x/?a=1&b=<2>"}`},
 		{struct{}{}, "", `{}`},
-		{"a\x00b \ufffd \u2028", "", `"a\u0000b ` + "\ufffd" + ` \u2028"`},
-		{`\ufffd`, "", `"\\ufffd"`},
+		{[]string{"a\x00b \ufffd \u2028"}, "", `["a\u0000b ` + "\ufffd" + ` \u2028"]`},
+		{[]string{`\ufffd`}, "", `["\\ufffd"]`},
 		{map[string]int{"n": 1}, "application/vnd.api+json; charset=utf-8", `{"n":1}`},
 	} {
 		id := insert(t, on, outbox.Intent{Action: "charge_card", Payload: c.payload, ContentType: c.contentType})

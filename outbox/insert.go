@@ -3,6 +3,7 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,13 +18,6 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// ConflictError says that an intent with the same key, action and part and with
-// another payload exists. The database's error (SQLSTATE SK001) aborted the
-// transaction: roll it back. The intent that exists is untouched. Where two
-// effects of one action are meant, give each its own Part; where the payload
-// merely changed between two attempts, the later one is the mistake.
-type ConflictError = keyed.ConflictError
-
 // Insert writes an intent in the caller's transaction and returns its id: the
 // intent exists exactly if the transaction commits. The same key, action, part
 // and payload again is a no-op that returns the first id (its other fields are
@@ -33,10 +27,11 @@ type ConflictError = keyed.ConflictError
 // with the commit, without a round trip of its own; a conflict then comes out
 // of Run. In processed.Do and a handler's Apply it takes the key and is written
 // at once. In any other transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx)
-// it needs a Key and is written at once; call [Flush] after the commit.
+// it needs a Key and is written at once; call [Flush] or [FlushSQL] after the
+// commit.
 //
-// What breaks the rules of [Intent] is refused before any SQL, and leaves the
-// transaction usable. Any error of the database aborts it, as a failed
+// What breaks the rules of [Intent] is refused before any SQL, with an
+// [*IntentError], and leaves the transaction usable. Any error of the database aborts it, as a failed
 // statement does: roll it back. SQLSTATE 40001, found with errors.As, means to
 // run it again.
 //
@@ -52,7 +47,7 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	if queues {
 		id, queued, err := queue.Enqueue(ready)
 		if err != nil || queued {
-			return id, keyed.InsertError(ready, err)
+			return id, enqueueError(ready, err)
 		}
 	}
 	id, err := db.New(tx).OutboxEnqueue(ctx, ready.Params(false))
@@ -111,6 +106,11 @@ func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UU
 // second.
 func Flush(pool *pgxpool.Pool, actions ...string) { wake.Flush(pool, actions...) }
 
+// FlushSQL is [Flush] for users of database/sql, and of what is built on it, with
+// any Postgres driver. It takes the pool and not a transaction: a notification
+// inside one would make commits wait for each other.
+func FlushSQL(db *sql.DB, actions ...string) { wake.FlushSQL(db, actions...) }
+
 // prepare checks the intent and gives it its key.
 func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	key := in.Key
@@ -124,18 +124,21 @@ func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 			key = t.RequestKey()
 		}
 		if key != t.RequestKey() {
-			return keyed.Intent{}, errors.New("Key is not the request's: the delivery key must follow from the request, so that its repetition is the same effect; leave Key zero, and use Part to tell intents apart")
+			return keyed.Intent{}, invalid("Key", errors.New("Key is not the request's: the delivery key must follow from the request, so that its repetition is the same effect; leave Key zero, and use Part to tell intents apart"))
 		}
 	default:
 		if key.IsZero() {
-			return keyed.Intent{}, errors.New("Key is required outside processed.Run, Do and Apply: give the key of the operation that this effect belongs to")
+			return keyed.Intent{}, invalid("Key", errors.New("Key is required outside processed.Run, Do and Apply: give the key of the operation that this effect belongs to"))
 		}
 	}
 	if err := key.Validate(); err != nil {
-		return keyed.Intent{}, err
+		return keyed.Intent{}, invalid("Key", err)
 	}
 	ready, err := in.checked()
 	ready.Key = key
+	ready.Conflict = func(cause error) error {
+		return &ConflictError{Action: in.Action, Part: in.Part, KeyHash: key.Hash(), Err: cause}
+	}
 	return ready, err
 }
 
@@ -147,7 +150,7 @@ func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, 
 		queued := false
 		if queues {
 			if ids[i], queued, err = queue.Enqueue(in); err != nil {
-				return nil, keyed.InsertError(in, err)
+				return nil, enqueueError(in, err)
 			}
 		}
 		if !queued {
@@ -155,6 +158,15 @@ func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, 
 		}
 	}
 	return rest, nil
+}
+
+// enqueueError is keyed.InsertError for an error of a queue, which may be a
+// conflict already.
+func enqueueError(in keyed.Intent, err error) error {
+	if conflict, ok := errors.AsType[*ConflictError](err); ok {
+		return conflict
+	}
+	return keyed.InsertError(in, err)
 }
 
 // sortForLocks puts the intents, given by their indexes, into the order in

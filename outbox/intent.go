@@ -33,11 +33,14 @@ type Intent struct {
 	// Payload is what the handler gets, and by default the body of the request to
 	// the vendor: the same bytes at every attempt. At most 1 MiB.
 	//
-	// A []byte or json.RawMessage is kept as it is, to the byte. Anything else is
-	// encoded once, as JSON, without HTML escaping; integers and json.Number keep
-	// their digits; a string that is not valid UTF-8 is refused, and so is what
-	// encodes to null, and what JSON shows nothing of: an io.Reader, a struct
-	// without exported fields. For an effect without a payload, use struct{}{} or an
+	// A []byte, a json.RawMessage, any other type of bytes (sql.RawBytes, a type of
+	// your own) or a pointer to one is copied and kept as it is, to the byte.
+	// Anything else is encoded once, as JSON, without HTML escaping; integers and
+	// json.Number keep their digits; a []byte inside a struct becomes base64, as
+	// always in JSON, and a String method is not asked. Refused are a string, which
+	// may be meant with or without its quotation marks; a string inside that is not
+	// valid UTF-8; what encodes to null; and what JSON shows nothing of: an
+	// io.Reader, a struct without exported fields. For an effect without a payload, use struct{}{} or an
 	// empty []byte with a ContentType that is not JSON.
 	Payload any
 

@@ -136,7 +136,7 @@ func TestTheSameKeyValueForAnotherActionOrTenantIsAnotherEffect(t *testing.T) {
 		{Key: newKey(t, "k", "a/x"), Action: "charge_card"},
 		{Key: newKey(t, "k", "a", "x"), Action: "charge_card", Part: "2"},
 	} {
-		in.Payload = in.Action + in.Part + in.Key.Scope
+		in.Payload = []string{in.Action, in.Part, in.Key.Scope}
 		keys[get(t, on, insert(t, on, in)).DeliveryKey] = true
 	}
 	if len(keys) != 6 {

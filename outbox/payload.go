@@ -12,8 +12,11 @@ import (
 // encodeValue encodes a Go value as JSON, once: what is stored is what every
 // attempt sends. Its errors name types only: an encoder's may quote the value.
 func encodeValue(value any) ([]byte, error) {
-	if jsonvalue.Opaque(value) {
+	switch {
+	case jsonvalue.Opaque(value):
 		return nil, fmt.Errorf("Payload is a %T: read it and give its bytes", value)
+	case jsonvalue.Text(value):
+		return nil, fmt.Errorf("Payload is a %T, which JSON would put in quotation marks: give []byte(..) for the text itself, or a struct with the string in it", value)
 	}
 	encoded, err := encodeJSON(value)
 	switch {

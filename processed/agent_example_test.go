@@ -16,16 +16,20 @@ import (
 // toolCall is what a harness saves before it makes a call, and reads when it
 // makes the call again.
 type toolCall struct {
-	Run       string          `json:"run"`
-	Turn      string          `json:"turn"`
 	ID        string          `json:"id"` // as the model's API gave it
 	Tool      string          `json:"tool"`
 	Arguments json.RawMessage `json:"arguments"`
 }
 
-// keyValue is what the harness sends with the call, beside the arguments.
-func (c toolCall) keyValue() (string, error) {
-	return samekey.ToolCallKey(c.ID, c.Run, c.Turn)
+// keyValues are what the harness sends with the calls of one answer, beside the
+// arguments. It saves all of them before it makes the first, and gives all of them
+// when it resumes, so that an id that the model gave twice is numbered alike.
+func keyValues(run, turn string, answer []toolCall) ([]string, error) {
+	ids := make([]string, len(answer))
+	for i, call := range answer {
+		ids[i] = call.ID
+	}
+	return samekey.ToolCallKeys(ids, run, turn)
 }
 
 // creditTool is the tool. The tenant is who is logged in, and the value comes
@@ -60,18 +64,12 @@ func creditForModel(res processed.Result[int64]) string {
 	return fmt.Sprintf(`{"balance":%d}`, res.Value)
 }
 
-// A harness saves the call, makes it, and repeats what it is not sure of.
+// A harness saves the calls of an answer, makes them, and repeats what it is not
+// sure of.
 func Example_agent() {
-	_ = func(ctx context.Context, pool *pgxpool.Pool, call toolCall, save func(toolCall) error) (string, error) {
-		if err := save(call); err != nil { // before the call: see docs/agents.md
-			return "", err
-		}
-		value, err := call.keyValue()
-		if err != nil {
-			return "", err
-		}
+	call := func(ctx context.Context, pool *pgxpool.Pool, value string, c toolCall) (string, error) {
 		for {
-			res, err := creditTool(ctx, pool, "acme", value, call.Arguments)
+			res, err := creditTool(ctx, pool, "acme", value, c.Arguments)
 			if err == nil {
 				return creditForModel(res), nil
 			}
@@ -84,5 +82,22 @@ func Example_agent() {
 			case <-time.After(time.Second):
 			}
 		}
+	}
+	_ = func(ctx context.Context, pool *pgxpool.Pool, run, turn string, answer []toolCall, save func([]toolCall) error) (said []string, err error) {
+		if err := save(answer); err != nil { // before the first call: see docs/agents.md
+			return nil, err
+		}
+		values, err := keyValues(run, turn, answer)
+		if err != nil {
+			return nil, err
+		}
+		for i, c := range answer {
+			text, err := call(ctx, pool, values[i], c)
+			if err != nil {
+				return said, err
+			}
+			said = append(said, text)
+		}
+		return said, nil
 	}
 }

@@ -248,6 +248,28 @@ func TestASecondReminderThatIsWantedIsSent(t *testing.T) {
 	}
 }
 
+// A model that gives one id to two equal calls of an answer wants both.
+func TestTwoCallsOfOneAnswerWithOneIdAreBothDoneOnce(t *testing.T) {
+	b := setup(t)
+	b.exec(lineTables)
+	b.exec("insert into accounts values ('a-1', 0)")
+	arguments := json.RawMessage(`{"account":"a-1","amount":10}`)
+	answer := []toolCall{{"call_0", "add_credit", arguments}, {"call_0", "add_credit", arguments}}
+	for attempt := range 3 {
+		values, err := keyValues("run-7", "turn-2", answer)
+		ok(t, err)
+		for i, value := range values {
+			res, err := creditTool(t.Context(), b.db.Pool, "acme", value, arguments)
+			if err != nil || res.Value != int64(10*(i+1)) || res.Deduplicated != (attempt > 0) {
+				t.Errorf("attempt %d, call %d: %+v, %v", attempt, i, res, err)
+			}
+		}
+	}
+	if b.count("accounts where id = 'a-1' and balance = 20") != 1 {
+		t.Error("the balance is not 20")
+	}
+}
+
 func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
 	b := setup(t)
 	b.exec(lineTables)
@@ -259,9 +281,9 @@ func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
 		}
 	}
 	credit := func(callID, arguments string) (processed.Result[int64], error) {
-		value, err := toolCall{Run: "run-7", Turn: "turn-2", ID: callID}.keyValue()
+		values, err := keyValues("run-7", "turn-2", []toolCall{{ID: callID}})
 		ok(t, err)
-		return creditTool(t.Context(), b.db.Pool, "acme", value, []byte(arguments))
+		return creditTool(t.Context(), b.db.Pool, "acme", values[0], []byte(arguments))
 	}
 	for attempt, arguments := range []string{`{"account":"a-1","amount":10}`, `{"amount": 10, "account": "a-1"}`, `{"account":"\u0061-1","amount":10}`} {
 		res, err := credit("call_1", arguments)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -133,14 +134,14 @@ func TestDoTakesBackWhatTheFunctionDidAndLeavesTheCallersRows(t *testing.T) {
 				_, _ = do("panic", func(context.Context, samekey.Tx) error { panic("boom") })
 			}()
 			res, err := do("failure", func(context.Context, samekey.Tx) error { return processed.Fail(402, "declined") })
-			if err != nil || res.Failure == nil || res.Failure.Code != 402 {
+			if failureOf(err).Code != 402 {
 				t.Errorf("failure: %+v, %v", res, err)
 			}
 			res, err = do("failed-after-error", func(ctx context.Context, tx samekey.Tx) error {
 				_, _ = tx.Exec(ctx, "select 1/0")
 				return processed.Fail(409, nil)
 			})
-			if err != nil || res.Failure == nil {
+			if failureOf(err).Code != 409 {
 				t.Errorf("failure after a failed statement: %+v, %v", res, err)
 			}
 			if err := commit(); err != nil {
@@ -148,11 +149,36 @@ func TestDoTakesBackWhatTheFunctionDidAndLeavesTheCallersRows(t *testing.T) {
 			}
 			b.stored(1, 0, 2)
 			again, err := processed.Run(ctx, b.db.Pool, request(t, "failure", `1`), never)
-			if err != nil || again.Failure == nil || string(again.Failure.Body) != `"declined"` {
+			if string(failureOf(err).Body) != `"declined"` || !again.Deduplicated {
 				t.Errorf("replay: %+v, %v", again, err)
 			}
 		})
 	}
+}
+
+// A function that hands on the failure of a request inside it has it as its own.
+func TestAFailureInsideIsTheOuterFailureIfReturned(t *testing.T) {
+	b := setup(t)
+	for _, handOn := range []bool{true, false} {
+		k := fmt.Sprint("outer", handOn)
+		_, err := processed.Run(t.Context(), b.db.Pool, request(t, k, `1`), func(ctx context.Context, tx pgx.Tx) (order, error) {
+			res, err := processed.Do(ctx, tx, request(t, "inner", `1`), func(context.Context, samekey.Tx) (order, error) {
+				return order{}, processed.Fail(402, "declined")
+			})
+			if failureOf(err).Code != 402 || res.Deduplicated {
+				t.Errorf("inside: %+v, %v", res, err)
+			}
+			if handOn {
+				return res.Value, err
+			}
+			return order{}, nil
+		})
+		again, replayed := processed.Run(t.Context(), b.db.Pool, request(t, k, `1`), never)
+		if handOn != (failureOf(err).Code == 402) || handOn != (failureOf(replayed).Code == 402) || !again.Deduplicated {
+			t.Errorf("handed on %v: %v, then %+v, %v", handOn, err, again, replayed)
+		}
+	}
+	b.stored(0, 0, 3) // the outer failure; then the outer answer and the inner failure
 }
 
 func TestDoInASnapshotThatPredatesTheRecordAsksForTheWholeTransactionAgain(t *testing.T) {

@@ -29,15 +29,22 @@
 //   - [ErrInFlight]: the first attempt is still running. Again in a moment.
 //   - [ErrAmbiguous]: the connection was lost during COMMIT and nobody could be
 //     asked. Again, with the same key.
-//   - samekey.ErrInvalidKey, samekey.ErrInvalidPayload: the request cannot be
-//     remembered as it came.
-//   - an error of the function's own, as it is; nothing was stored.
+//   - [ErrInvalidRequest], with the field in a [*RequestError]: the request cannot
+//     be remembered as it came. An invalid key or payload also matches
+//     samekey.ErrInvalidKey or samekey.ErrInvalidPayload.
+//   - [ErrNested]: a call inside another one's function. A mistake in the program.
+//   - [*Failure]: the answer is a no, and is stored.
+//   - an error of the function's own; nothing was stored.
 //
 // [SafeToRetry] tells which are worth another call.
 //
 // A no that is an answer (the card was declined) is returned from the function
-// with [Fail]: all else is rolled back, and the no replays like any answer, in
-// Result.Failure.
+// with [Fail]: all else is rolled back, and the no replays like any answer. It
+// comes as an error, so that nobody takes it for a success:
+//
+//	if failure, ok := errors.AsType[*processed.Failure](err); ok {
+//		// answer with failure.Code and failure.Body; after Do, commit first
+//	}
 //
 // # Do and Once
 //

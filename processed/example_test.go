@@ -63,12 +63,12 @@ func ExampleFail() {
 			}
 			return Order{ID: "o1"}, nil
 		})
+		if failure, ok := errors.AsType[*processed.Failure](err); ok {
+			fmt.Println(failure.Code, string(failure.Body)) // the first time and at each replay
+			return nil
+		}
 		if err != nil {
 			return err
-		}
-		if res.Failure != nil {
-			fmt.Println(res.Failure.Code, string(res.Failure.Body))
-			return nil
 		}
 		fmt.Println(res.Value.ID)
 		return nil
@@ -86,7 +86,7 @@ func reserve(context.Context, samekey.Tx) (bool, error) { return true, nil }
 // With database/sql, and so with GORM, bun, ent or sqlx, the transaction stays
 // yours.
 func ExampleDo() {
-	_ = func(ctx context.Context, db *sql.DB, pool *pgxpool.Pool, req processed.Request, order Order) error {
+	_ = func(ctx context.Context, db *sql.DB, req processed.Request, order Order) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			return err
@@ -99,14 +99,14 @@ func ExampleDo() {
 			_, err := outbox.Insert(ctx, tx, outbox.Intent{Action: "charge_card", Payload: order})
 			return order, err
 		})
-		if err != nil {
+		if _, failed := errors.AsType[*processed.Failure](err); err != nil && !failed {
 			return err
 		}
-		if err := tx.Commit(); err != nil {
+		if err := tx.Commit(); err != nil { // the order, or the failure
 			return err
 		}
-		outbox.Flush(pool, "charge_card")
-		return nil
+		outbox.FlushSQL(db, "charge_card")
+		return err
 	}
 }
 

@@ -145,8 +145,8 @@ func TestARowThatIsGoneBeforeItIsFoundIsMadeAnew(t *testing.T) {
 				}
 			}}
 			(<-b.ticket(gap, "printer on fire")).want(t, false)
-			if gap.n != 3 {
-				t.Errorf("%d statements, want create, find, create", gap.n)
+			if gap.n != 4 {
+				t.Errorf("%d statements, want create, find, create, find", gap.n)
 			}
 			ok(t, commit())
 			b.tickets(1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/hook"
+	"github.com/samekey/samekey/internal/sqlstate"
 	"github.com/samekey/samekey/internal/wake"
 )
 
@@ -26,7 +27,7 @@ var errInRecovery = errors.New("the server is in recovery, its rows may be behin
 // lock in hand, a record is there or will never be. A look-up without the lock
 // could miss a commit that is still under way.
 func (m *memory) findOut(ctx context.Context, pool *pgxpool.Pool, lost *lostError) (answer, error) {
-	within := hook.FindOut(ctx, findOutWithin)
+	within, caller := hook.FindOut(ctx, findOutWithin), ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	for try := 1; ; try++ {
@@ -35,10 +36,12 @@ func (m *memory) findOut(ctx context.Context, pool *pgxpool.Pool, lost *lostErro
 		case err == nil && found != nil:
 			wake.Flush(pool, lost.actions...)
 			return m.replay(found)
+		case err == nil && caller.Err() != nil:
+			return answer{}, fmt.Errorf("%w (its commit was cut short: %w)", ended(caller), lost.cause)
 		case err == nil:
 			return answer{}, unstored("processed: the connection was lost during COMMIT, and nothing was stored (key:%s): %w", m.key.Hash(), lost.cause)
 		}
-		if sqlState(err) == stateLockTimeout || pause(ctx, try) != nil {
+		if sqlstate.Of(err) == sqlstate.LockTimeout || pause(ctx, try) != nil {
 			return answer{}, fmt.Errorf("%w (key:%s): %w", ErrAmbiguous, m.key.Hash(), errors.Join(lost.cause, err))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // Pruning says how Prune works. The zero value is the default.
@@ -175,7 +176,7 @@ func inBatch(ctx context.Context, pool *pgxpool.Pool, do func(*db.Queries) error
 			}
 			return do(db.New(tx))
 		})
-		if sqlState(err) != stateCancelled || try == maxTries || ctx.Err() != nil {
+		if sqlstate.Of(err) != sqlstate.Cancelled || try == maxTries || ctx.Err() != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package processed
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/google/uuid"
@@ -11,155 +12,199 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// queue holds the intents of one transaction until the batch that commits, and
-// what happened to them when part of the transaction was rolled back. Moments
-// are counted, not measured: every event has a number of its own.
+// queue holds the intents of one transaction until the batch that commits.
+//
+// What is rolled back to a savepoint takes its intents along, and nothing else,
+// because of one rule: an intent is queued only as long as no savepoint is newer
+// than it. Whatever may set a savepoint (Begin, and every text that is not
+// plainly something else) has the queue written first. So
+//
+//   - an intent that is older than a savepoint is in the database before the
+//     savepoint is, and stays when it is rolled back to;
+//   - an intent that is still queued is younger than every savepoint, and is
+//     forgotten when any of them is rolled back to: a nested transaction's
+//     Rollback does it, any other text that may do it has the queue written first,
+//     behind the savepoint, where the rollback takes it;
+//   - in a failed transaction nothing can be written, and what is queued is lost
+//     with every way on from there: it is forgotten.
 type queue struct {
-	key samekey.Key
-
-	mu        sync.Mutex
+	gate
+	key       samekey.Key
 	immediate bool // intents are written at once, by the inserter
-	intents   []queued
-	actions   []string // of intents written at once
-	clock     int      // the last event's number
-	err       error    // what must come out of Run
+	intents   []keyed.Intent
+	index     map[name]int  // where in intents
+	written   map[name]bool // before the commit; a rollback may have taken it back since
+	actions   []string      // of intents that were written
+	clock     int           // counts the beginnings of nested transactions
+	err       error         // what must come out of Run
 	errAt     int
-	closed    bool
-	open      int // statements under way
 }
 
-type queued struct {
-	keyed.Intent
-	written int // when it was written before the commit, 0 for not yet
-}
+// name tells the intents of one key apart.
+type name struct{ action, part string }
 
-// enqueue does in memory what samekey.enqueue does in the database.
+// enqueue does in memory what samekey.enqueue does in the database. What was
+// written before is left to the database, which knows whether it is still there.
 func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	this := name{in.Action, in.Part}
+	switch {
+	case q.closed:
 		return uuid.Nil, false, pgx.ErrTxClosed
-	}
-	if q.immediate {
+	case q.immediate || q.written[this]:
 		return uuid.Nil, false, nil
 	}
-	for _, have := range q.intents {
-		if have.Key != in.Key || have.Action != in.Action || have.Part != in.Part {
-			continue
-		}
+	if at, ok := q.index[this]; ok {
+		have := q.intents[at]
 		if !bytes.Equal(have.Payload, in.Payload) {
-			err := &keyed.ConflictError{Action: in.Action, Part: in.Part, KeyHash: in.Key.Hash()}
-			q.fail(err)
+			err := in.Conflict(nil)
+			q.keep(err)
 			return uuid.Nil, false, err
 		}
 		return have.ID, true, nil
 	}
-	q.intents = append(q.intents, queued{Intent: in})
+	if q.index == nil {
+		q.index = map[name]int{}
+	}
+	q.index[this] = len(q.intents)
+	q.intents = append(q.intents, in)
 	return in.ID, true, nil
 }
 
-// fail keeps the first error, as a transaction does.
+// fail makes err come out of Run.
 func (q *queue) fail(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.keep(err)
+}
+
+// keep keeps the first error, as a transaction does.
+func (q *queue) keep(err error) {
 	if q.err == nil && err != nil {
-		q.clock++
 		q.err, q.errAt = err, q.clock
 	}
 }
 
-// mark is a moment to which a nested transaction may roll back.
-type mark struct{ length, clock int }
-
-func (q *queue) mark() mark {
+// nest notes that a nested transaction begins, and returns its number.
+func (q *queue) nest() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.clock++
-	return mark{len(q.intents), q.clock}
+	return q.clock
 }
 
-// rollback forgets what was queued since the mark, and takes back as queued
-// what was queued before it and written since: those rows are gone.
-func (q *queue) rollback(to mark) {
+// rollback forgets what is queued and what failed since the nested transaction
+// began.
+func (q *queue) rollback(nest int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return
 	}
-	q.intents = q.intents[:min(to.length, len(q.intents))]
-	for i := range q.intents {
-		if q.intents[i].written > to.clock {
-			q.intents[i].written = 0
-		}
-	}
-	if q.errAt > to.clock {
+	q.forget()
+	if q.errAt >= nest {
 		q.err, q.errAt = nil, 0
 	}
 }
 
-// flush writes what is queued now, and queues no more.
+func (q *queue) forget() { q.intents, q.index = nil, nil }
+
+// flush writes what is queued.
 func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	switch {
+	case q.closed:
 		return pgx.ErrTxClosed
-	}
-	q.immediate = true
-	batch := &pgx.Batch{}
-	if q.addTo(batch); batch.Len() == 0 {
+	case len(q.intents) == 0:
 		return nil
-	}
-	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		q.fail(err)
+	case conn.PgConn().TxStatus() == 'E':
+		q.forget()
+		return nil
+	case conn.PgConn().IsBusy():
+		err := fmt.Errorf("processed: %d intents are queued and cannot be written while rows are open: close them before tx.Begin, tx.Conn and statements that deal with savepoints", len(q.intents))
+		q.keep(err)
 		return err
 	}
-	q.clock++
-	for i := range q.intents {
-		if q.intents[i].written == 0 {
-			q.intents[i].written = q.clock
-		}
+	batch := &pgx.Batch{}
+	q.addTo(batch)
+	if q.written == nil {
+		q.written = map[name]bool{}
+	}
+	for _, in := range q.intents {
+		q.written[name{in.Action, in.Part}] = true
+		q.actions = append(q.actions, in.Action)
+	}
+	q.forget()
+	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+		q.keep(err)
+		return err
 	}
 	return nil
 }
 
-// addAll is addTo for the batch that commits.
-func (q *queue) addAll(batch *pgx.Batch) (actions []string) {
+// flushAll is flush, after which intents are written at once: nothing is seen any
+// more of what the function does.
+func (q *queue) flushAll(ctx context.Context, conn *pgx.Conn) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.addTo(batch)
+	q.immediate = true
+	q.mu.Unlock()
+	_ = q.flush(ctx, conn) // the queue keeps the error for Run
 }
 
-// addTo adds what is not written yet, and returns the actions of all that will
-// be when the batch has committed. Several ordering keys are locked in one
-// order first, so that two transactions do not wait for each other in a circle.
-func (q *queue) addTo(batch *pgx.Batch) (actions []string) {
-	orders := map[string]bool{}
-	for _, in := range q.intents {
-		if in.written == 0 && in.OrderingKey != nil {
-			orders[*in.OrderingKey] = true
-		}
+// addTo adds what is queued. Several ordering keys are locked in one order first,
+// so that two transactions do not wait for each other in a circle.
+func (q *queue) addTo(batch *pgx.Batch) {
+	if keys := q.ordered(); len(keys) > 1 {
+		batch.Queue(db.OutboxQueueLockOrder, keys) // the statement sorts them
 	}
-	if len(orders) > 1 {
-		keys := make([]string, 0, len(orders))
-		for k := range orders {
-			keys = append(keys, k) // the statement sorts them
-		}
-		batch.Queue(db.OutboxQueueLockOrder, keys)
-	}
-	actions = append(actions, q.actions...)
 	for _, in := range q.intents {
-		actions = append(actions, in.Action)
-		if in.written != 0 {
-			continue
-		}
 		// The callback fails only where the server did: one that failed by itself
 		// would look like a transaction that was not committed.
 		batch.Queue(db.OutboxEnqueue, in.Args(true)...).Fn = func(results pgx.BatchResults) error {
 			_, err := results.Exec()
-			return keyed.InsertError(in.Intent, err)
+			return keyed.InsertError(in, err)
 		}
 	}
+}
+
+// ordered returns the ordering keys of what is queued, each once.
+func (q *queue) ordered() (keys []string) {
+	var seen map[string]bool // most have none
+	for _, in := range q.intents {
+		if k := in.OrderingKey; k != nil && !seen[*k] {
+			if seen == nil {
+				seen = map[string]bool{}
+			}
+			seen[*k] = true
+			keys = append(keys, *k)
+		}
+	}
+	return keys
+}
+
+// addAll adds what the batch that commits has to write, and returns the actions of
+// all intents that are there afterwards.
+func (q *queue) addAll(batch *pgx.Batch) (actions []string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.addTo(batch)
+	actions = append(actions, q.actions...)
+	for _, in := range q.intents {
+		actions = append(actions, in.Action)
+	}
 	return actions
+}
+
+// waits reports whether the batch that commits may wait for an ordering key.
+func (q *queue) waits() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.ordered()) > 0
 }
 
 func (q *queue) wrote(action string) {
@@ -168,34 +213,50 @@ func (q *queue) wrote(action string) {
 	q.actions = append(q.actions, action)
 }
 
-// close lets no further statement begin. It reports whether none is under way:
-// else the connection is still in the hands of a goroutine that fn has left behind.
-func (q *queue) close() (idle bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.closed = true
-	return q.open == 0
-}
-
-// enter lets a statement begin, until Run has ended; exit ends it.
-func (q *queue) enter() error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return pgx.ErrTxClosed
-	}
-	q.open++
-	return nil
-}
-
-func (q *queue) exit() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.open--
-}
-
 func (q *queue) failure() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.err
+}
+
+// conflict reports whether err says that an intent has another payload.
+func conflict(err error) bool { return sqlstate.Of(err) == sqlstate.IntentConflict }
+
+// gate lets statements through until the function has returned.
+type gate struct {
+	mu     sync.Mutex
+	closed bool
+	open   int // statements under way
+}
+
+// close lets no further statement begin. It reports whether none is under way:
+// else the connection is still in the hands of a goroutine that fn has left behind.
+func (g *gate) close() (idle bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	return g.open == 0
+}
+
+// enter lets a statement begin; exit ends it.
+func (g *gate) enter() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return pgx.ErrTxClosed
+	}
+	g.open++
+	return nil
+}
+
+func (g *gate) exit() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open--
+}
+
+func (g *gate) over() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed
 }

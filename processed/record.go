@@ -1,16 +1,21 @@
 package processed
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/jsonvalue"
 	"github.com/samekey/samekey/internal/reply"
 )
 
@@ -20,24 +25,30 @@ const maxAnswer = 1 << 20
 // Result is the answer to a request: the first time what the function returned,
 // later what was stored then.
 type Result[T any] struct {
-	// Value is the answer. After a replay it is what JSON kept of the first one:
-	// unexported fields are gone, and a time has lost its monotonic clock.
+	// Value is the answer, the same the first time and at each replay: what JSON
+	// keeps of what the function returned. Unexported fields are gone, a time has
+	// lost its monotonic clock, and a number in an interface is a json.Number, with
+	// all its digits. It is zero where the answer is a failure.
 	Value T
 
 	// Deduplicated says that this is what was stored under the key, the first
 	// answer: the request was done before. It is also set where this call's own
 	// commit was found to have happened after its connection was lost, so false
 	// means that the work is this call's, and true does not quite mean that it is
-	// another's.
+	// another's. It is also told beside a *Failure.
 	Deduplicated bool
-
-	// Failure is set where the answer is a business error made by Fail. Value is
-	// then zero.
-	Failure *Failure
 }
 
 // Failure is a business error that is kept under the key and replays like any
-// answer: the card was declined, the seat is taken.
+// answer: the card was declined, the seat is taken. [Run] and [Do] return it as
+// their error, the first time and at each replay. Find it with errors.As.
+//
+// After [Do] commit all the same: the failure is stored by the caller's commit,
+// and everything else that the function wrote is taken back already. A caller who
+// rolls back has stored nothing, and the request is done again when it is made
+// again. A function that returns a Failure of another request, done with Do inside
+// it, ends with that failure itself: all that it wrote is rolled back, the other
+// request included, and the failure is stored under its own key.
 type Failure struct {
 	Code int             // as given to Fail
 	Body json.RawMessage // as given to Fail, in JSON
@@ -54,8 +65,9 @@ func (f *Failure) Decode(v any) error { return json.Unmarshal(f.Body, v) }
 // Fail returns the error with which a function says that the request has an
 // answer, and that it is a no: everything that the function wrote is rolled
 // back, queued intents too, and the failure is stored under the key. [Run] and
-// [Do] then return a nil error and [Result].Failure, the first time and at each
-// replay: nobody shall take it for something that went wrong and roll back.
+// [Do] then return it, a [*Failure], as their error, the first time and at each
+// replay: who does not look for it treats the no as an error, and never as a
+// success.
 //
 // Code is yours, an HTTP status for example; body is encoded as JSON, at most 1
 // MiB. A []byte or json.RawMessage is the text of a JSON document, and kept as it
@@ -78,14 +90,13 @@ func Fail(code int, body any) error {
 }
 
 func failureBody(body any) (text []byte, err error) {
-	switch b := body.(type) {
-	case []byte:
-		text = b
-	case json.RawMessage:
-		text = b
-	default:
-		if text, err = json.Marshal(b); err != nil {
-			return nil, unencodable("body", b, err)
+	text, ok := jsonvalue.Bytes(body)
+	if !ok {
+		if text, err = json.Marshal(body); err != nil {
+			return nil, unencodable("body", body, err)
+		}
+		if jsonvalue.Replaced(body, text) != nil {
+			return nil, fmt.Errorf("the body, a %T, has a string that is not valid UTF-8", body)
 		}
 		return text, nil
 	}
@@ -118,8 +129,7 @@ func outcome[T any](ans answer, value T) (Result[T], error) {
 	}
 	switch {
 	case ans.failed:
-		res.Failure = &Failure{Code: ans.statusCode(), Body: ans.body}
-		return res, nil
+		return res, &Failure{Code: ans.statusCode(), Body: ans.body}
 	case !ans.replay:
 		res.Value = value
 		return res, nil
@@ -134,23 +144,53 @@ func (a *answer) statusCode() int {
 	return int(*a.code)
 }
 
-// encode returns what is stored of an answer: bytes as they are, nothing of an
-// empty struct, JSON of the rest.
-func encode(value any) (ans answer, err error) {
+// keepable returns what is stored of an answer, and the answer as it is when it
+// comes back: the first caller gets what every replay will. An answer that comes
+// back as another one is refused.
+func keepable[T any](value T) (ans answer, kept T, err error) {
+	plain, err := encode(&value, &ans)
+	if err = cmp.Or(err, ans.checkSize()); err != nil || plain {
+		return ans, value, err
+	}
+	if jsonvalue.Replaced(value, ans.body) != nil {
+		return answer{}, kept, fmt.Errorf("%w: a %T with a string that is not valid UTF-8", ErrAnswerInexact, value)
+	}
+	if decode(ans.body, &kept) != nil {
+		return answer{}, kept, fmt.Errorf("%w: a %T cannot be decoded from its JSON", ErrAnswerInexact, value)
+	}
+	again, err := json.Marshal(kept)
+	if err != nil || !bytes.Equal(again, ans.body) && !sameMeaning(again, ans.body) {
+		return answer{}, kept, fmt.Errorf("%w: a %T decodes to another value than was encoded", ErrAnswerInexact, value)
+	}
+	return ans, kept, nil
+}
+
+// encode encodes the answer that value points to: bytes as they are, nothing of an
+// empty struct, JSON of the rest. What is not JSON comes back as it is.
+func encode(value any, ans *answer) (plain bool, err error) {
 	switch v := value.(type) {
-	case reply.Reply:
-		ans = replied(&v)
-	case []byte:
-		ans.body = v
-	case json.RawMessage:
-		ans.body = v
-	case struct{}:
+	case *reply.Reply:
+		*ans = replied(v)
+	case *[]byte:
+		ans.body = *v
+	case *json.RawMessage:
+		ans.body = *v
+	case *struct{}:
 	default:
 		if ans.body, err = json.Marshal(v); err != nil {
-			return answer{}, fmt.Errorf("processed: %w", unencodable("answer", v, err))
+			return false, fmt.Errorf("processed: %w", unencodable("answer", reflect.ValueOf(v).Elem().Interface(), err))
 		}
+		return false, nil
 	}
-	return ans, ans.checkSize()
+	return true, nil
+}
+
+// sameMeaning compares two documents without regard to the order of members: a
+// struct in an interface comes back as a map.
+func sameMeaning(a, b []byte) bool {
+	x, err := samekey.FingerprintJSON(a)
+	y, err2 := samekey.FingerprintJSON(b)
+	return err == nil && err2 == nil && x == y
 }
 
 func replied(r *reply.Reply) answer {
@@ -179,7 +219,9 @@ func decode(body []byte, into any) error {
 	case *struct{}:
 		return nil
 	}
-	if err := json.Unmarshal(body, into); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber() // an integer in an interface keeps its digits
+	if err := decoder.Decode(into); err != nil {
 		// The decoder's error may quote the answer.
 		return fmt.Errorf("%w (%T)", ErrAnswerUnreadable, into)
 	}
@@ -236,9 +278,14 @@ func (m *memory) compare(record *db.ProcessedEventsFindRow) error {
 // named adds the key, as far as it may be printed.
 func (m *memory) named(err error) error { return fmt.Errorf("%w (key:%s)", err, m.key.Hash()) }
 
-// recordArgs are the arguments of ProcessedEventsInsert and of
-// ProcessedEventsInsertFailure.
-func (m *memory) recordArgs(ans answer) []any {
+// recordArgs are the arguments of ProcessedEventsInsert.
+func (m *memory) recordArgs(began time.Time, ans answer) []any {
+	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, began, m.retain.Microseconds(),
+		ans.failed, ans.code, ans.header, ans.body}
+}
+
+// failureArgs are those of ProcessedEventsInsertFailure.
+func (m *memory) failureArgs(ans answer) []any {
 	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, m.retain.Microseconds(),
 		ans.failed, ans.code, ans.header, ans.body}
 }

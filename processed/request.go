@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/jsonvalue"
 )
 
 // DefaultRetain is how long a record is kept where Request.Retain is zero. 72
@@ -33,15 +34,17 @@ type Request struct {
 	// Payload is the request, of which only the fingerprint is stored: the same
 	// key with another payload is ErrConflict. Required, except in Once.
 	//
-	//   - []byte and json.RawMessage are the text of a JSON document, and compared
-	//     by its meaning (samekey.FingerprintJSON). Best: the body as it arrived.
+	//   - []byte, json.RawMessage and other types of bytes are the text of a JSON
+	//     document, and compared by its meaning (samekey.FingerprintJSON). Best: the
+	//     body as it arrived.
 	//   - samekey.Fingerprint is taken as it is: samekey.FingerprintBytes(body)
 	//     for what is not JSON.
 	//   - Any other value is encoded as JSON (samekey.FingerprintValue). Mind that
 	//     a struct with a new field is another request: a client that repeats a
 	//     request across that deploy gets ErrConflict. What JSON shows nothing of
 	//     is refused: an io.Reader, such as a request's Body, has to be read
-	//     first; so is a struct without exported fields.
+	//     first; so is a struct without exported fields. A string is a JSON string,
+	//     compared character by character: give a document as []byte.
 	//
 	// What else makes two requests different (method, path, query) belongs in it
 	// too, or in the key's scope.
@@ -80,48 +83,45 @@ func (r Request) Validate() error {
 func (r Request) checked(answers bool) (*memory, error) {
 	m := &memory{key: r.Key, retain: r.Retain, isolation: r.Isolation, answers: answers}
 	if err := r.Key.Validate(); err != nil {
-		return nil, fmt.Errorf("processed: Request.Key: %w", err)
+		return nil, &RequestError{"Key", err}
 	}
 	if m.retain == 0 {
 		m.retain = DefaultRetain
 	}
 	if m.retain < minRetain || m.retain > maxRetain {
-		return nil, fmt.Errorf("processed: Request.Retain is %s: give %s to %s, or zero for %s", r.Retain, minRetain, maxRetain, DefaultRetain)
+		return nil, &RequestError{"Retain", fmt.Errorf("is %s: give %s to %s, or zero for %s", r.Retain, minRetain, maxRetain, DefaultRetain)}
 	}
 	levels := []pgx.TxIsoLevel{"", pgx.ReadUncommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 	if !slices.Contains(levels, r.Isolation) {
-		return nil, errors.New("processed: Request.Isolation is not one of pgx's levels: use a constant such as pgx.Serializable")
+		return nil, &RequestError{"Isolation", errors.New("is not one of pgx's levels: use a constant such as pgx.Serializable")}
 	}
 	if r.Payload == nil && answers {
-		return nil, errors.New("processed: Request.Payload is nil: give the request (its body), so that the same key with another request is found out")
+		return nil, &RequestError{"Payload", errors.New("is nil: give the request (its body), so that the same key with another request is found out")}
 	}
 	if err := m.takePayload(r.Payload); err != nil {
-		return nil, fmt.Errorf("processed: Request.Payload: %w", err)
+		return nil, &RequestError{"Payload", err}
 	}
 	return m, nil
 }
 
 func (m *memory) takePayload(payload any) (err error) {
-	switch p := payload.(type) {
-	case samekey.Fingerprint:
+	if p, ok := payload.(samekey.Fingerprint); ok {
 		if p.IsZero() {
 			return errors.New("is the zero Fingerprint: make one with samekey.FingerprintBytes or FingerprintJSON")
 		}
 		m.fingerprint = p
 		return nil
-	case []byte:
-		m.text = p
-	case json.RawMessage:
-		m.text = p
-	default:
-		// FingerprintValue looks closer than Marshal, which repairs broken UTF-8
-		// and takes a reader for {}.
-		if m.fingerprint, err = samekey.FingerprintValue(p); err != nil {
-			return err
-		}
-		m.text, err = json.Marshal(p)
+	}
+	if text, ok := jsonvalue.Bytes(payload); ok {
+		m.text = text
+		m.fingerprint, err = samekey.FingerprintJSON(text)
 		return err
 	}
-	m.fingerprint, err = samekey.FingerprintJSON(m.text)
+	// FingerprintValue looks closer than Marshal, which repairs broken UTF-8 and
+	// takes a reader for {}.
+	if m.fingerprint, err = samekey.FingerprintValue(payload); err != nil {
+		return err
+	}
+	m.text, err = json.Marshal(payload)
 	return err
 }

@@ -186,7 +186,7 @@ func TestBytesGivenToFailAreJSONTextAndKeptAsTheyAre(t *testing.T) {
 		decline := func(context.Context, pgx.Tx) (order, error) { return order{}, processed.Fail(402, body) }
 		for _, replay := range []bool{false, true} {
 			res, err := processed.Run(t.Context(), b.db.Pool, request(t, k, `1`), decline)
-			if err != nil || res.Failure == nil || string(res.Failure.Body) != text || res.Deduplicated != replay {
+			if string(failureOf(err).Body) != text || res.Deduplicated != replay {
 				t.Errorf("%s: %+v, %v", k, res, err)
 			}
 		}

@@ -26,7 +26,7 @@ type runTx struct {
 	//nolint:containedctx // Conn has no context of its own
 	ctx    context.Context
 	nested bool
-	start  mark // of a nested one
+	nest   int // the number of a nested one
 }
 
 var (
@@ -40,18 +40,23 @@ func (t *runTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) { return t.q.e
 
 func (t *runTx) Wrote(action string) { t.q.wrote(action) }
 
+// spoil keeps Run from committing.
+func (t *runTx) spoil(err error) { t.q.fail(err) }
+
 // Begin starts a nested transaction, a savepoint.
 func (t *runTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err := t.q.enter(); err != nil {
 		return nil, err
 	}
 	defer t.q.exit()
-	start := t.q.mark()
+	if err := t.q.flush(ctx, t.tx.Conn()); err != nil {
+		return nil, err
+	}
 	nested, err := t.tx.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &runTx{tx: nested, q: t.q, ctx: t.ctx, nested: true, start: start}, nil
+	return &runTx{tx: nested, q: t.q, ctx: t.ctx, nested: true, nest: t.q.nest()}, nil
 }
 
 // Commit releases a nested transaction. That of Run is not the function's to
@@ -78,7 +83,7 @@ func (t *runTx) Rollback(ctx context.Context) error {
 	}
 	err := t.tx.Rollback(ctx)
 	if err == nil {
-		t.q.rollback(t.start)
+		t.q.rollback(t.nest)
 	}
 	return err
 }
@@ -88,7 +93,7 @@ func (t *runTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comma
 		return pgconn.CommandTag{}, err
 	}
 	defer t.q.exit()
-	if err := t.admit(ctx, sql); err != nil {
+	if err := t.admit(ctx, sql, args); err != nil {
 		return pgconn.CommandTag{}, err
 	}
 	return t.tx.Exec(ctx, sql, args...)
@@ -99,10 +104,11 @@ func (t *runTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, e
 		return refusedRows{err: err}, err
 	}
 	defer t.q.exit()
-	if err := t.admit(ctx, sql); err != nil {
+	if err := t.admit(ctx, sql, args); err != nil {
 		return refusedRows{err: err}, err
 	}
-	return t.tx.Query(ctx, sql, args...)
+	rows, err := t.tx.Query(ctx, sql, args...)
+	return runRows{rows, t}, err
 }
 
 func (t *runTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
@@ -110,7 +116,7 @@ func (t *runTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 		return refusedRows{err: err}
 	}
 	defer t.q.exit()
-	if err := t.admit(ctx, sql); err != nil {
+	if err := t.admit(ctx, sql, args); err != nil {
 		return refusedRows{err: err}
 	}
 	return t.tx.QueryRow(ctx, sql, args...)
@@ -121,8 +127,8 @@ func (t *runTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Statemen
 		return nil, err
 	}
 	defer t.q.exit()
-	if err := t.admit(ctx, sql); err != nil {
-		return nil, err
+	if endsTransaction(sql) {
+		return nil, errOwned
 	}
 	return t.tx.Prepare(ctx, name, sql)
 }
@@ -133,7 +139,7 @@ func (t *runTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	}
 	defer t.q.exit()
 	for _, query := range b.QueuedQueries {
-		if err := t.admit(ctx, query.SQL); err != nil {
+		if err := t.admit(ctx, query.SQL, query.Arguments); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
 	}
@@ -165,26 +171,56 @@ func (t *runTx) Conn() *pgx.Conn {
 	conn := t.tx.Conn()
 	if t.q.enter() == nil {
 		defer t.q.exit()
-		_ = t.q.flush(t.ctx, conn) // the queue keeps the error for Run
+		t.q.flushAll(t.ctx, conn)
 	}
 	return conn
 }
 
+// runRows are the rows of Run's transaction: their connection is its own.
+type runRows struct {
+	pgx.Rows
+	tx *runTx
+}
+
+func (r runRows) Conn() *pgx.Conn { return r.tx.Conn() }
+
 // admit refuses statements that would end the transaction, and writes what is
-// queued before a statement that deals with savepoints: rolling back to one
-// must take along what was inserted after it, and nothing else.
-func (t *runTx) admit(ctx context.Context, sql string) error {
+// queued before a statement that may set a savepoint or roll back to one.
+func (t *runTx) admit(ctx context.Context, sql string, args []any) error {
 	if endsTransaction(sql) {
 		return errOwned
 	}
-	if mentionsSavepoint(sql) {
+	if !plain(sql, args) {
 		return t.q.flush(ctx, t.tx.Conn())
 	}
 	return nil
 }
 
+// plain reports whether sql is certainly one statement that has nothing to do with
+// savepoints. Of the rest much is harmless too (a prepared statement's name, a
+// literal with a semicolon): it costs a round trip where intents are queued.
+func plain(sql string, args []any) bool {
+	for _, arg := range args {
+		switch arg.(type) {
+		case pgx.NamedArgs, pgx.StrictNamedArgs: // put in arguments only
+		case pgx.QueryRewriter:
+			return false
+		}
+	}
+	first, rest := word(sql)
+	if rest == "" || !strings.ContainsRune(" \t\r\n(*-/'", rune(rest[0])) {
+		return false
+	}
+	switch first {
+	case "select", "insert", "update", "delete", "with", "values", "merge":
+		return !strings.Contains(strings.TrimRight(rest, "; \t\r\n"), ";")
+	}
+	return false
+}
+
 // endsTransaction looks at the first words. It is help for those who err: Run
-// also looks at the state that the function leaves behind.
+// also looks at the state that the function leaves behind, and whether the
+// transaction is still the one that it began.
 func endsTransaction(sql string) bool {
 	first, rest := word(sql)
 	for first == "" && strings.HasPrefix(rest, ";") {
@@ -192,13 +228,13 @@ func endsTransaction(sql string) bool {
 	}
 	second, rest := word(rest)
 	switch first {
-	case "commit", "end", "abort":
+	case "commit", "end", "abort", "begin":
 		return true
+	case "start", "prepare":
+		return second == "transaction"
 	case "rollback":
 		third, _ := word(rest)
 		return second != "to" && third != "to"
-	case "prepare":
-		return second == "transaction"
 	}
 	return false
 }
@@ -253,16 +289,6 @@ func afterComment(sql string) string {
 		sql = sql[at+2:]
 	}
 	return sql
-}
-
-func mentionsSavepoint(sql string) bool {
-	const keyword = "savepoint"
-	for i := 0; i+len(keyword) <= len(sql); i++ {
-		if sql[i]|0x20 == 's' && strings.EqualFold(sql[i:i+len(keyword)], keyword) {
-			return true
-		}
-	}
-	return false
 }
 
 // refusedRows are the rows of a statement that was not sent.

@@ -154,7 +154,7 @@ func TestTheFunctionCannotEndTheTransactionOfRun(t *testing.T) {
 		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {
 			t.Error("Commit or Rollback worked")
 		}
-		for _, sql := range []string{"commit", " COMMIT;", "end", "Rollback", "rollback work", "abort", "prepare transaction 'x'",
+		for _, sql := range []string{"commit", " COMMIT;", "end", "Rollback", "rollback work", "abort", "prepare transaction 'x'", "Begin", "start transaction",
 			"/* trace */ commit", "-- trace\ncommit", ";/* a /* b */ **/;\n--\n commit", "rollback /* all */ work", "rollback -- to savepoint x\n"} {
 			if _, err := tx.Exec(ctx, sql); err == nil {
 				t.Errorf("%q worked", sql)

@@ -206,7 +206,7 @@ func TestALostFailureIsSafeToRetryAndReplaysIfItLanded(t *testing.T) {
 		t.Fatalf("want an error that is safe to retry: %v", err)
 	}
 	res, err := processed.Run(t.Context(), b.db.Pool, request(t, "k", `1`), declined)
-	if err != nil || !res.Deduplicated || res.Failure == nil || calls != 1 {
+	if failureOf(err).Code != 402 || !res.Deduplicated || calls != 1 {
 		t.Fatalf("%+v, %v, %d calls", res, err, calls)
 	}
 }
@@ -234,7 +234,7 @@ func TestRunWorksInEveryModeInWhichPgxCanRunStatements(t *testing.T) {
 				_, _ = tx.Exec(ctx, "select 1/0")
 				return order{}, processed.Fail(402, nil)
 			})
-			if err != nil || res.Failure == nil {
+			if failureOf(err).Code != 402 {
 				t.Errorf("%s: failure, %s: %+v, %v", mode, when, res, err)
 			}
 		}

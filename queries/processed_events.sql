@@ -1,9 +1,10 @@
 -- The memory of requests: one record for each (scope, key).
 
 -- name: ProcessedEventsTryLock :one
--- Whoever works on a key holds its lock until the transaction ends. It buys a fast "in flight"; the primary key is the
--- guarantee. own_scope raises SK003 where the scope is another service's.
-select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(@scope::text), @idem_key::text));
+-- The transaction that works on a key holds its lock until it ends. The lock buys a fast "in flight"; the primary key is
+-- the guarantee. began tells this transaction from every other of the connection: see ProcessedEventsInsert.
+-- own_scope raises SK003 where the scope is another service's.
+select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(@scope::text), @idem_key::text)) as locked, now()::timestamptz as began;
 
 -- name: ProcessedEventsLock :exec
 -- After a COMMIT whose answer was lost: got only once the transaction that sent it has ended, either way.
@@ -18,11 +19,30 @@ where idem_key = @idem_key::text and scope = @scope::text;
 
 -- name: ProcessedEventsInsert :exec
 -- Raises where the record exists: with DO NOTHING the COMMIT behind it in the same batch would commit a loser's rows.
+--
+-- Raises too (22007) where the transaction is not the one that took the lock: a text such as "..; rollback; begin", or
+-- "commit and chain", ends that one with its rows and begins another, in which the record would be committed alone.
+-- now() is the transaction's start, so the comparison costs neither a lock nor a transaction id. The cast of a text that
+-- is no time raises, and is evaluated in that case only.
 insert into samekey.processed_events
     (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, 'done', clock_timestamp(),
+select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, 'done',
+       case when now() = @began::timestamptz then clock_timestamp()
+            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
        sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea;
+
+-- name: ProcessedEventsWaitAtMost :exec
+-- Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
+-- lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
+select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
+                                        @within_ms::bigint)::bigint::text, true);
+
+-- name: ProcessedEventsSameTransaction :one
+-- The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
+-- committed.
+select case when now() = @began::timestamptz then clock_timestamp()
+            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end::timestamptz as at;
 
 -- name: ProcessedEventsInsertFailure :execrows
 -- A failure is alone in its transaction, so it may give way: no row means that another first attempt won.

@@ -53,9 +53,11 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 const ProcessedEventsInsert = `-- name: ProcessedEventsInsert :exec
 insert into samekey.processed_events
     (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select $1::text, $2::text, $3::bytea, $4::smallint, 'done', clock_timestamp(),
-       clock_timestamp() + (interval '1 microsecond' * $5::bigint), $6::boolean,
-       $7::int, $8::bytea, $9::bytea
+select $1::text, $2::text, $3::bytea, $4::smallint, 'done',
+       case when now() = $5::timestamptz then clock_timestamp()
+            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end,
+       clock_timestamp() + (interval '1 microsecond' * $6::bigint), $7::boolean,
+       $8::int, $9::bytea, $10::bytea
 `
 
 type ProcessedEventsInsertParams struct {
@@ -63,6 +65,7 @@ type ProcessedEventsInsertParams struct {
 	Scope       string
 	PayloadHash []byte
 	HashVersion int16
+	Began       time.Time
 	RetainUs    int64
 	Failed      bool
 	Code        *int32
@@ -71,12 +74,18 @@ type ProcessedEventsInsertParams struct {
 }
 
 // Raises where the record exists: with DO NOTHING the COMMIT behind it in the same batch would commit a loser's rows.
+//
+// Raises too (22007) where the transaction is not the one that took the lock: a text such as "..; rollback; begin", or
+// "commit and chain", ends that one with its rows and begins another, in which the record would be committed alone.
+// now() is the transaction's start, so the comparison costs neither a lock nor a transaction id. The cast of a text that
+// is no time raises, and is evaluated in that case only.
 func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEventsInsertParams) error {
 	_, err := q.db.Exec(ctx, ProcessedEventsInsert,
 		arg.IdemKey,
 		arg.Scope,
 		arg.PayloadHash,
 		arg.HashVersion,
+		arg.Began,
 		arg.RetainUs,
 		arg.Failed,
 		arg.Code,
@@ -308,9 +317,23 @@ func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg Processed
 	return i, err
 }
 
+const ProcessedEventsSameTransaction = `-- name: ProcessedEventsSameTransaction :one
+select case when now() = $1::timestamptz then clock_timestamp()
+            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end::timestamptz as at
+`
+
+// The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
+// committed.
+func (q *Queries) ProcessedEventsSameTransaction(ctx context.Context, began time.Time) (time.Time, error) {
+	row := q.db.QueryRow(ctx, ProcessedEventsSameTransaction, began)
+	var at time.Time
+	err := row.Scan(&at)
+	return at, err
+}
+
 const ProcessedEventsTryLock = `-- name: ProcessedEventsTryLock :one
 
-select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope($1::text), $2::text))
+select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope($1::text), $2::text)) as locked, now()::timestamptz as began
 `
 
 type ProcessedEventsTryLockParams struct {
@@ -318,12 +341,30 @@ type ProcessedEventsTryLockParams struct {
 	IdemKey string
 }
 
+type ProcessedEventsTryLockRow struct {
+	Locked bool
+	Began  time.Time
+}
+
 // The memory of requests: one record for each (scope, key).
-// Whoever works on a key holds its lock until the transaction ends. It buys a fast "in flight"; the primary key is the
-// guarantee. own_scope raises SK003 where the scope is another service's.
-func (q *Queries) ProcessedEventsTryLock(ctx context.Context, arg ProcessedEventsTryLockParams) (bool, error) {
+// The transaction that works on a key holds its lock until it ends. The lock buys a fast "in flight"; the primary key is
+// the guarantee. began tells this transaction from every other of the connection: see ProcessedEventsInsert.
+// own_scope raises SK003 where the scope is another service's.
+func (q *Queries) ProcessedEventsTryLock(ctx context.Context, arg ProcessedEventsTryLockParams) (ProcessedEventsTryLockRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsTryLock, arg.Scope, arg.IdemKey)
-	var pg_try_advisory_xact_lock bool
-	err := row.Scan(&pg_try_advisory_xact_lock)
-	return pg_try_advisory_xact_lock, err
+	var i ProcessedEventsTryLockRow
+	err := row.Scan(&i.Locked, &i.Began)
+	return i, err
+}
+
+const ProcessedEventsWaitAtMost = `-- name: ProcessedEventsWaitAtMost :exec
+select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
+                                        $1::bigint)::bigint::text, true)
+`
+
+// Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
+// lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
+func (q *Queries) ProcessedEventsWaitAtMost(ctx context.Context, withinMs int64) error {
+	_, err := q.db.Exec(ctx, ProcessedEventsWaitAtMost, withinMs)
+	return err
 }

@@ -44,6 +44,38 @@ func Opaque(v any) bool {
 	return false
 }
 
+// Bytes returns what v holds if it is bytes: a []byte, a json.RawMessage, another type of that kind that does not say
+// itself how it is encoded, such as sql.RawBytes, or a pointer to one of them. encoding/json would write base64 for most.
+func Bytes(v any) (b []byte, ok bool) {
+	switch b := v.(type) {
+	case []byte:
+		return b, true
+	case json.RawMessage:
+		return b, true
+	}
+	of := reflect.ValueOf(v)
+	for of.Kind() == reflect.Pointer && !of.IsNil() {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Slice || of.Type().Elem().Kind() != reflect.Uint8 {
+		return nil, false
+	}
+	if t := of.Type(); t != reflect.TypeFor[json.RawMessage]() && (marshals(t) || marshals(reflect.PointerTo(t))) {
+		return nil, false
+	}
+	return of.Bytes(), true
+}
+
+// Text reports whether v is a string, of whatever type, or points to one: as a document it may be meant as it is, or as a
+// JSON string. json.Number is a number, and a type that says itself how it is encoded is what it says.
+func Text(v any) bool {
+	t := reflect.TypeOf(v)
+	for t != nil && t.Kind() == reflect.Pointer && !marshals(t) {
+		t = t.Elem()
+	}
+	return t != nil && t.Kind() == reflect.String && t != reflect.TypeFor[json.Number]() && !marshals(t) && !marshals(reflect.PointerTo(t))
+}
+
 func marshals(t reflect.Type) bool {
 	return t.Implements(reflect.TypeFor[json.Marshaler]()) || t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }

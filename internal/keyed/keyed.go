@@ -41,6 +41,11 @@ type Intent struct {
 	Deadline     *time.Time
 	TraceContext *string
 	RequestedBy  *string
+
+	// Conflict makes the error that says that the intent's key, action and part are taken by one with another payload, from
+	// the database's or from nil. It is outbox's, which processed, where a queued intent meets its conflict, does not
+	// import.
+	Conflict func(cause error) error
 }
 
 // Params are the arguments for db.OutboxEnqueue. The headers are text, since where pgx does not ask the server for types

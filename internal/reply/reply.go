@@ -5,7 +5,7 @@ package reply
 import "fmt"
 
 // Reply is such an answer. As Run's T it is kept as it is. As the error of Run's function, a *Reply is kept too, and
-// everything else is rolled back: it comes back as Result.Value, with RolledBack set, and not as Result.Failure.
+// everything else is rolled back: it comes back as Result.Value, with RolledBack set, and not as a *Failure.
 type Reply struct {
 	Code       int    // 0 after a replay of what was stored without one
 	Header     []byte // in a form of the edge's own, at most MaxHeader bytes

@@ -4,7 +4,9 @@ package wake
 
 import (
 	"context"
+	"database/sql"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,8 +32,27 @@ var (
 	mu sync.Mutex
 	// waiting holds the actions that were flushed and not sent yet. A pool is in
 	// it only while its goroutine runs, so that no closed pool stays reachable.
-	waiting = map[*pgxpool.Pool][]string{}
+	waiting = map[pool][]string{}
 )
+
+// pool is what notifications are sent through: one of the two below.
+type pool interface {
+	exec(ctx context.Context, query string, args ...any) error
+}
+
+type pgxPool struct{ *pgxpool.Pool }
+
+func (p pgxPool) exec(ctx context.Context, query string, args ...any) error {
+	_, err := p.Exec(ctx, query, args...)
+	return err
+}
+
+type sqlPool struct{ *sql.DB }
+
+func (p sqlPool) exec(ctx context.Context, query string, args ...any) error {
+	_, err := p.ExecContext(ctx, query, args...)
+	return err
+}
 
 // Flush wakes the workers that handle the actions, soon and once: it returns at
 // once, and what is flushed while a notification of the same pool is under way
@@ -43,56 +64,72 @@ var (
 // worker finds the work within half a second. A nil pool and no action are
 // no-ops.
 func Flush(pool *pgxpool.Pool, actions ...string) {
-	if pool == nil || len(actions) == 0 {
+	if pool != nil {
+		flush(pgxPool{pool}, actions)
+	}
+}
+
+// FlushSQL is Flush through a pool of database/sql, with any driver.
+func FlushSQL(db *sql.DB, actions ...string) {
+	if db != nil {
+		flush(sqlPool{db}, actions)
+	}
+}
+
+func flush(p pool, actions []string) {
+	if len(actions) == 0 {
 		return
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	have, running := waiting[pool]
+	have, running := waiting[p]
 	for _, action := range actions {
 		if !slices.Contains(have, action) {
 			have = append(have, action)
 		}
 	}
-	waiting[pool] = have
+	waiting[p] = have
 	if !running {
-		go send(pool)
+		go send(p)
 	}
 }
 
 // send notifies until nothing is waiting, and ends.
-func send(pool *pgxpool.Pool) {
+func send(p pool) {
 	for {
-		actions := take(pool)
+		actions := take(p)
 		if len(actions) == 0 {
 			return
 		}
-		notify(pool, actions)
+		notify(p, actions)
 		time.Sleep(pause)
 	}
 }
 
 // take returns what is waiting; where nothing is, it forgets the pool, and the
 // next Flush starts anew.
-func take(pool *pgxpool.Pool) []string {
+func take(p pool) []string {
 	mu.Lock()
 	defer mu.Unlock()
-	actions := waiting[pool]
+	actions := waiting[p]
 	if len(actions) == 0 {
-		delete(waiting, pool)
+		delete(waiting, p)
 		return nil
 	}
-	waiting[pool] = nil
+	waiting[p] = nil
 	return actions
 }
 
 // notify is one statement, so one round trip. Nothing is lost by a commit that
 // does not wait for the disk: there is nothing in it to keep.
-func notify(pool *pgxpool.Pool, actions []string) {
+//
+// The actions are one text, since not every driver has arrays; their names have no
+// commas.
+func notify(p pool, actions []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	// The error is dropped on purpose: a wake-up is a hint, the row is the truth,
 	// and the sweep finds it.
-	_, _ = pool.Exec(ctx, `select set_config('synchronous_commit', 'off', true), pg_notify($1, a.action)
-		from unnest($2::text[]) as a (action)`, Channel, actions)
+	_ = p.exec(ctx, `select set_config('synchronous_commit', 'off', true), pg_notify($1::text, a.action)
+		from unnest(string_to_array($2::text, ',')) as a (action)`, Channel, strings.Join(actions, ","))
 }

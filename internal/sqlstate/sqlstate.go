@@ -1,0 +1,52 @@
+// Package sqlstate classifies what Postgres says went wrong, whichever driver hands on the error.
+package sqlstate
+
+import (
+	"errors"
+	"strings"
+)
+
+// The states that samekey tells apart. Those that begin with SK are its own.
+const (
+	UniqueViolation = "23505"
+	NoSuchTime      = "22007" // the record was to be written in another transaction
+	Aborted         = "25P02"
+	NoSavepoint     = "3B001"
+	Serialization   = "40001"
+	Deadlock        = "40P01"
+	LockTimeout     = "55P03"
+	Cancelled       = "57014" // by a statement timeout, or by an administrator
+	NoStatement     = "26000" // a prepared statement that the connection does not have (any more)
+	IntentConflict  = "SK001"
+	IntentExists    = "SK002"
+	OtherService    = "SK003" // the scope is of another service
+)
+
+// Of returns the SQLSTATE of err, or "" where the error is not the database's. pgx and lib/pq both have the method.
+func Of(err error) string {
+	var said interface{ SQLState() string }
+	if errors.As(err, &said) {
+		return said.SQLState()
+	}
+	return ""
+}
+
+// MissingSchema reports whether a statement of samekey's met a database without its tables and functions.
+func MissingSchema(code string) bool {
+	return code == "42883" || code == "42P01" || code == "3F000"
+}
+
+// Transient reports whether the same transaction may succeed when it is run again: nothing is wrong with what it asked
+// for. It does not say whether the failed transaction was committed.
+func Transient(code string) bool {
+	switch code {
+	case Serialization, Deadlock, LockTimeout, Cancelled, NoStatement,
+		"42P05",                   // a prepared statement of that name exists: another client's, behind a pooler
+		"25006",                   // read only: the server was demoted under the connection
+		"25P03", "25P04", "57P05", // the server ended a session or transaction that was idle or took long
+		"57P01", "57P02", "57P03": // the server stops, crashed or starts
+		return true
+	}
+	return strings.HasPrefix(code, "08") || // the connection
+		strings.HasPrefix(code, "53") // connections, memory or disk ran out
+}
