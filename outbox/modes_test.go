@@ -221,10 +221,10 @@ func (m *modal) remember() {
 	if err != nil || !replay.Deduplicated || replay.Value != "done" {
 		m.Errorf("replay: %+v, %v", replay, err)
 	}
-	failed, err := processed.Run(ctx, m.pool, processed.Request{Key: newKey(m.T, "fail"), Payload: payload},
+	_, err = processed.Run(ctx, m.pool, processed.Request{Key: newKey(m.T, "fail"), Payload: payload},
 		func(context.Context, pgx.Tx) (string, error) { return "", processed.Fail(409, "no") })
-	if err != nil || failed.Failure == nil {
-		m.Errorf("fail: %+v, %v", failed, err)
+	if failed := (*processed.Failure)(nil); !errors.As(err, &failed) || failed.Code != 409 {
+		m.Errorf("fail: %v", err)
 	}
 	m.ok("do", pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
 		_, err := processed.Do(ctx, tx, processed.Request{Key: newKey(m.T, "do"), Payload: payload},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -406,7 +407,7 @@ func TestAFailureThatIsNoStatusDoesNotReplayAsOne(t *testing.T) {
 		}
 		_, err = processed.Run(t.Context(), b.db.Pool, processed.Request{Key: key, Payload: samekey.FingerprintBytes([]byte("{}"))},
 			func(context.Context, pgx.Tx) (int, error) { return 0, processed.Fail(code, "no") })
-		if err != nil {
+		if failed := (*processed.Failure)(nil); !errors.As(err, &failed) {
 			t.Fatal(err)
 		}
 		b.want(b.post(fmt.Sprint("k", i), "{}"), 500, "internal")
