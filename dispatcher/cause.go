@@ -1,10 +1,15 @@
 package dispatcher
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -19,6 +24,9 @@ func errorText(err error) string {
 	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
+		if text := unreachable(err); text != "" {
+			return text
+		}
 		return clean(err.Error(), 500)
 	}
 	text := "Postgres refused a statement"
@@ -33,6 +41,29 @@ func errorText(err error) string {
 		text += ": " + advice
 	}
 	return clean(text, 500)
+}
+
+// unreachable says in fixed words why the database cannot be reached, or nothing where that is not what err is about. The same
+// outage has the same text each time, without the port that this side had.
+func unreachable(err error) string {
+	text := "cannot reach the database"
+	var connecting *pgconn.ConnectError
+	if errors.As(err, &connecting) && connecting.Config != nil {
+		text += " at " + net.JoinHostPort(connecting.Config.Host, strconv.Itoa(int(connecting.Config.Port)))
+	}
+	var dns *net.DNSError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &dns):
+		return text + ": its name cannot be resolved"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return text + ": connection refused"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, net.ErrClosed):
+		return text + ": the connection was closed"
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return text + ": no answer in time"
+	}
+	return ""
 }
 
 // quotesValues reports whether messages of this SQLSTATE may hold values of rows or of parameters: data exceptions (22), what
@@ -83,7 +114,11 @@ func causeOf(c *claim, err error) string {
 	if errors.As(err, &pgErr) {
 		return errorText(err)
 	}
-	text := withoutURL(err)
+	return c.withoutValues(withoutURL(err))
+}
+
+// withoutValues takes the payload's values and the keys out of a text.
+func (c *claim) withoutValues(text string) string {
 	for _, value := range c.values() {
 		text = strings.ReplaceAll(text, value, "[removed]")
 	}
@@ -93,10 +128,10 @@ func causeOf(c *claim, err error) string {
 // shortestValue is the length from which a value is taken out of a text: shorter ones are in every text.
 const shortestValue = 5
 
-// values are what must not be in a log: the texts and numbers of the payload, and the caller's key. The longest come first,
+// values are what must not be in a log: the texts and numbers of the payload, and the keys. The longest come first,
 // so that no part of one is left.
 func (c *claim) values() []string {
-	values := []string{c.IdemKey, string(c.Payload)}
+	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload)}
 	decoder := json.NewDecoder(strings.NewReader(string(c.Payload)))
 	decoder.UseNumber()
 	for {

@@ -1,10 +1,15 @@
 package dispatcher
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/url"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -27,6 +32,25 @@ func TestLogsNameTheCauseAndTheNextStep(t *testing.T) {
 		err := &pgconn.PgError{Code: code, Message: `invalid input syntax for type uuid: "s3cret"`, ConstraintName: "outbox_once"}
 		if got := errorText(err); strings.Contains(got, "s3cret") || !strings.Contains(got, "outbox_once") {
 			t.Errorf("%s: %q", code, got)
+		}
+	}
+}
+
+// A database that is away fails each time a little differently; the log has one text for it.
+func TestOutageHasOneTextInTheLog(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("failed to receive message: %w", io.ErrUnexpectedEOF), "cannot reach the database: the connection was closed"},
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}, "cannot reach the database: the connection was closed"},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, "cannot reach the database: connection refused"},
+		{context.DeadlineExceeded, "cannot reach the database: no answer in time"},
+		{&net.DNSError{Name: "db"}, "cannot reach the database: its name cannot be resolved"},
+		{errors.New("another"), "another"},
+	} {
+		if got := errorText(tc.err); got != tc.want {
+			t.Errorf("%v: %q, want %q", tc.err, got, tc.want)
 		}
 	}
 }
