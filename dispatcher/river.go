@@ -67,7 +67,9 @@ func (w warnings) Enabled(ctx context.Context, level slog.Level) bool {
 func (w warnings) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return warnings{w.Handler.WithAttrs(attrs), w.lost}
 }
-func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name), w.lost} }
+func (w warnings) WithGroup(name string) slog.Handler {
+	return warnings{w.Handler.WithGroup(name), w.lost}
+}
 
 func (n *node) newRiver(stop context.Context) (*riverClient, error) {
 	workers := river.NewWorkers()
