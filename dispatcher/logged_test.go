@@ -132,3 +132,46 @@ func TestOutageIsLoggedInAFewLines(t *testing.T) {
 	w.set(false)
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
+
+// What the documents advise where the vendor refused the bytes: a redrive would send them again.
+func TestTheWayOnAfterRefusedBytes(t *testing.T) {
+	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
+		t.Run(class.String(), func(t *testing.T) {
+			b := setup(t)
+			d := b.dispatcher()
+			d.Destination("vendor", dispatcher.Limits{})
+			dispatcher.Handle(d, "charge_card", policyOf(class), func(_ context.Context, _ *dispatcher.Call, c map[string]string) (dispatcher.Answer, error) {
+				if c["currency"] != "eur" {
+					return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "400"}, errors.New("unknown currency"))
+				}
+				return dispatcher.Answer{Code: "200"}, nil
+			})
+			bad := b.insert("charge_card", func(in *outbox.Intent) { in.Payload = map[string]string{"currency": "ero"} })
+			b.expect(d, dispatcher.Summary{Dead: 1})
+			by := outbox.By{Actor: "ada", Reason: "wrong currency"}
+			if err := outbox.Redrive(t.Context(), b.db.Pool, bad, by); err != nil {
+				t.Fatal(err)
+			}
+			b.expect(d, dispatcher.Summary{Dead: 1}) // the same bytes
+
+			entry, err := outbox.Get(t.Context(), b.db.Pool, bad)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
+				if err := outbox.Resolve(t.Context(), tx, bad, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
+					return err
+				}
+				if err := outbox.Cancel(t.Context(), tx, bad, by); err != nil {
+					return err
+				}
+				_, err := outbox.Insert(t.Context(), tx, outbox.Intent{Key: entry.Key, Action: "charge_card", Part: "corrected-1", Payload: map[string]string{"currency": "eur"}})
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.expect(d, dispatcher.Summary{Delivered: 1})
+		})
+	}
+}

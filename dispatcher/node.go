@@ -163,7 +163,7 @@ func (n *node) report(c *claim, s settlement) {
 func nextStep(status string) string {
 	switch status {
 	case statusDead:
-		return "correct the cause and redrive it (outbox.Redrive); if its payload is wrong, cancel it and insert it again with another part"
+		return "correct the cause and redrive it (outbox.Redrive), which sends the same bytes; if the bytes are wrong, resolve it as not sent, cancel it, and insert it again with another part"
 	case statusParked:
 		return "find out at the vendor whether it acted, and resolve it (outbox.Resolve)"
 	case statusAwaiting:
