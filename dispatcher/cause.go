@@ -107,11 +107,18 @@ func waitingCannotHelp(err error) bool {
 	return errors.As(err, &pgErr) && slices.Contains([]string{"28P01", "28000", "3D000", "42501"}, pgErr.Code)
 }
 
+// panicText stands for a panic's value, which may be anything.
+const panicText = "it panicked; the history of the intent has the text (outbox.Get)"
+
 // causeOf is what logs say of an error of the application's code or of a vendor: its text, without URLs, without the
 // payload's values, and without the key.
 func causeOf(c *claim, err error) string {
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	var panicked *panicError
+	switch {
+	case errors.As(err, &panicked):
+		return panicText
+	case errors.As(err, &pgErr):
 		return errorText(err)
 	}
 	return c.withoutValues(withoutURL(err))

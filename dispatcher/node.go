@@ -150,7 +150,10 @@ func (n *node) report(c *claim, s settlement) {
 	attrs := append(c.attrs(),
 		slog.String("outcome", s.outcome), slog.String("status", s.status), slog.String("code", clean(s.answer.Code, codeLimit)),
 		slog.Duration("again_in", s.delay), slog.Duration("took", s.took))
-	if s.err != "" {
+	switch {
+	case s.answer.Code == codePanic:
+		attrs = append(attrs, slog.String("error", panicText))
+	case s.err != "":
 		attrs = append(attrs, slog.String("error", c.withoutValues(s.err)))
 	}
 	if next := nextStep(s.status); next != "" {

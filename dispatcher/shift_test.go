@@ -166,7 +166,7 @@ func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
 			b.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise 'no claims today'; end $$`)
 			b.exec(`create trigger refuse before update on samekey.outbox_queue for each row execute function refuse()`)
 			return func() { b.exec(`drop trigger refuse on samekey.outbox_queue`) }
-		}, "claims fail: SQLSTATE P0001"},
+		}, "claims fail: Postgres refused a statement (SQLSTATE P0001)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
