@@ -295,7 +295,7 @@ func TestWhatWasAcceptedIsNeverSentAgain(t *testing.T) {
 func TestWhatIsStuckIsLookedUpThenParkedAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 4}, Answer{}, Stuck(Answer{Code: "500"}, nil))
-	if s.status != statusUnknown || s.unsend || !s.sent || s.delay != a.policy.SettlingDelay {
+	if s.status != statusUnknown || s.unsend || !s.sent || s.spent != 0 || s.delay != a.policy.SettlingDelay {
 		t.Errorf("%+v", s)
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked {
@@ -365,5 +365,88 @@ func TestTheAnswerBesideAVerdictIsKept(t *testing.T) {
 	s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{Code: "429", Body: []byte("slow down")}, RetryAfter(time.Second, nil))
 	if s.answer.Code != "429" || string(s.answer.Body) != "slow down" {
 		t.Errorf("kept %q, %q: want the vendor's status and words", s.answer.Code, s.answer.Body)
+	}
+}
+
+// Two times in a row: whatever was found out before the first one is not the first of them.
+func TestTheFirstAbsentAfterAnotherCodeIsNotTheSecond(t *testing.T) {
+	for _, before := range []string{"timeout", "maybe_sent", codeOrphaned, codeAccepted, "lookup_failed"} {
+		a := actionOf(NonIdempotentWrite, 5)
+		a.policy.ResendAbsent = true
+		s := a.afterLookup(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Answer{}), nil)
+		if s.status != statusUnknown || s.unsend || s.resend || s.answer.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
+			t.Errorf("after %s: %+v", before, s)
+		}
+	}
+}
+
+// A late answer counts for the last attempt that was sent, so one that was not sent must not take its place.
+func TestOnlyAProofSaysThatAnAttemptWasNotSent(t *testing.T) {
+	for _, class := range classes {
+		for name, err := range map[string]error{"proof": Unsent(nil), "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
+			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, err)
+			if proved := name == "proof"; s.sent == proved || s.unsend != proved {
+				t.Errorf("%v, %s: %+v", class, name, s)
+			}
+		}
+	}
+}
+
+func TestALookupComesNoEarlierThanTheVendorSettles(t *testing.T) {
+	for _, class := range []Class{NonIdempotentWrite, IrreversibleWrite} {
+		a := actionOf(class, 5)
+		if s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{}, errors.New("reset")); s.delay != a.policy.SettlingDelay || s.delay == 0 {
+			t.Errorf("%v: looked up after %v, want %v", class, s.delay, a.policy.SettlingDelay)
+		}
+	}
+}
+
+// What the vendor still works at is asked for between a second and a day later, however often, and is not sent again.
+func TestAPendingOneIsAskedForWithinBounds(t *testing.T) {
+	a := actionOf(IdempotentWrite, 5)
+	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.policy.SettlingDelay = -1
+	row := &db.OutboxQueueClaimRow{Spent: 4}
+	for after, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, time.Minute: time.Minute, 48 * time.Hour: maxDelay} {
+		for name, s := range map[string]settlement{
+			"accepted": a.afterCall(row, Answer{}, Accepted(Answer{}, after)),
+			"pending":  a.afterLookup(row, Pending(Answer{}, after), nil),
+		} {
+			if s.delay != want || s.spent != 0 || !s.resend {
+				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.spent, s.resend, want)
+			}
+		}
+	}
+}
+
+func TestPassFailedLetsTheNextPassWhateverEndsAnIntent(t *testing.T) {
+	for _, pass := range []bool{true, false} {
+		a := actionOf(IdempotentWrite, 3)
+		a.policy.PassFailed = pass
+		row := &db.OutboxQueueClaimRow{Spent: 2}
+		for name, s := range map[string]settlement{
+			"last attempt":        a.afterCall(row, Answer{}, errors.New("reset")),
+			"dead":                a.afterCall(row, Answer{}, Dead(Answer{}, nil)),
+			"last look-up failed": a.afterLookup(row, Finding{}, errors.New("reset")),
+			"not rendered":        a.deadUnsent(row, "render", errors.New("template")),
+		} {
+			if s.leave != pass {
+				t.Errorf("PassFailed %t, %s: %+v", pass, name, s)
+			}
+		}
+	}
+}
+
+// An endpoint that is stopped or missing, or a template that fails, leaves the key window as it was.
+func TestADeadOneThatWasNotSentKeepsWhatWasSentBefore(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		row := &db.OutboxQueueClaimRow{FirstSend: first, Status: statusLeased}
+		a := actionOf(IdempotentWrite, 3)
+		if s := a.deadUnsent(row, "render", errors.New("template")); s.unsend != first || s.sent {
+			t.Errorf("dead, first send %t: %+v", first, s)
+		}
+		if s := a.givenBack(row); s.unsend != first || s.sent {
+			t.Errorf("given back, first send %t: %+v", first, s)
+		}
 	}
 }
