@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -253,10 +254,13 @@ func TestAbsentTwiceParksOrSendsOnceMoreWhereThePolicySaysSo(t *testing.T) {
 		{"twice, irreversible", IrreversibleWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
 	} {
 		a := actionOf(c.class, 5)
-		a.policy.ResendAbsent = c.resend
+		a.policy.ResendAbsent, c.row.Spent = c.resend, 4
 		s := a.afterLookup(&c.row, Absent(evidence), nil)
 		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
 			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
+		}
+		if c.unsend && s.spent != 0 {
+			t.Errorf("%s: sent once more with %d attempts spent", c.name, s.spent)
 		}
 		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
 			t.Errorf("%s: asked again after %v", c.name, s.delay)
@@ -447,6 +451,85 @@ func TestADeadOneThatWasNotSentKeepsWhatWasSentBefore(t *testing.T) {
 		}
 		if s := a.givenBack(row); s.unsend != first || s.sent {
 			t.Errorf("given back, first send %t: %+v", first, s)
+		}
+	}
+}
+
+// Whoever takes an intent over does not know its policy: the rest of the settling delay is waited for before the look-up.
+func TestATakenOverOneIsLookedUpAfterItsWholeSettlingDelay(t *testing.T) {
+	orphaned, absent := codeOrphaned, outcomeAbsent
+	a := actionOf(NonIdempotentWrite, 5)
+	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.policy.SettlingDelay = time.Minute
+	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, Spent: 2})
+	if ask || s.status != statusUnknown || s.spent != 2 || s.delay != time.Minute-settlingOrphans || s.leave {
+		t.Errorf("at once: asked %t, %+v", ask, s)
+	}
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &absent}); !ask {
+		t.Error("one that was not taken over waits once more")
+	}
+	a.policy.SettlingDelay = settlingOrphans
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned}); !ask {
+		t.Error("it waits for longer than its settling delay")
+	}
+}
+
+// A vendor's wait holds after an approval as well.
+func TestAnIrreversibleWriteWaitsForWhatTheVendorSaid(t *testing.T) {
+	for _, err := range []error{RetryAfter(time.Hour, nil), NotBefore(time.Hour, Denied(Answer{}, nil))} {
+		s := actionOf(IrreversibleWrite, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: true, Attempt: 1}, Answer{}, err)
+		if s.status != statusAwaiting || s.delay != time.Hour {
+			t.Errorf("%v: %+v", err, s)
+		}
+	}
+}
+
+// A look-up that takes its worker along spends an attempt each time, and is parked in the end.
+func TestLookupsThatKillTheirWorkersEndWithAPerson(t *testing.T) {
+	a := actionOf(NonIdempotentWrite, 3)
+	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 2}); !ask {
+		t.Error("the last of three look-ups is not made")
+	}
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
+		t.Errorf("after three: asked %t, %+v", ask, s)
+	}
+}
+
+// What an earlier release may have sent in another form is not sent again; what it did not send is.
+func TestAnotherFormCountsOnlyForWhatMayHaveBeenSent(t *testing.T) {
+	a := actionOf(IdempotentWrite, 5)
+	a.form = form{digest("Idempotency-Key"), digest("POST /v2/charges")}
+	for sentTo, same := range map[string]bool{
+		"charge_card": true,
+		"charge_card " + a.form.key + " " + a.form.request:             true,
+		"charge_card " + digest("X-Key") + " " + a.form.request:        false,
+		"charge_card " + a.form.key + " " + digest("POST /v1/charges"): false,
+	} {
+		for _, first := range []bool{true, false} {
+			s, send := a.beforeSend(&db.OutboxQueueClaimRow{FirstSend: first, SentTo: sentTo, Spent: 2})
+			if want := first || same; send != want || !want && (s.status != statusUnknown || s.answer.Code != codeForm || s.spent != 0 || s.unsend) {
+				t.Errorf("sent to %q, first send %t: sent %t, %+v", sentTo, first, send, s)
+			}
+		}
+	}
+}
+
+// A URL may hold a password or a token: neither a row nor a log quotes it.
+func TestTheTextOfAnErrorIsWithoutItsURL(t *testing.T) {
+	secret := "https://ann:hunter2@vendor.example/charges?token=s3cret"
+	for _, err := range []error{
+		&url.Error{Op: "Post", URL: secret, Err: errors.New("reset by " + secret)},
+		fmt.Errorf("charge: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded}),
+	} {
+		for _, s := range []settlement{
+			actionOf(IdempotentWrite, 5).afterCall(&db.OutboxQueueClaimRow{}, Answer{}, err),
+			actionOf(IdempotentWrite, 5).afterLookup(&db.OutboxQueueClaimRow{}, Finding{}, err),
+			actionOf(IdempotentWrite, 5).deadUnsent(&db.OutboxQueueClaimRow{}, "render", err),
+		} {
+			if strings.Contains(s.err, "hunter2") || strings.Contains(s.err, "s3cret") || !strings.Contains(s.err, "[URL]") {
+				t.Errorf("the history says %q", s.err)
+			}
 		}
 	}
 }
