@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey/internal/db"
 )
@@ -530,6 +531,22 @@ func TestTheTextOfAnErrorIsWithoutItsURL(t *testing.T) {
 			if strings.Contains(s.err, "hunter2") || strings.Contains(s.err, "s3cret") || !strings.Contains(s.err, "[URL]") {
 				t.Errorf("the history says %q", s.err)
 			}
+		}
+	}
+}
+
+// Postgres quotes values in its messages, and encoding/json quotes what it reads.
+func TestErrorsForLogsQuoteNoValues(t *testing.T) {
+	err := fmt.Errorf("settle: %w", &pgconn.PgError{Code: "22P02", Message: `invalid input: "4242424242424242"`})
+	if got := errorText(err); got != "SQLSTATE 22P02" {
+		t.Errorf("of Postgres's error a log says %q", got)
+	}
+	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `[]`} {
+		_, err := decode[struct {
+			Amount int `json:"amount"`
+		}](&Call{Payload: []byte(payload)})
+		if err == nil || strings.Contains(err.Error(), "4242") {
+			t.Errorf("%s: %v", payload, err)
 		}
 	}
 }
