@@ -541,7 +541,7 @@ func TestErrorsForLogsQuoteNoValues(t *testing.T) {
 	if got := errorText(err); got != "SQLSTATE 22P02" {
 		t.Errorf("of Postgres's error a log says %q", got)
 	}
-	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `[]`} {
+	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `{"amount":42424242424242424242}`} {
 		_, err := decode[struct {
 			Amount int `json:"amount"`
 		}](&Call{Payload: []byte(payload)})
