@@ -79,6 +79,9 @@ func TestDrainsOfDeadClientsHoldUpNothing(t *testing.T) {
 			b.insertMany("charge_card", 20)
 			b.untilFinished()
 			c.wantOnceEach(b, 20)
+			b.until("River begins a drain of a client that lives", func() bool {
+				return b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running' and attempted_by <> '{gone}'`) == 1
+			})
 		})
 	}
 }
