@@ -109,7 +109,11 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 		}
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackWithin)
 		defer cancel()
-		if _, failed := tx.Exec(within, rollbackTo+"; "+release); failed != nil && err != nil {
+		_, failed := tx.Exec(within, rollbackTo+"; "+release)
+		if state := sqlstate.Of(failed); (state == sqlstate.NoSavepoint || state == sqlstate.NoTransaction) && SafeToRetry(err) {
+			err = fmt.Errorf("%w: %w", m.replacedError(), err)
+		}
+		if failed != nil && err != nil {
 			err = fmt.Errorf("%w (and nothing more can be done in this transaction, roll it back: %w)", err, failed)
 		}
 	}()
@@ -263,6 +267,9 @@ func (m *memory) owned(tx samekey.Tx, inside *gate) samekey.Tx {
 	return known
 }
 
+// errCallers is what a statement returns that begins or ends the transaction.
+var errCallers = errors.New("processed: the transaction is the caller's of Do, who commits it: return nil to keep the work, an error to take it back")
+
 // doTx is a keyed.Queue that queues nothing: an intent is written at once. One
 // inside Run's transaction passes on whom to wake.
 type doTx struct {
@@ -279,6 +286,9 @@ func (t doTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Command
 		return pgconn.CommandTag{}, err
 	}
 	defer t.gate.exit()
+	if endsTransaction(sql) {
+		return pgconn.CommandTag{}, errCallers
+	}
 	return t.tx.Exec(ctx, sql, args...)
 }
 
@@ -287,6 +297,9 @@ func (t doTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, err
 		return refusedRows{err: err}, err
 	}
 	defer t.gate.exit()
+	if endsTransaction(sql) {
+		return refusedRows{err: errCallers}, errCallers
+	}
 	return t.tx.Query(ctx, sql, args...)
 }
 
@@ -295,6 +308,9 @@ func (t doTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 		return refusedRows{err: err}
 	}
 	defer t.gate.exit()
+	if endsTransaction(sql) {
+		return refusedRows{err: errCallers}
+	}
 	return t.tx.QueryRow(ctx, sql, args...)
 }
 
@@ -326,5 +342,10 @@ func (t doBatchTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 		return pgx.FailedBatchResults(b, err)
 	}
 	defer t.gate.exit()
+	for _, query := range b.QueuedQueries {
+		if endsTransaction(query.SQL) {
+			return pgx.FailedBatchResults(b, errCallers)
+		}
+	}
 	return t.sender.SendBatch(ctx, b)
 }

@@ -88,10 +88,10 @@ const (
 // tx.Conn(), and an intent's conflict then comes out of Run. After the commit
 // Run wakes their workers.
 //
-// A statement that begins or ends a transaction is refused where it is the first of
-// its text. Of a text with several statements ("..; commit; begin") only the first
-// is looked at: Run then finds that its transaction was ended, or that another is
-// in its place, and returns [ErrAborted]; what the text committed stays. An intent
+// A text with a statement that begins or ends a transaction is refused. What reaches the
+// database in another way (tx.Conn(), a pgx.QueryRewriter) is not looked at: where Run finds
+// that its transaction was ended, or that another is in its place, it returns
+// [ErrAborted], and what was committed so stays. An intent
 // goes the way of the savepoint that it was inserted behind, however that was set: before
 // a nested transaction, and before a text that may deal with savepoints (whatever
 // is not plainly one SELECT, INSERT, UPDATE, DELETE, WITH, VALUES or MERGE), the
@@ -224,14 +224,17 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	if failure != nil {
 		return m.storeFailure(ctx, conn, began, *failure)
 	}
-	if failed := cmp.Or(again(q.failure()), again(err)); failed != nil {
-		return answer{}, failed
-	}
-	if err != nil {
-		if ctx.Err() == nil && q.close() {
-			err = retryable(conn, err)
+	failed := cmp.Or(again(q.failure()), again(err))
+	if failed == nil && err != nil {
+		if failed = err; ctx.Err() == nil && q.close() {
+			failed = retryable(conn, err)
 		}
-		return answer{}, err
+	}
+	if failed != nil {
+		if q.close() {
+			failed = m.unlessEnded(ctx, conn, began, failed)
+		}
+		return answer{}, failed
 	}
 	actions, err := m.commit(ctx, conn, q, began, ans)
 	if err != nil {
@@ -359,9 +362,38 @@ func (m *memory) committable(conn *pgx.Conn, q *queue) error {
 	case 'E':
 		return fmt.Errorf("%w: a statement failed and its error was not returned (key:%s)", ErrAborted, m.key.Hash())
 	case 'I':
-		return fmt.Errorf("%w: a statement of the function ended it (key:%s)", ErrAborted, m.key.Hash())
+		return m.endedError()
 	}
 	return nil
+}
+
+// unlessEnded returns the function's error, or ErrAborted where that would have the
+// work done again although the function ended the transaction of the first time: what
+// it committed would be there twice. In a failed transaction that cannot be asked.
+func (m *memory) unlessEnded(ctx context.Context, conn *pgx.Conn, began time.Time, err error) error {
+	more := (*againError)(nil)
+	if again := errors.As(err, &more); !again && !SafeToRetry(err) || conn.IsClosed() || conn.PgConn().IsBusy() {
+		return err
+	}
+	ended := error(nil)
+	switch conn.PgConn().TxStatus() {
+	case 'I':
+		ended = m.endedError()
+	case 'T':
+		within, cancel := grace(ctx)
+		defer cancel()
+		var at time.Time
+		if replaced(ofRecord(conn.QueryRow(within, db.ProcessedEventsSameTransaction, began).Scan(&at))) {
+			ended = m.replacedError()
+		}
+	}
+	if ended == nil {
+		return err
+	}
+	if more != nil {
+		err = more.cause // not again
+	}
+	return fmt.Errorf("%w: %w", ended, err)
 }
 
 // commitError tells what is certain after the last batch failed. An error of

@@ -11,6 +11,7 @@ const (
 	UniqueViolation = "23505"
 	NoSuchTime      = "22007" // the record was to be written in another transaction
 	Aborted         = "25P02"
+	NoTransaction   = "25P01"
 	NoSavepoint     = "3B001"
 	Serialization   = "40001"
 	Deadlock        = "40P01"
