@@ -398,12 +398,13 @@ func (m *memory) unlessEnded(ctx context.Context, conn *pgx.Conn, began time.Tim
 
 // commitError tells what is certain after the last batch failed. An error of
 // the server's on a connection that lives means that the transaction is, or
-// will be, rolled back.
+// will be, rolled back, unless it says that the server went away: behind a pooler
+// the connection lives on.
 func (m *memory) commitError(ctx context.Context, conn *pgx.Conn, err error, actions []string) error {
 	if pgconn.SafeToRetry(err) {
 		return unstored("processed: the connection was lost before the commit, nothing was stored (key:%s): %w", m.key.Hash(), err)
 	}
-	if conn.IsClosed() {
+	if conn.IsClosed() || sqlstate.Lost(sqlstate.Of(err)) { // the pooler's to the server, maybe
 		return &lostError{cause: err, actions: actions}
 	}
 	if failed := again(err); failed != nil {

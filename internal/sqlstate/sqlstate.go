@@ -51,3 +51,9 @@ func Transient(code string) bool {
 	return strings.HasPrefix(code, "08") || // the connection
 		strings.HasPrefix(code, "53") // connections, memory or disk ran out
 }
+
+// Lost reports whether the session that executed the statement may have ended, so that nothing is known of it: the
+// connection broke, the server ended it, or a pooler's own error (class 58).
+func Lost(code string) bool {
+	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "58")
+}
