@@ -52,7 +52,7 @@ func Do[T any](ctx context.Context, tx samekey.Tx, req Request, fn func(ctx cont
 	if err != nil {
 		return Result[T]{}, err
 	}
-	if err := cmp.Or(m.checkOwned(tx), m.checkNested(ctx, nil)); err != nil {
+	if err := cmp.Or(m.checkOwned(tx), m.checkSameKey(ctx, connOf(tx))); err != nil {
 		return Result[T]{}, err
 	}
 	ans, err := m.do(ctx, tx, func(ctx context.Context, tx samekey.Tx) (ans answer, err error) {
@@ -121,9 +121,9 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 		return m.replay(found)
 	}
 	if !locked {
-		return answer{}, m.named(ErrInFlight)
+		return answer{}, m.inFlight(ctx)
 	}
-	ans, err = fn(m.running(ctx, nil, inside), m.owned(tx, inside))
+	ans, err = fn(m.running(ctx, nil, connOf(tx), inside), m.owned(tx, inside))
 	failure := m.failureOf(err)
 	if idle := inside.close(); !idle && (err == nil || failure != nil) {
 		return answer{}, m.leftBehindError()

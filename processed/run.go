@@ -98,7 +98,7 @@ const (
 // intents that are queued are written, which costs a round trip.
 //
 // Inside fn, Run and Once on the same pool are refused ([ErrNested]), and so is the
-// same key in any call: use [Do] with tx, under a key of its own. The call is known
+// same key in any call on the same database: use [Do] with tx, under a key of its own. The call is known
 // from the context that fn gets.
 //
 // A commit that has to wait for an ordering key waits until ctx's deadline; then the
@@ -211,7 +211,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	if found != nil {
 		return m.replay(found)
 	}
-	ans, err := fn(m.running(ctx, pool, &q.gate), &runTx{tx: tx, q: q, ctx: ctx})
+	ans, err := fn(m.running(ctx, pool, conn, &q.gate), &runTx{tx: tx, q: q, ctx: ctx})
 	failure := m.failureOf(err)
 	if err == nil || failure != nil {
 		if cancelled := ended(ctx); cancelled != nil {
@@ -260,7 +260,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, began tim
 	tx = results.Tx()
 	switch err = results.Close(); {
 	case err == nil && found == nil && !locked:
-		return nil, began, nil, m.named(ErrInFlight)
+		return nil, began, nil, m.inFlight(ctx)
 	case err == nil:
 		return tx, began, found, nil
 	}
