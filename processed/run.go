@@ -195,22 +195,27 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	}
 	conn := pooled.Conn()
 	q := &queue{key: m.key, immediate: immediate}
+	var tx pgx.Tx
 	defer func() { // also when fn panics
 		if !q.close() {
 			abandon(pooled)
 			return
 		}
+		if q.large && !conn.IsClosed() && !conn.PgConn().IsBusy() {
+			closeTx(ctx, tx)
+		}
 		rollback(ctx, conn)
 		pooled.Release()
 	}()
 
-	tx, began, found, err := m.open(ctx, conn)
+	opened, began, found, err := m.open(ctx, conn)
 	if err != nil {
 		return answer{}, err
 	}
 	if found != nil {
 		return m.replay(found)
 	}
+	tx = opened
 	ans, err := fn(m.running(ctx, pool, conn, &q.gate), &runTx{tx: tx, q: q, ctx: ctx})
 	failure := m.failureOf(err)
 	if err == nil || failure != nil {
@@ -435,6 +440,14 @@ func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 // changing it.
 func abandon(pooled *pgxpool.Conn) {
 	_ = pooled.Hijack().PgConn().Conn().Close()
+}
+
+// closeTx has pgx refuse what still comes through the transaction, which is past the
+// gate: its large objects.
+func closeTx(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackWithin)
+	defer cancel()
+	_ = tx.Rollback(ctx) // a warning of the server's, where it was committed
 }
 
 // rollback ends what is still open. A connection on which that fails is closed,

@@ -162,6 +162,7 @@ func (t *runTx) LargeObjects() pgx.LargeObjects {
 		return pgx.FailedBatchResults(batch, err).Tx().LargeObjects()
 	}
 	defer t.q.exit()
+	t.q.setLarge()
 	return t.tx.LargeObjects()
 }
 
