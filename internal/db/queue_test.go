@@ -121,9 +121,9 @@ func (s *queue) claim(change func(*db.OutboxQueueClaimParams)) []db.OutboxQueueC
 }
 
 func settleOne(id uuid.UUID, attempt, worker int32, status string, change func(*db.OutboxQueueSettleParams)) db.OutboxQueueSettleParams {
-	outcome := status
-	if status == "pending" {
-		outcome = "retry"
+	outcome := map[string]string{"pending": "retry", "answered": "delivered"}[status]
+	if outcome == "" {
+		outcome = status
 	}
 	p := db.OutboxQueueSettleParams{Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt}, Statuses: []string{status},
 		Delays: []int64{0}, Spents: []int32{1}, Unsends: []bool{false}, Keeps: []bool{false}, Leaves: []bool{false}, Sents: []bool{false},
