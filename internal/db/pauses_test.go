@@ -62,8 +62,10 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 		if river != c.river {
 			t.Errorf("%s: River's row is %s, want %s", c.name, river, c.river)
 		}
-		if again, err := s.q.PausesMirror(t.Context()); err != nil || len(again) != 0 {
-			t.Errorf("%s: once more it changed %v, %v", c.name, again, err)
+		if !slices.Equal(c.changes, []string{"restored"}) { // there the resume below must count at once
+			if again, err := s.q.PausesMirror(t.Context()); err != nil || len(again) != 0 {
+				t.Errorf("%s: once more it changed %v, %v", c.name, again, err)
+			}
 		}
 		if c.river == "paused" && s.pauses() != "" && s.text(`select (bool_and(r.paused_at = '2026-01-05') and bool_and(p.paused_at = r.paused_at or p.river_row is null))::text
 			from samekey.river_queue r, samekey.pauses p`) != "true" {

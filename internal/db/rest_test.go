@@ -53,6 +53,26 @@ func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
 	}
 }
 
+// What another transaction holds is left to the next sweep.
+func TestAReleaseWaitsForNobody(t *testing.T) {
+	s := newQueue(t)
+	s.insert(`status = 'unknown', leased_by = 8, lease_until = now()`)
+	tx, err := s.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `select from samekey.outbox_queue for update`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	rows, err := s.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{Holder: 8, MaxCount: 10, Settling: time.Hour})
+	if err != nil || len(rows) != 0 {
+		t.Errorf("released %v, %v", rows, err)
+	}
+}
+
 // The next of an ordering key, by its place, becomes its head where there is none, and is not due early.
 func TestOnlyAKeyWithoutAHeadIsGivenItsNext(t *testing.T) {
 	s := newQueue(t)
@@ -88,6 +108,9 @@ func TestOnlyAKeyWithoutAHeadIsGivenItsNext(t *testing.T) {
 	s.exec(`delete from samekey.outbox_queue where id = $1`, head)
 	if headless() != 1 || promote() != 1 || headless() != 0 {
 		t.Error("without a head: not one is promoted")
+	}
+	if rows, err := s.q.OutboxQueueHeadless(t.Context(), db.OutboxQueueHeadlessParams{After: "o", MaxCount: 10}); err != nil || len(rows) != 0 {
+		t.Errorf("the page after the last key has %v, %v", rows, err)
 	}
 	s.holds("the second", second, "status = 'pending' and due_at > now() - interval '1 hour'")
 	s.holds("the third", third, "status = 'blocked'")
