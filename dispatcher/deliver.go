@@ -82,8 +82,10 @@ func (n *node) work(c *claim) {
 	}()
 	var s settlement
 	switch send := false; {
-	case n.isStopping() || c.unmarked:
+	case n.isStopping():
 		s = c.action.givenBack(row)
+	case c.unmarked:
+		s = n.notSent(n.calls, c, "", nil) // that it was not marked has been said
 	case c.Status == statusUnknown:
 		s = n.lookUp(c)
 	default:
