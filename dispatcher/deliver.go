@@ -28,6 +28,7 @@ type claim struct {
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
 	visit  visit
 
+	unloaded bool // of an answered intent: it has no payload until its Apply begins
 	unmarked bool // leased as unsent, and not marked since: it is not sent
 
 	endpointName string

@@ -74,13 +74,17 @@ func (l *lane) read(ctx context.Context, claims []*claim) error {
 	}
 	l.load.took(claims[0].Bytes, time.Since(began))
 	for _, row := range rows {
-		c := byID[row.ID]
-		c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
-		c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
-		c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
-		c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
+		byID[row.ID].loaded(row)
 	}
 	return nil
+}
+
+// loaded takes what the answer of the claim left out.
+func (c *claim) loaded(row db.OutboxLoadRow) {
+	c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
+	c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
+	c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
+	c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
 }
 
 // sending marks those that were leased as unsent and are about to be sent. What is not marked is given back.

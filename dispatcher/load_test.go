@@ -5,10 +5,12 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
@@ -205,4 +207,34 @@ func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
 	b.exec(`drop trigger refuse on samekey.outbox_queue`)
 	b.untilFinished()
 	c.wantOnceEach(b, 1)
+}
+
+// Answered intents whose payloads the link carries in longer than a claim may take: a claim of them carries no payload.
+func TestLargePayloadsOfAnsweredIntentsAreApplied(t *testing.T) {
+	b := setup(t)
+	pool, _ := b.overSlowLink(190 << 10)
+	d := b.dispatcherOn(pool, dispatcher.Config{})
+	d.Destination("vendor", dispatcher.Limits{})
+	c := &counting{}
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.Timeout, p.Backoff = patience, 10*time.Millisecond
+	var applied atomic.Int32
+	d.Handle("charge_card", p, c.handle, dispatcher.WithApply(func(_ context.Context, _ pgx.Tx, payload string, _ dispatcher.Outcome) error {
+		if len(payload) == 1<<20-2 {
+			applied.Add(1)
+		}
+		return nil
+	}))
+	const intents = 2 // claimed at once, 11 s
+	b.insertLarge("charge_card", intents, 1<<20)
+	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, code) select id, 'attempt', 'delivered', '200' from samekey.outbox_queue`)
+	b.exec(`update samekey.outbox_queue set status = 'answered', first_sent_at = now()`)
+	b.start(d)
+	b.until("it was claimed", func() bool {
+		return b.count(`select count(*) from samekey.outbox_queue where leased_by is not null or attempt > 0`) == intents
+	})
+	b.untilFinished()
+	if n := applied.Load(); n != intents {
+		t.Errorf("%d Applies had their payloads", n)
+	}
 }
