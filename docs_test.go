@@ -189,3 +189,74 @@ func flush(text string) string {
 	}
 	return strings.Join(lines, "\n")
 }
+
+// What the pages call by a package's name is exported by that package.
+func TestPagesNameWhatExists(t *testing.T) {
+	exported := map[string]map[string]bool{}
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() && (strings.HasPrefix(entry.Name(), ".") && path != "." || entry.Name() == "internal" || entry.Name() == "testdata") {
+			if err == nil {
+				err = filepath.SkipDir
+			}
+			return err
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		names := exported[file.Name.Name]
+		if names == nil {
+			names = map[string]bool{}
+			exported[file.Name.Name] = names
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			switch n := node.(type) {
+			case *ast.FuncDecl:
+				names[n.Name.Name] = true
+				return false
+			case *ast.TypeSpec:
+				names[n.Name.Name] = true
+			case *ast.ValueSpec:
+				for _, name := range n.Names {
+					names[name.Name] = true
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	vendors, err := filepath.Glob("docs/vendors/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := regexp.MustCompile(`\b([a-z]+)\.([A-Z]\w*)`)
+	found := 0
+	for _, page := range append(append(pages, vendors...), "README.md", "CONTRIBUTING.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range called.FindAllSubmatch(text, -1) {
+			names := exported[string(m[1])]
+			if names == nil || string(m[1]) == "main" {
+				continue // another's package, or a variable
+			}
+			if found++; !names[string(m[2])] {
+				t.Errorf("%s names %s, which does not exist", page, m[0])
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("the test is void: %d names were found", found)
+	}
+}

@@ -50,8 +50,8 @@ type Key struct {
 // not valid as it came is refused.
 //
 // The value holds 1 to 255 bytes of printable ASCII; spaces are allowed inside
-// it, not at its ends. At least one scope part is required, usually the tenant
-// or principal first and the operation last. Where several services share a
+// it, not at its ends. The scope has at least two parts: the tenant or principal
+// first, and the operation last. Where several services share a
 // database, the service's name is the first part: set samekey.service on its
 // connections, and every other scope is refused ([ErrOtherService]). A part is non-empty text without
 // control characters or spaces at its ends; "/", "%" and everything outside
@@ -77,6 +77,9 @@ func NewKey(value string, scope ...string) (Key, error) {
 	k := Key{Scope: joined.String(), Value: value}
 	if err := k.Validate(); err != nil {
 		return Key{}, err
+	}
+	if len(scope) < 2 {
+		return Key{}, &KeyError{Field: "scope", Reason: "has one part, and needs two", Do: adviceScope}
 	}
 	return k, nil
 }
@@ -116,7 +119,8 @@ func Mint() string {
 }
 
 // Validate returns nil if k obeys the rules that [NewKey] states, else a
-// [*KeyError]. It is for keys that were not made by NewKey.
+// [*KeyError]. It is for keys that were not made by NewKey, and takes a scope of
+// one part too.
 func (k Key) Validate() error {
 	if err := checkText("value", k.Value, adviceValue); err != nil {
 		return err

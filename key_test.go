@@ -51,7 +51,7 @@ func TestABrokenValueIsRefusedAndNeverTrimmed(t *testing.T) {
 		"a\u00a0":                "not printable ASCII at offset 1",
 		strings.Repeat("k", 256): "is 256 bytes long, more than 255",
 	} {
-		_, err := samekey.NewKey(value, "acme")
+		_, err := samekey.NewKey(value, "acme", "orders.create")
 		wantKeyError(t, err, "value", reason)
 		wantKeyError(t, samekey.Key{Scope: "acme", Value: value}.Validate(), "value", reason)
 	}
@@ -62,7 +62,7 @@ func TestALongValueMeetsTheLengthRuleWhateverIsInIt(t *testing.T) {
 	rand.New(rand.NewSource(1)).Read(random)
 	var messages []string
 	for _, value := range []string{strings.Repeat("k", 8<<10), strings.Repeat(" ", 8<<10), string(random)} {
-		_, err := samekey.NewKey(value, "acme")
+		_, err := samekey.NewKey(value, "acme", "orders.create")
 		wantKeyError(t, err, "value", "is 8192 bytes long, more than 255")
 		messages = append(messages, err.Error())
 	}
@@ -89,12 +89,13 @@ func TestABrokenScopeIsRefusedAndNamesThePart(t *testing.T) {
 		{[]string{strings.Repeat("a", 256)}, "scope", "is 256 bytes long, more than 255"},
 		{[]string{strings.Repeat("a", 200), strings.Repeat("b", 55)}, "scope", "is 256 bytes long"},
 		{[]string{strings.Repeat("/", 86)}, "scope", "is 258 bytes long"},
+		{[]string{"acme"}, "scope", "has one part, and needs two"},
 	} {
 		_, err := samekey.NewKey("order-1", c.parts...)
 		wantKeyError(t, err, c.field, c.reason)
 	}
 	for _, parts := range [][]string{
-		{strings.Repeat("a", 255)}, {strings.Repeat("a", 200), strings.Repeat("b", 54)}, {strings.Repeat("/", 85)}, {"my tenant", "zoë"},
+		{"a", strings.Repeat("a", 253)}, {strings.Repeat("a", 200), strings.Repeat("b", 54)}, {"aa", strings.Repeat("/", 84)}, {"my tenant", "zoë"},
 	} {
 		if _, err := samekey.NewKey("order-1", parts...); err != nil {
 			t.Errorf("%q: %v", parts, err)
@@ -109,8 +110,8 @@ func TestABrokenScopeIsRefusedAndNamesThePart(t *testing.T) {
 func TestPartsOfAScopeNeverRunTogether(t *testing.T) {
 	seen := map[string][]string{}
 	for _, parts := range [][]string{
-		{"a/b", "c"}, {"a", "b/c"}, {"a", "b", "c"}, {"a/b/c"}, {"a%2Fb", "c"}, {"a%2Fb/c"}, {"a%252Fb", "c"}, {"a", "b%2Fc"},
-		{"A", "b", "c"}, {"a b", "c"}, {"a%20b", "c"}, {"ab", "c"}, {"ë"}, {"%C3%AB"}, {"e\u0308"},
+		{"a/b", "c"}, {"a", "b/c"}, {"a", "b", "c"}, {"a/b/c", "c"}, {"a%2Fb", "c"}, {"a%2Fb/c", "c"}, {"a%252Fb", "c"}, {"a", "b%2Fc"},
+		{"A", "b", "c"}, {"a b", "c"}, {"a%20b", "c"}, {"ab", "c"}, {"ë", "c"}, {"%C3%AB", "c"}, {"e\u0308", "c"},
 	} {
 		key, err := samekey.NewKey("order-1", parts...)
 		must(t, err)
@@ -160,7 +161,7 @@ func TestAKeyIsNeverPrinted(t *testing.T) {
 
 func TestAKeyErrorHoldsNothingOfTheKey(t *testing.T) {
 	for _, bad := range []string{"SECRETVALUE\x00", "SECRETVALUE ", strings.Repeat("SECRETVALUE", 99), "SECRETVALUE\xff"} {
-		_, inValue := samekey.NewKey(bad, "acme")
+		_, inValue := samekey.NewKey(bad, "acme", "orders.create")
 		_, inScope := samekey.NewKey("order-1", "acme", bad)
 		for _, err := range []error{inValue, inScope} {
 			if err == nil || strings.Contains(fmt.Sprintf("%v %+v %#v", err, err, err), "SECRET") {
@@ -188,7 +189,7 @@ func TestMintedKeysDifferAndAreValid(t *testing.T) {
 			t.Fatal("one value was minted twice")
 		}
 		seen[value] = true
-		if _, err := samekey.NewKey(value, "acme"); err != nil {
+		if _, err := samekey.NewKey(value, "acme", "orders.create"); err != nil {
 			t.Fatal(err)
 		}
 	}

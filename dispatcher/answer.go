@@ -137,7 +137,7 @@ func Unsent(err error) error {
 	return &attemptError{verdict: verdictUnsent, err: orText(err, "nothing was sent")}
 }
 
-// Dead says that the vendor did not act and will not until a person mends something (401, 404, a malformed request).
+// Dead says that the vendor did not act and will not until a person corrects something (401, 404, a malformed request). A redrive sends the same bytes: where the vendor refused those, resolve the intent as not sent, cancel it, and insert it again with another part.
 // The intent rests as dead, visible, until it is redriven, resolved or cancelled. The answer is kept.
 func Dead(answer Answer, err error) error {
 	return &attemptError{verdict: verdictDead, answer: answer, err: orText(err, "the vendor will not act")}

@@ -468,7 +468,7 @@ func (n *node) applied(c *claim, spent int, outcome string, err error) {
 		if errors.Is(err, errGaveWay) {
 			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
 		}
-		n.log.Log(n.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1))...)
+		n.log.Log(n.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
 		n.settle(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
 	}
 }

@@ -286,3 +286,19 @@ func TestWhatTheEndOfACallSaysOfTheVendor(t *testing.T) {
 		}
 	}
 }
+
+// What is given back of an epoch that is over says nothing of the probe that is out.
+func TestWhatWasAdmittedBeforeABreakerOpenedFreesNoProbe(t *testing.T) {
+	now := time.Now()
+	b := newBreaker(Limits{BreakAfter: 1, BreakDelay: time.Second, MaxBreakDelay: time.Second}, func(d time.Duration) time.Duration { return d })
+	_, before := b.admit(now, 10)
+	b.record(before, healthBad, now)
+	now = now.Add(time.Second)
+	if may, _ := b.admit(now, 10); may != 1 {
+		t.Fatalf("admitted %d as a probe", may)
+	}
+	b.unused(before, 9)
+	if may, _ := b.admit(now, 10); may != 0 {
+		t.Errorf("admitted %d beside the probe", may)
+	}
+}

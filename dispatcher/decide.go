@@ -333,11 +333,14 @@ func withoutURL(err error) string {
 	return text
 }
 
+// codePanic is that of a handler that panicked.
+const codePanic = "panic"
+
 func unknownCode(err error) string {
 	var panicked *panicError
 	switch {
 	case errors.As(err, &panicked):
-		return "panic"
+		return codePanic
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
 	case errors.Is(err, context.Canceled):

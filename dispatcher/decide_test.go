@@ -7,10 +7,12 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey/internal/db"
 )
@@ -253,10 +255,13 @@ func TestAbsentTwiceParksOrSendsOnceMoreWhereThePolicySaysSo(t *testing.T) {
 		{"twice, irreversible", IrreversibleWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
 	} {
 		a := actionOf(c.class, 5)
-		a.policy.ResendAbsent = c.resend
+		a.policy.ResendAbsent, c.row.Spent = c.resend, 4
 		s := a.afterLookup(&c.row, Absent(evidence), nil)
 		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
 			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
+		}
+		if c.unsend && s.spent != 0 {
+			t.Errorf("%s: sent once more with %d attempts spent", c.name, s.spent)
 		}
 		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
 			t.Errorf("%s: asked again after %v", c.name, s.delay)
@@ -295,7 +300,7 @@ func TestWhatWasAcceptedIsNeverSentAgain(t *testing.T) {
 func TestWhatIsStuckIsLookedUpThenParkedAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 4}, Answer{}, Stuck(Answer{Code: "500"}, nil))
-	if s.status != statusUnknown || s.unsend || !s.sent || s.delay != a.policy.SettlingDelay {
+	if s.status != statusUnknown || s.unsend || !s.sent || s.spent != 0 || s.delay != a.policy.SettlingDelay {
 		t.Errorf("%+v", s)
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked {
@@ -365,5 +370,183 @@ func TestTheAnswerBesideAVerdictIsKept(t *testing.T) {
 	s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{Code: "429", Body: []byte("slow down")}, RetryAfter(time.Second, nil))
 	if s.answer.Code != "429" || string(s.answer.Body) != "slow down" {
 		t.Errorf("kept %q, %q: want the vendor's status and words", s.answer.Code, s.answer.Body)
+	}
+}
+
+// Two times in a row: whatever was found out before the first one is not the first of them.
+func TestTheFirstAbsentAfterAnotherCodeIsNotTheSecond(t *testing.T) {
+	for _, before := range []string{"timeout", "maybe_sent", codeOrphaned, codeAccepted, "lookup_failed"} {
+		a := actionOf(NonIdempotentWrite, 5)
+		a.policy.ResendAbsent = true
+		s := a.afterLookup(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Answer{}), nil)
+		if s.status != statusUnknown || s.unsend || s.resend || s.answer.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
+			t.Errorf("after %s: %+v", before, s)
+		}
+	}
+}
+
+// A late answer counts for the last attempt that was sent, so one that was not sent must not take its place.
+func TestOnlyAProofSaysThatAnAttemptWasNotSent(t *testing.T) {
+	for _, class := range classes {
+		for name, err := range map[string]error{"proof": Unsent(nil), "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
+			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, err)
+			if proved := name == "proof"; s.sent == proved || s.unsend != proved {
+				t.Errorf("%v, %s: %+v", class, name, s)
+			}
+		}
+	}
+}
+
+func TestALookupComesNoEarlierThanTheVendorSettles(t *testing.T) {
+	for _, class := range []Class{NonIdempotentWrite, IrreversibleWrite} {
+		a := actionOf(class, 5)
+		if s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{}, errors.New("reset")); s.delay != a.policy.SettlingDelay || s.delay == 0 {
+			t.Errorf("%v: looked up after %v, want %v", class, s.delay, a.policy.SettlingDelay)
+		}
+	}
+}
+
+// What the vendor still works at is asked for between a second and a day later, however often, and is not sent again.
+func TestAPendingOneIsAskedForWithinBounds(t *testing.T) {
+	a := actionOf(IdempotentWrite, 5)
+	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.policy.SettlingDelay = -1
+	row := &db.OutboxQueueClaimRow{Spent: 4}
+	for after, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, time.Minute: time.Minute, 48 * time.Hour: maxDelay} {
+		for name, s := range map[string]settlement{
+			"accepted": a.afterCall(row, Answer{}, Accepted(Answer{}, after)),
+			"pending":  a.afterLookup(row, Pending(Answer{}, after), nil),
+		} {
+			if s.delay != want || s.spent != 0 || !s.resend {
+				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.spent, s.resend, want)
+			}
+		}
+	}
+}
+
+func TestPassFailedLetsTheNextPassWhateverEndsAnIntent(t *testing.T) {
+	for _, pass := range []bool{true, false} {
+		a := actionOf(IdempotentWrite, 3)
+		a.policy.PassFailed = pass
+		row := &db.OutboxQueueClaimRow{Spent: 2}
+		for name, s := range map[string]settlement{
+			"last attempt":        a.afterCall(row, Answer{}, errors.New("reset")),
+			"dead":                a.afterCall(row, Answer{}, Dead(Answer{}, nil)),
+			"last look-up failed": a.afterLookup(row, Finding{}, errors.New("reset")),
+			"not rendered":        a.deadUnsent(row, "render", errors.New("template")),
+		} {
+			if s.leave != pass {
+				t.Errorf("PassFailed %t, %s: %+v", pass, name, s)
+			}
+		}
+	}
+}
+
+// An endpoint that is stopped or missing, or a template that fails, leaves the key window as it was.
+func TestADeadOneThatWasNotSentKeepsWhatWasSentBefore(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		row := &db.OutboxQueueClaimRow{FirstSend: first, Status: statusLeased}
+		a := actionOf(IdempotentWrite, 3)
+		if s := a.deadUnsent(row, "render", errors.New("template")); s.unsend != first || s.sent {
+			t.Errorf("dead, first send %t: %+v", first, s)
+		}
+		if s := a.givenBack(row); s.unsend != first || s.sent {
+			t.Errorf("given back, first send %t: %+v", first, s)
+		}
+	}
+}
+
+// Whoever takes an intent over does not know its policy: the rest of the settling delay is waited for before the look-up.
+func TestATakenOverOneIsLookedUpAfterItsWholeSettlingDelay(t *testing.T) {
+	orphaned, absent := codeOrphaned, outcomeAbsent
+	a := actionOf(NonIdempotentWrite, 5)
+	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.policy.SettlingDelay = time.Minute
+	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, Spent: 2})
+	if ask || s.status != statusUnknown || s.spent != 2 || s.delay != time.Minute-settlingOrphans || s.leave {
+		t.Errorf("at once: asked %t, %+v", ask, s)
+	}
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &absent}); !ask {
+		t.Error("one that was not taken over waits once more")
+	}
+	a.policy.SettlingDelay = settlingOrphans
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned}); !ask {
+		t.Error("it waits for longer than its settling delay")
+	}
+}
+
+// A vendor's wait holds after an approval as well.
+func TestAnIrreversibleWriteWaitsForWhatTheVendorSaid(t *testing.T) {
+	for _, err := range []error{RetryAfter(time.Hour, nil), NotBefore(time.Hour, Denied(Answer{}, nil))} {
+		s := actionOf(IrreversibleWrite, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: true, Attempt: 1}, Answer{}, err)
+		if s.status != statusAwaiting || s.delay != time.Hour {
+			t.Errorf("%v: %+v", err, s)
+		}
+	}
+}
+
+// A look-up that takes its worker along spends an attempt each time, and is parked in the end.
+func TestLookupsThatKillTheirWorkersEndWithAPerson(t *testing.T) {
+	a := actionOf(NonIdempotentWrite, 3)
+	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 2}); !ask {
+		t.Error("the last of three look-ups is not made")
+	}
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
+		t.Errorf("after three: asked %t, %+v", ask, s)
+	}
+}
+
+// What an earlier release may have sent in another form is not sent again; what it did not send is.
+func TestAnotherFormCountsOnlyForWhatMayHaveBeenSent(t *testing.T) {
+	a := actionOf(IdempotentWrite, 5)
+	a.form = form{digest("Idempotency-Key"), digest("POST /v2/charges")}
+	for sentTo, same := range map[string]bool{
+		"charge_card": true,
+		"charge_card " + a.form.key + " " + a.form.request:             true,
+		"charge_card " + digest("X-Key") + " " + a.form.request:        false,
+		"charge_card " + a.form.key + " " + digest("POST /v1/charges"): false,
+	} {
+		for _, first := range []bool{true, false} {
+			s, send := a.beforeSend(&db.OutboxQueueClaimRow{FirstSend: first, SentTo: sentTo, Spent: 2})
+			if want := first || same; send != want || !want && (s.status != statusUnknown || s.answer.Code != codeForm || s.spent != 0 || s.unsend) {
+				t.Errorf("sent to %q, first send %t: sent %t, %+v", sentTo, first, send, s)
+			}
+		}
+	}
+}
+
+// A URL may hold a password or a token: neither a row nor a log quotes it.
+func TestTheTextOfAnErrorIsWithoutItsURL(t *testing.T) {
+	secret := "https://ann:hunter2@vendor.example/charges?token=s3cret"
+	for _, err := range []error{
+		&url.Error{Op: "Post", URL: secret, Err: errors.New("reset by " + secret)},
+		fmt.Errorf("charge: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded}),
+	} {
+		for _, s := range []settlement{
+			actionOf(IdempotentWrite, 5).afterCall(&db.OutboxQueueClaimRow{}, Answer{}, err),
+			actionOf(IdempotentWrite, 5).afterLookup(&db.OutboxQueueClaimRow{}, Finding{}, err),
+			actionOf(IdempotentWrite, 5).deadUnsent(&db.OutboxQueueClaimRow{}, "render", err),
+		} {
+			if strings.Contains(s.err, "hunter2") || strings.Contains(s.err, "s3cret") || !strings.Contains(s.err, "[URL]") {
+				t.Errorf("the history says %q", s.err)
+			}
+		}
+	}
+}
+
+// Postgres quotes values in its messages, and encoding/json quotes what it reads.
+func TestErrorsForLogsQuoteNoValues(t *testing.T) {
+	err := fmt.Errorf("settle: %w", &pgconn.PgError{Code: "22P02", Message: `invalid input: "4242424242424242"`})
+	if got := errorText(err); got != "SQLSTATE 22P02" {
+		t.Errorf("of Postgres's error a log says %q", got)
+	}
+	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `{"amount":42424242424242424242}`} {
+		_, err := decode[struct {
+			Amount int `json:"amount"`
+		}](&Call{Payload: []byte(payload)})
+		if err == nil || strings.Contains(err.Error(), "4242") {
+			t.Errorf("%s: %v", payload, err)
+		}
 	}
 }

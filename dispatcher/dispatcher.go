@@ -86,9 +86,10 @@ func (c Config) check() (errs []error) {
 // Dispatcher delivers intents: it claims them, calls the handlers and settles what came of it. Make one per process
 // with [New], register what it handles, then [Dispatcher.Run] it.
 type Dispatcher struct {
-	pool   *pgxpool.Pool
-	config Config
-	log    *slog.Logger
+	pool    *pgxpool.Pool
+	config  Config
+	log     *slog.Logger
+	repeats *repeats // the handler of log
 
 	mu           sync.Mutex // guards what follows until the first Run or Drain, after which it does not change
 	actions      map[string]*action
@@ -159,7 +160,8 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 		actions: map[string]*action{}, destinations: map[string]*destination{},
 		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
 	}
-	d.log = d.config.Logger
+	d.repeats = newRepeats(d.config.Logger.Handler())
+	d.log = slog.New(d.repeats)
 	return d
 }
 

@@ -35,7 +35,7 @@
 // A nil error means delivered. An error says what kind it is: [Refused] (a business no: the intent is finished),
 // [RetryAfter] (the vendor did not act, and wants to be asked later), [Throttled] (likewise, for all calls of the account),
 // [Unsent] (nothing left this process), [Denied] (the credentials were refused), [Accepted] (the vendor finishes it later),
-// [Stuck] (the same key can never get another answer), [Dead] (a person must mend something), [Gone] (the endpoint wants no
+// [Stuck] (the same key can never get another answer), [Dead] (a person must correct something), [Gone] (the endpoint wants no
 // more), [Unknown]; [NotBefore] adds when the next call may come. Any other error of a handler, a panic, and a context that ended mean unknown too: the
 // vendor may or may not have acted, and the class decides what follows.
 //

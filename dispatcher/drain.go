@@ -40,6 +40,7 @@ func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
 		return Summary{}, ErrRunning
 	}
 	defer d.running.Unlock()
+	defer d.repeats.flush(context.WithoutCancel(ctx))
 
 	base := context.WithoutCancel(ctx)
 	calls, cancelCalls := context.WithCancel(base)

@@ -141,7 +141,7 @@ func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
 			})
 			sizes := map[string]int{"small": 10, "large": 1 << 20}
 			for key, size := range sizes {
-				b.exec(`select samekey.enqueue('tenant', $1, 'charge_card', convert_to(repeat('x', $2::int), 'UTF8'), headers => jsonb_build_object('Key', $1::text), content_type => 'text/plain')`, key, size)
+				b.exec(`select samekey.enqueue('tenant', $1, 'charge_card', convert_to(repeat('x', $2::int), 'UTF8'), content_type => 'text/plain', headers => jsonb_build_object('Key', $1::text))`, key, size)
 			}
 			b.expect(d, dispatcher.Summary{Delivered: 2})
 			for range sizes {

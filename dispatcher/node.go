@@ -150,9 +150,32 @@ func (n *node) report(c *claim, s settlement) {
 	if !n.log.Enabled(n.calls, level) {
 		return
 	}
-	n.log.Log(n.calls, level, "dispatcher: "+s.event+" ended", append(c.attrs(),
+	attrs := append(c.attrs(),
 		slog.String("outcome", s.outcome), slog.String("status", s.status), slog.String("code", clean(s.answer.Code, codeLimit)),
-		slog.Duration("again_in", s.delay), slog.Duration("took", s.took))...)
+		slog.Duration("again_in", s.delay), slog.Duration("took", s.took))
+	switch {
+	case s.answer.Code == codePanic:
+		attrs = append(attrs, slog.String("error", panicText))
+	case s.err != "":
+		attrs = append(attrs, slog.String("error", c.withoutValues(s.err)))
+	}
+	if next := nextStep(s.status); next != "" {
+		attrs = append(attrs, slog.String("next", next))
+	}
+	n.log.Log(n.calls, level, "dispatcher: "+s.event+" ended", attrs...)
+}
+
+// nextStep says what a person does about an intent that rests.
+func nextStep(status string) string {
+	switch status {
+	case statusDead:
+		return "correct the cause and redrive it (outbox.Redrive), which sends the same bytes; if the bytes are wrong, resolve it as not sent, cancel it, and insert it again with another part"
+	case statusParked:
+		return "find out at the vendor whether it acted, and resolve it (outbox.Resolve)"
+	case statusAwaiting:
+		return "approve or reject it (outbox.Approve, outbox.Reject)"
+	}
+	return ""
 }
 
 func (c *claim) attrs() []any {

@@ -30,13 +30,14 @@ const (
 func (s *orderSettler) run(ctx context.Context) {
 	open := true
 	for wait := orderedRetry; open || len(s.waiting) > 0; {
+		held := len(s.waiting) // what comes in now is counted only if it stays
 		open = s.collect(ctx, open, wait)
 		if ctx.Err() != nil {
 			break
 		}
 		before := len(s.waiting)
 		s.round(ctx)
-		s.stuck.Add(int64(len(s.waiting) - before))
+		s.stuck.Add(int64(len(s.waiting) - held))
 		if wait = orderedRetry; before > 0 && len(s.waiting) == before {
 			wait = min(2*max(wait, orderedRetry), 500*time.Millisecond)
 		}

@@ -53,17 +53,23 @@ func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error
 
 type riverClient = river.Client[pgx.Tx]
 
-// warnings keeps River's own chatter out of the application's logs: what it warns of is passed on.
-type warnings struct{ slog.Handler }
+// warnings keeps River's own chatter out of the application's logs: what it warns of is passed on, but for the time in which
+// this worker has lost its session: then each part of River says again what one line has said.
+type warnings struct {
+	slog.Handler
+	lost func() bool
+}
 
 func (w warnings) Enabled(ctx context.Context, level slog.Level) bool {
-	return level >= slog.LevelWarn && w.Handler.Enabled(ctx, level)
+	return level >= slog.LevelWarn && !w.lost() && w.Handler.Enabled(ctx, level)
 }
 
 func (w warnings) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return warnings{w.Handler.WithAttrs(attrs)}
+	return warnings{w.Handler.WithAttrs(attrs), w.lost}
 }
-func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name)} }
+func (w warnings) WithGroup(name string) slog.Handler {
+	return warnings{w.Handler.WithGroup(name), w.lost}
+}
 
 func (n *node) newRiver(stop context.Context) (*riverClient, error) {
 	workers := river.NewWorkers()
@@ -79,7 +85,7 @@ func (n *node) newRiver(stop context.Context) (*riverClient, error) {
 		Queues:       queues,
 		Workers:      workers,
 		PeriodicJobs: periodicJobs(),
-		Logger:       slog.New(warnings{n.log.Handler()}),
+		Logger:       slog.New(warnings{n.log.Handler(), func() bool { return !n.session.holds() }}),
 
 		// Finished drains are of no use.
 		CompletedJobRetentionPeriod: 10 * time.Minute,

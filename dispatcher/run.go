@@ -21,7 +21,7 @@ var ErrRunning = errors.New("dispatcher: it is running already")
 // after such a stop.
 //
 // It begins with [Dispatcher.Check] and a look at the schema, whose errors it returns (schema.ErrTooOld: run `worker
-// migrate`). A database that is away is waited for, at the start and later; see [Dispatcher.Ready].
+// migrate`), and with what waiting cannot change: a wrong password, role or database, a missing right. A database that is away is waited for, at the start and later; see [Dispatcher.Ready].
 func (d *Dispatcher) Run(ctx context.Context) error {
 	if err := d.Check(); err != nil {
 		return err
@@ -30,6 +30,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer d.running.Unlock()
+	defer d.repeats.flush(context.WithoutCancel(ctx))
 
 	base := context.WithoutCancel(ctx)
 	calls, cancelCalls := context.WithCancel(base)
@@ -84,6 +85,14 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
+// startError is an error at the start that stays until a person changes something. Its text says what.
+type startError struct{ err error }
+
+func (e *startError) Error() string { return "dispatcher: cannot start: " + errorText(e.err) }
+
+// Unwrap returns the database's error.
+func (e *startError) Unwrap() error { return e.err }
+
 // stopMargin is what a stop takes at most beyond its StopTimeout, for each of the last settles and River's own end.
 const stopMargin = 5 * time.Second
 
@@ -103,6 +112,9 @@ func (d *Dispatcher) begin(ctx context.Context, n *node) (*pgx.Conn, error) {
 		}
 		if ctx.Err() != nil {
 			return nil, nil
+		}
+		if waitingCannotHelp(err) {
+			return nil, &startError{err}
 		}
 		d.log.WarnContext(ctx, "dispatcher: waits for the database", slog.String("error", errorText(err)))
 		if !sleep(ctx, wait) {

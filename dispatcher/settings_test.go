@@ -32,7 +32,7 @@ func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
 	}
 	b.Cleanup(pool.Close)
 	b.applied()
-	b.insertMany("charge_card", 1000)
+	b.insertMany("charge_card", 250)
 	d := b.dispatcherOn(pool, dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 64})
 	slow := true
@@ -59,8 +59,8 @@ func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if n := b.count(`select count(*) from samekey.outbox_history`); n != 2000 {
-		t.Errorf("the history has %d lines, want an attempt and an Apply for each of 1,000", n)
+	if n := b.count(`select count(*) from samekey.outbox_history`); n != 500 {
+		t.Errorf("the history has %d lines, want an attempt and an Apply for each of 250", n)
 	}
 	logged := b.logs.String()
 	for _, line := range strings.Split(logged, "\n") {

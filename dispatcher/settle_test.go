@@ -3,11 +3,14 @@ package dispatcher
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/samekeytest"
@@ -374,5 +377,238 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	err = on.QueryRow(t.Context(), `select status = 'awaiting_approval' and first_sent_at is null from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !settled || !unsent {
 		t.Errorf("settled %v, waits unsent %v, %v", settled, unsent, err)
+	}
+}
+
+// A lease that could not be marked as sent may be another worker's by now: it is given back, and not sent.
+func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
+	on, n, s := settling(t)
+	withPolicy(n)
+	a := n.lanes[0].actions[0]
+	a.policy.Class, a.policy.KeyWindow = NonIdempotentWrite, 0
+	a.handle = func(context.Context, *Call) (Answer, error) {
+		t.Error("it was sent")
+		return Answer{}, nil
+	}
+	first := claimOne(t, n)
+	n.lanes[0].sending(t.Context(), a, []*claim{first})
+	if first.unmarked {
+		t.Error("a lease that holds was not marked")
+	}
+	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt + 1`) // taken over
+	n.lanes[0].sending(t.Context(), a, []*claim{first})
+	if !first.unmarked {
+		t.Error("a lease that was taken over was marked")
+	}
+	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt - 1`)
+	n.open.Add(1)
+	n.work(first)
+	settle(t.Context(), s, []result{<-n.results})
+	var unsent bool
+	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and spent = 0 from samekey.outbox_queue`).Scan(&unsent)
+	if err != nil || !unsent {
+		t.Errorf("it is not as if it had never been claimed: %v", err)
+	}
+}
+
+// While outcomes cannot be written nothing is claimed: the settler says so as soon as the database is gone.
+func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
+	_, n, s := settling(t)
+	c := claimOne(t, n)
+	away, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/gone?connect_timeout=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer away.Close()
+	back := s.q
+	s.pool, s.q = away, db.New(away)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended, settled := make(chan struct{}), true
+	go func() { defer close(ended); s.persist(ctx, []result{resultOf(c, nil, &settled)}) }()
+	for deadline := time.Now().Add(20 * time.Second); !n.behind.Load(); {
+		if time.Now().After(deadline) {
+			t.Fatal("claims go on")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if n.lanes[0].mayClaim() {
+		t.Error("the lane may claim")
+	}
+	cancel()
+	<-ended
+	if settled {
+		t.Error("the outcome counts as written")
+	}
+	s.pool, s.q = n.pool, back
+	settle(t.Context(), s, []result{resultOf(c, nil, &settled)})
+	if !settled || n.behind.Load() {
+		t.Errorf("with the database: settled %v, claims stopped %v", settled, n.behind.Load())
+	}
+}
+
+// The transaction that finishes an ordered intent by its Apply makes the next of its key due.
+func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
+	on, n, s := settling(t)
+	withPolicy(n)
+	mustExec(t, on, `delete from samekey.outbox_queue`)
+	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'ordered-' || g, 'charge_card', '{}', ordering_key => 'account') from generate_series(1, 2) g`)
+	c := claimOne(t, n)
+	c.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
+	var settled bool
+	settle(t.Context(), s, []result{resultOf(c, nil, &settled)})
+	outcome, err := n.applyOnce(t.Context(), c)
+	if err != nil || outcome != outcomeDelivered {
+		t.Fatalf("the Apply came to %q, %v", outcome, err)
+	}
+	var due bool
+	if err := on.QueryRow(t.Context(), `select status = 'pending' and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&due); err != nil || !due {
+		t.Errorf("the next one is due: %v, %v", due, err)
+	}
+}
+
+// The secrets of an endpoint are for its calls alone.
+func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
+	var told *Outcome
+	a := actionOf(IdempotentWrite, 5)
+	a.apply = func(_ context.Context, _ pgx.Tx, o Outcome) error { told = &o; return nil }
+	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
+	if err := (&node{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
+		t.Errorf("told %+v, %v", told, err)
+	}
+}
+
+func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
+	for _, class := range classes {
+		for _, resend := range []bool{true, false} {
+			a := actionOf(class, 5)
+			a.policy.ResendAbsent = resend
+			if may := a.attempt(); may.Once != (class != Read) || may.Direct != resend {
+				t.Errorf("%v, ResendAbsent %t: one request %t, no proxy %t", class, resend, may.Once, may.Direct)
+			}
+		}
+	}
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for limit := time.After(30 * time.Second); !condition(); {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// What somebody's lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.
+func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
+	for name, c := range map[string]struct{ ordering, lock string }{
+		"by a lock on the history": {"", `lock table samekey.outbox_history in exclusive mode`},
+		"by a writer of its order": {"account", `select pg_advisory_xact_lock(samekey.ordering_lock('account'))`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			on, n, s := settling(t)
+			withPolicy(n)
+			mustExec(t, on, `delete from samekey.outbox_queue`)
+			mustExec(t, on, `select samekey.enqueue('tenant/orders', 'held', 'charge_card', '{}', ordering_key => nullif($1, ''))`, c.ordering)
+			claimed := claimOne(t, n)
+			mustExec(t, on, `update samekey.outbox_queue set lease_until = clock_timestamp() - interval '1 minute'`)
+			tx, err := on.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tx.Rollback(context.WithoutCancel(t.Context()))
+			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
+				t.Fatal(err)
+			}
+			var settled bool
+			ended := make(chan struct{})
+			go func() { defer close(ended); s.run(t.Context()) }()
+			n.results <- resultOf(claimed, nil, &settled)
+			close(n.results)
+			eventually(t, "it is counted as held up", func() bool { return n.stuck.Load() == 1 })
+			eventually(t, "its lease is renewed", func() bool {
+				var renewed bool
+				err := on.QueryRow(t.Context(), `select lease_until > clock_timestamp() from samekey.outbox_queue`).Scan(&renewed)
+				return err == nil && renewed
+			})
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-ended
+			if !settled || n.stuck.Load() != 0 {
+				t.Errorf("settled %v, %d held up", settled, n.stuck.Load())
+			}
+		})
+	}
+}
+
+func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
+	_, n, _ := settling(t)
+	for held, may := range map[int64]bool{maxStuck - 1: true, maxStuck: false} {
+		n.stuck.Store(held)
+		if n.lanes[0].mayClaim() != may {
+			t.Errorf("with %d held up it may claim: %v", held, !may)
+		}
+	}
+}
+
+// One byte that Postgres refuses would lose the only proof that a vendor acted.
+func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
+	const text = "a\x00b\xff"
+	for name, s := range map[string]settlement{
+		"code": {answer: Answer{Code: text}}, "type": {answer: Answer{ContentType: text}}, "error": {err: text},
+	} {
+		t.Run(name, func(t *testing.T) {
+			on, n, settler := settling(t)
+			c := claimOne(t, n)
+			mustExec(t, on, `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1`)
+			s.event, s.status, s.outcome = "attempt", statusPending, outcomeRetry
+			settle(t.Context(), settler, []result{{claim: c, settlement: s, settled: func(bool) {}}})
+			if got := timeline(t, on); got != "late:1" {
+				t.Errorf("the history is %q", got)
+			}
+		})
+	}
+}
+
+func TestABatchIsBoundedByItsBytes(t *testing.T) {
+	s := &settler{in: make(chan result, 3)}
+	for range 3 {
+		s.in <- result{claim: &claim{}, settlement: settlement{answer: Answer{Body: make([]byte, settleBytes/2)}}}
+	}
+	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
+		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
+	}
+}
+
+func TestALogNamesAKeyByItsHash(t *testing.T) {
+	c := &claim{action: actionOf(Read, 5)}
+	c.Scope, c.IdemKey, c.Payload = "tenant-4711/orders", "order-of-ann", []byte(`"4242424242424242"`)
+	logged := fmt.Sprint(c.attrs()...)
+	for _, secret := range []string{c.Scope, c.IdemKey, string(c.Payload)} {
+		if strings.Contains(logged, secret) {
+			t.Errorf("%q is in %s", secret, logged)
+		}
+	}
+	if !strings.Contains(logged, c.call().Key.Hash()) {
+		t.Errorf("no hash of the key is in %s", logged)
+	}
+}
+
+// Where the endpoint is not there any more, an unknown intent is parked in the end.
+func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
+	a := actionOf(NonIdempotentWrite, 3)
+	a.lookup = func(context.Context, *Call) (Finding, error) { t.Error("it was asked"); return Finding{}, nil }
+	n := &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}
+	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
+		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint}
+		c.Status, c.Spent = statusUnknown, spent
+		if s := n.lookUp(c); s.status != want || s.spent != int(spent)+1 {
+			t.Errorf("after %d look-ups: %+v", spent, s)
+		}
 	}
 }

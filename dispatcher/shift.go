@@ -137,8 +137,8 @@ func (l *lane) shiftWithoutRiver(ctx context.Context, asked <-chan asking, misse
 		l.drainGuarded(shift)
 	}()
 	tell := func(reason string) {
-		level := slog.LevelDebug // a paused queue is not fetched from
-		if missed&(missed-1) == 0 && !l.isPaused("") {
+		level := slog.LevelDebug // a paused queue is not fetched from; without a database there is another line
+		if missed&(missed-1) == 0 && !l.isPaused("") && l.node.session.holds() {
 			level = slog.LevelWarn
 		}
 		l.node.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",

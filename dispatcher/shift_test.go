@@ -79,6 +79,9 @@ func TestDrainsOfDeadClientsHoldUpNothing(t *testing.T) {
 			b.insertMany("charge_card", 20)
 			b.untilFinished()
 			c.wantOnceEach(b, 20)
+			b.until("River begins a drain of a client that lives", func() bool {
+				return b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running' and attempted_by <> '{gone}'`) == 1
+			})
 		})
 	}
 }
@@ -166,7 +169,7 @@ func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
 			b.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise 'no claims today'; end $$`)
 			b.exec(`create trigger refuse before update on samekey.outbox_queue for each row execute function refuse()`)
 			return func() { b.exec(`drop trigger refuse on samekey.outbox_queue`) }
-		}, "claims fail: SQLSTATE P0001"},
+		}, "claims fail: Postgres refused a statement (SQLSTATE P0001)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)

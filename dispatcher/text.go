@@ -1,11 +1,8 @@
 package dispatcher
 
 import (
-	"errors"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // clean makes any text fit for a text column: Postgres refuses NUL and broken UTF-8 (one such byte in an error's text
@@ -26,15 +23,3 @@ const (
 	errorLimit = 4096
 	typeLimit  = 255
 )
-
-// errorText is what logs say of a database error: Postgres's own message is left out where it may quote values.
-func errorText(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return "SQLSTATE " + pgErr.Code
-	}
-	if err == nil {
-		return ""
-	}
-	return clean(err.Error(), 500)
-}

@@ -128,7 +128,8 @@ func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
 	}
 	b.start(d)
 	b.until("the claim waits", func() bool {
-		return b.count(`select count(*) from pg_locks where not granted and relation = 'samekey.outbox'::regclass`) > 0
+		return b.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid)
+			where not l.granted and l.relation = 'samekey.outbox'::regclass and a.query like '%name: OutboxQueueClaim %'`) > 0
 	})
 	<-time.After(p.Timeout) // what is tested is time itself
 	if err := tx.Rollback(b.ctx); err != nil {

@@ -1,13 +1,17 @@
 package outbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -243,4 +247,28 @@ func (m *modal) remember() {
 	}))
 	_, err = processed.Prune(ctx, m.pool, processed.Pruning{IntentRetain: time.Hour})
 	m.ok("prune", err)
+}
+
+// Bytes without a type: some clients send their text form (pgx in the simple protocol),
+// which must not become the payload.
+func TestUntypedPayloadsKeepTheirBytesOrAreRefused(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	for _, mode := range modes {
+		pool := openInMode(t, on, mode)
+		for i, payload := range []any{"{\"p\": \"C:\\\\temp\"}", []byte(`{"n": 1}`), []byte("hello"), []byte("\x00\xff\\"), []byte{}, `\x`, `\xAb01`, `\x0`, `\xyz`} {
+			want := []byte(fmt.Sprintf("%s", payload))
+			var id uuid.UUID
+			err := pool.QueryRow(t.Context(), "select samekey.enqueue($1, $2, $3, $4, content_type => 'text/plain')",
+				"acme/x", fmt.Sprint(mode, i), "charge_card", payload).Scan(&id)
+			var refused *pgconn.PgError
+			switch {
+			case err == nil && !bytes.Equal(get(t, on, id).Payload, want):
+				t.Errorf("%s: %q arrived as %q", mode, want, get(t, on, id).Payload)
+			case err != nil && (!errors.As(err, &refused) || refused.Code != "22023" && refused.Code != "22021"):
+				t.Errorf("%s: %q: %v", mode, want, err)
+			case err != nil && utf8.Valid(want) && mode == "cache_statement" && i < 3:
+				t.Errorf("%s: %q: %v", mode, want, err)
+			}
+		}
+	}
 }

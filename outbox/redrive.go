@@ -15,7 +15,9 @@ import (
 // it, the same delivery key and the same bytes. An irreversible one asks for
 // approval again. An intent whose order went on without it stays out of the
 // order. Where its deadline has passed it will be dead again: insert a new
-// intent instead.
+// intent instead. Where the vendor refused the bytes, a redrive sends the same
+// ones: resolve it as not sent, [Cancel] it, and insert the corrected payload
+// with another part.
 //
 // It is refused, with a [*StateError], in any other state, and where the intent
 // may have been sent and must not be sent twice: find out what happened, and

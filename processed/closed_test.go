@@ -129,3 +129,28 @@ func TestAStatementThatDoLeftBehindIsNotCommitted(t *testing.T) {
 		})
 	}
 }
+
+// The connection serves the next request by then, whose transaction a late write would join.
+func TestLargeObjectsAreOverWithTheirTransaction(t *testing.T) {
+	for name, end := range map[string]error{"committed": nil, "failed": errors.New("mine"), "a failure": processed.Fail(409, nil)} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			pool := b.pool(b.db.DSN, 1, nil)
+			var kept pgx.LargeObjects
+			_, err := processed.Run(t.Context(), pool, request(t, "k", `1`), func(ctx context.Context, tx pgx.Tx) (int, error) {
+				kept = tx.LargeObjects()
+				_, err := kept.Create(ctx, 0)
+				return 1, errors.Join(err, end)
+			})
+			if end == nil && err != nil {
+				t.Error(err)
+			}
+			if oid, err := kept.Create(t.Context(), 0); !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("made object %d after the end: %v", oid, err)
+			}
+			if err := pool.Ping(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -52,7 +52,7 @@ func Do[T any](ctx context.Context, tx samekey.Tx, req Request, fn func(ctx cont
 	if err != nil {
 		return Result[T]{}, err
 	}
-	if err := cmp.Or(m.checkOwned(tx), m.checkNested(ctx, nil)); err != nil {
+	if err := cmp.Or(m.checkOwned(tx), m.checkSameKey(ctx, connOf(tx))); err != nil {
 		return Result[T]{}, err
 	}
 	ans, err := m.do(ctx, tx, func(ctx context.Context, tx samekey.Tx) (ans answer, err error) {
@@ -109,7 +109,11 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 		}
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackWithin)
 		defer cancel()
-		if _, failed := tx.Exec(within, rollbackTo+"; "+release); failed != nil && err != nil {
+		_, failed := tx.Exec(within, rollbackTo+"; "+release)
+		if state := sqlstate.Of(failed); (state == sqlstate.NoSavepoint || state == sqlstate.NoTransaction) && SafeToRetry(err) {
+			err = fmt.Errorf("%w: %w", m.replacedError(), err)
+		}
+		if failed != nil && err != nil {
 			err = fmt.Errorf("%w (and nothing more can be done in this transaction, roll it back: %w)", err, failed)
 		}
 	}()
@@ -117,9 +121,9 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 		return m.replay(found)
 	}
 	if !locked {
-		return answer{}, m.named(ErrInFlight)
+		return answer{}, m.inFlight(ctx)
 	}
-	ans, err = fn(m.running(ctx, nil, inside), m.owned(tx, inside))
+	ans, err = fn(m.running(ctx, nil, connOf(tx), inside), m.owned(tx, inside))
 	failure := m.failureOf(err)
 	if idle := inside.close(); !idle && (err == nil || failure != nil) {
 		return answer{}, m.leftBehindError()
@@ -263,6 +267,9 @@ func (m *memory) owned(tx samekey.Tx, inside *gate) samekey.Tx {
 	return known
 }
 
+// errCallers is what a statement returns that begins or ends the transaction.
+var errCallers = errors.New("processed: the transaction is the caller's of Do, who commits it: return nil to keep the work, an error to take it back")
+
 // doTx is a keyed.Queue that queues nothing: an intent is written at once. One
 // inside Run's transaction passes on whom to wake.
 type doTx struct {
@@ -279,6 +286,9 @@ func (t doTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Command
 		return pgconn.CommandTag{}, err
 	}
 	defer t.gate.exit()
+	if endsTransaction(sql) {
+		return pgconn.CommandTag{}, errCallers
+	}
 	return t.tx.Exec(ctx, sql, args...)
 }
 
@@ -287,6 +297,9 @@ func (t doTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, err
 		return refusedRows{err: err}, err
 	}
 	defer t.gate.exit()
+	if endsTransaction(sql) {
+		return refusedRows{err: errCallers}, errCallers
+	}
 	return t.tx.Query(ctx, sql, args...)
 }
 
@@ -295,6 +308,9 @@ func (t doTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 		return refusedRows{err: err}
 	}
 	defer t.gate.exit()
+	if endsTransaction(sql) {
+		return refusedRows{err: errCallers}
+	}
 	return t.tx.QueryRow(ctx, sql, args...)
 }
 
@@ -326,5 +342,10 @@ func (t doBatchTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 		return pgx.FailedBatchResults(b, err)
 	}
 	defer t.gate.exit()
+	for _, query := range b.QueuedQueries {
+		if endsTransaction(query.SQL) {
+			return pgx.FailedBatchResults(b, errCallers)
+		}
+	}
 	return t.sender.SendBatch(ctx, b)
 }

@@ -35,13 +35,14 @@ var (
 	// the only way to know. Nothing may be done under another key meanwhile.
 	ErrAmbiguous = errors.New("processed: the connection was lost during COMMIT and it is not known whether it happened: call again with the same key")
 
-	// ErrAborted: the function returned nil, and the transaction cannot be
-	// committed: a statement in it failed, the function ended it (and may have
-	// begun another), or a goroutine is still in it. No record was stored; what a
+	// ErrAborted: the function returned nil, or an error after which it would be
+	// called again, and its transaction is in no state for that: a statement in it
+	// failed, the function ended it (and may have begun another), or a goroutine is
+	// still in it. No record was stored; what a
 	// statement of the function committed by itself stays, with the intents
 	// inserted before it. Return the errors of statements; where one is expected,
 	// run it in a nested transaction (tx.Begin), which can be rolled back by itself.
-	ErrAborted = errors.New("processed: the function returned nil, but its transaction cannot be committed")
+	ErrAborted = errors.New("processed: the function's transaction cannot be committed")
 
 	// ErrNested: the call was made inside the function of another that is still
 	// running, and could never succeed there: Run or Once on the same pool, whose
@@ -86,12 +87,17 @@ var (
 // rolled back and run again.
 //
 // It is false for an error of the function's own, about which nothing is known
-// here (nothing was stored then either), for [ErrAmbiguous] and [ErrNested], and
-// where the caller's context has ended: nothing was stored, and the same call
-// under that context would fail again.
+// here (nothing was stored then either), for [ErrAmbiguous], [ErrAborted] and
+// [ErrNested], and where the caller's context has ended: nothing was stored, and the same call
+// under that context would fail again. Of what the function committed by itself, past
+// the transaction that it was given (tx.Conn(), or a connection of its own), it knows
+// nothing once the connection is lost.
 func SafeToRetry(err error) bool {
 	unstored := (*unstoredError)(nil)
-	return !errors.Is(err, ErrAmbiguous) && !errors.Is(err, ErrNested) && (errors.Is(err, ErrInFlight) || errors.As(err, &unstored))
+	if errors.Is(err, ErrAmbiguous) || errors.Is(err, ErrNested) || errors.Is(err, ErrAborted) {
+		return false
+	}
+	return errors.Is(err, ErrInFlight) || errors.As(err, &unstored)
 }
 
 // RequestError says which field of a Request breaks the rules, and holds nothing
@@ -213,6 +219,10 @@ func ended(ctx context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("processed: nothing was stored: %w", ctx.Err())
+}
+
+func (m *memory) endedError() error {
+	return fmt.Errorf("%w: a statement of the function ended it (key:%s)", ErrAborted, m.key.Hash())
 }
 
 func (m *memory) replacedError() error {

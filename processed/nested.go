@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/keyed"
 )
 
 // nestedWait bounds the wait for a connection inside Do, whose own connection may
@@ -18,6 +20,7 @@ const nestedWait = 5 * time.Second
 // call is one that is running, as the context of its function knows it.
 type call struct {
 	pool  *pgxpool.Pool // nil in Do, which does not know where its transaction is from
+	conn  *pgx.Conn     // nil where that is not known
 	key   samekey.Key
 	gate  *gate
 	outer *call
@@ -26,9 +29,9 @@ type call struct {
 type callKey struct{}
 
 // running marks the context for the function.
-func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, g *gate) context.Context {
+func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, g *gate) context.Context {
 	outer, _ := ctx.Value(callKey{}).(*call)
-	return context.WithValue(ctx, callKey{}, &call{pool: pool, key: m.key, gate: g, outer: outer})
+	return context.WithValue(ctx, callKey{}, &call{pool: pool, conn: conn, key: m.key, gate: g, outer: outer})
 }
 
 // outerCall returns the nearest running call that fits: one that has returned does
@@ -43,20 +46,53 @@ func outerCall(ctx context.Context, fits func(*call) bool) *call {
 	return nil
 }
 
-// checkNested refuses what could only wait for itself. pool is nil for Do.
-//
-//   - The same key, in any call: the outer one holds its lock, so the inner one
-//     would be "in flight" for as long as it is asked.
-//   - Run in Run of one pool: with every connection held by an outer call, each
-//     waits for the inner one of another. It is refused always, and not only where
-//     the pool is exhausted, which would come with the load.
+// checkNested refuses what could only wait for itself: Run in Run of one pool. With
+// every connection held by an outer call, each waits for the inner one of another. It
+// is refused always, and not only where the pool is exhausted, which would come with
+// the load.
 func (m *memory) checkNested(ctx context.Context, pool *pgxpool.Pool) error {
-	if outerCall(ctx, func(c *call) bool { return c.key == m.key }) != nil {
-		return fmt.Errorf("%w: the request with this very key is being done (key:%s): use another key, or no call", ErrNested, m.key.Hash())
+	outer := outerCall(ctx, func(c *call) bool { return c.pool == pool })
+	switch {
+	case outer == nil:
+		return nil
+	case outer.key == m.key:
+		return m.sameKeyError()
 	}
-	if outer := outerCall(ctx, func(c *call) bool { return pool != nil && c.pool == pool }); outer != nil {
-		return fmt.Errorf("%w: Run of key:%s in Run of key:%s, on the same pool: call Do with the outer transaction, or call Run after the outer one has returned",
-			ErrNested, m.key.Hash(), outer.key.Hash())
+	return fmt.Errorf("%w: Run of key:%s in Run of key:%s, on the same pool: call Do with the outer transaction, or call Run after the outer one has returned",
+		ErrNested, m.key.Hash(), outer.key.Hash())
+}
+
+// checkSameKey refuses Do where its transaction may be that of an outer call with the
+// same key, whose lock would let it in.
+func (m *memory) checkSameKey(ctx context.Context, conn *pgx.Conn) error {
+	if outerCall(ctx, func(c *call) bool { return c.key == m.key && (c.conn == nil || conn == nil || c.conn == conn) }) != nil {
+		return m.sameKeyError()
+	}
+	return nil
+}
+
+// inFlight is the error where another session holds the key's lock. Where an outer
+// call has the same key, it is that one, and stays so for as long as it is asked; in
+// another database the same key is another one, and its lock is free.
+func (m *memory) inFlight(ctx context.Context) error {
+	if outerCall(ctx, func(c *call) bool { return c.key == m.key }) != nil {
+		return m.sameKeyError()
+	}
+	return m.named(ErrInFlight)
+}
+
+func (m *memory) sameKeyError() error {
+	return fmt.Errorf("%w: the request with this very key is being done (key:%s): use another key, or no call", ErrNested, m.key.Hash())
+}
+
+// connOf returns the connection of the caller's transaction, or nil where it cannot be
+// told (database/sql), or was checked by its key.
+func connOf(tx samekey.Tx) *pgx.Conn {
+	if _, ours := tx.(keyed.Tx); ours {
+		return nil
+	}
+	if t, ok := tx.(interface{ Conn() *pgx.Conn }); ok {
+		return t.Conn()
 	}
 	return nil
 }

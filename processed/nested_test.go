@@ -14,6 +14,7 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/processed/httpkey"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 // refusedNested fails unless err says that a call is nested, and names both keys.
@@ -97,6 +98,30 @@ func TestTheSameKeyNestedIsRefused(t *testing.T) {
 	}
 	b.stored(0, 0, 2)
 }
+
+// Two databases have two memories: the same key in both is not nested.
+func TestTheSameKeyInAnotherDatabaseIsAnotherKey(t *testing.T) {
+	a, b := setup(t), samekeytest.NewDB(t)
+	_, err := processed.Run(t.Context(), a.db.Pool, request(t, "k", `1`), func(ctx context.Context, _ pgx.Tx) (int, error) {
+		return processedValue(processed.Run(ctx, b.Pool, request(t, "k", `1`), func(context.Context, pgx.Tx) (int, error) { return 1, nil }))
+	})
+	if err != nil {
+		t.Error("Run in Run:", err)
+	}
+	_, err = processed.Run(t.Context(), a.db.Pool, request(t, "k2", `1`), func(ctx context.Context, _ pgx.Tx) (n int, err error) {
+		err = pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
+			_, err := processed.Do(ctx, tx, request(t, "k2", `1`), func(context.Context, samekey.Tx) (int, error) { return 1, nil })
+			return err
+		})
+		return 1, err
+	})
+	if err != nil {
+		t.Error("Do in Run:", err)
+	}
+	a.stored(0, 0, 2)
+}
+
+func processedValue[T any](res processed.Result[T], err error) (T, error) { return res.Value, err }
 
 // Do does not know which pool its transaction is from.
 func TestRunInDoThatGetsNoConnectionSaysWhy(t *testing.T) {

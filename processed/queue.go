@@ -39,6 +39,7 @@ type queue struct {
 	written   map[name]bool // before the commit; a rollback may have taken it back since
 	actions   []string      // of intents that were written
 	clock     int           // counts the beginnings of nested transactions
+	large     bool          // large objects were given out
 	err       error         // what must come out of Run
 	errAt     int
 }
@@ -205,6 +206,12 @@ func (q *queue) waits() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.ordered()) > 0
+}
+
+func (q *queue) setLarge() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.large = true
 }
 
 func (q *queue) wrote(action string) {

@@ -88,17 +88,17 @@ const (
 // tx.Conn(), and an intent's conflict then comes out of Run. After the commit
 // Run wakes their workers.
 //
-// A statement that begins or ends a transaction is refused where it is the first of
-// its text. Of a text with several statements ("..; commit; begin") only the first
-// is looked at: Run then finds that its transaction was ended, or that another is
-// in its place, and returns [ErrAborted]; what the text committed stays. An intent
+// A text with a statement that begins or ends a transaction is refused. What reaches the
+// database in another way (tx.Conn(), a pgx.QueryRewriter) is not looked at: where Run finds
+// that its transaction was ended, or that another is in its place, it returns
+// [ErrAborted], and what was committed so stays. An intent
 // goes the way of the savepoint that it was inserted behind, however that was set: before
 // a nested transaction, and before a text that may deal with savepoints (whatever
 // is not plainly one SELECT, INSERT, UPDATE, DELETE, WITH, VALUES or MERGE), the
 // intents that are queued are written, which costs a round trip.
 //
 // Inside fn, Run and Once on the same pool are refused ([ErrNested]), and so is the
-// same key in any call: use [Do] with tx, under a key of its own. The call is known
+// same key in any call on the same database: use [Do] with tx, under a key of its own. The call is known
 // from the context that fn gets.
 //
 // A commit that has to wait for an ordering key waits until ctx's deadline; then the
@@ -195,23 +195,28 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	}
 	conn := pooled.Conn()
 	q := &queue{key: m.key, immediate: immediate}
+	var tx pgx.Tx
 	defer func() { // also when fn panics
 		if !q.close() {
 			abandon(pooled)
 			return
 		}
+		if q.large && !conn.IsClosed() && !conn.PgConn().IsBusy() {
+			closeTx(ctx, tx)
+		}
 		rollback(ctx, conn)
 		pooled.Release()
 	}()
 
-	tx, began, found, err := m.open(ctx, conn)
+	opened, began, found, err := m.open(ctx, conn)
 	if err != nil {
 		return answer{}, err
 	}
 	if found != nil {
 		return m.replay(found)
 	}
-	ans, err := fn(m.running(ctx, pool, &q.gate), &runTx{tx: tx, q: q, ctx: ctx})
+	tx = opened
+	ans, err := fn(m.running(ctx, pool, conn, &q.gate), &runTx{tx: tx, q: q, ctx: ctx})
 	failure := m.failureOf(err)
 	if err == nil || failure != nil {
 		if cancelled := ended(ctx); cancelled != nil {
@@ -224,14 +229,17 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	if failure != nil {
 		return m.storeFailure(ctx, conn, began, *failure)
 	}
-	if failed := cmp.Or(again(q.failure()), again(err)); failed != nil {
-		return answer{}, failed
-	}
-	if err != nil {
-		if ctx.Err() == nil && q.close() {
-			err = retryable(conn, err)
+	failed := cmp.Or(again(q.failure()), again(err))
+	if failed == nil && err != nil {
+		if failed = err; ctx.Err() == nil && q.close() {
+			failed = retryable(conn, err)
 		}
-		return answer{}, err
+	}
+	if failed != nil {
+		if q.close() {
+			failed = m.unlessEnded(ctx, conn, began, failed)
+		}
+		return answer{}, failed
 	}
 	actions, err := m.commit(ctx, conn, q, began, ans)
 	if err != nil {
@@ -257,7 +265,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, began tim
 	tx = results.Tx()
 	switch err = results.Close(); {
 	case err == nil && found == nil && !locked:
-		return nil, began, nil, m.named(ErrInFlight)
+		return nil, began, nil, m.inFlight(ctx)
 	case err == nil:
 		return tx, began, found, nil
 	}
@@ -359,19 +367,49 @@ func (m *memory) committable(conn *pgx.Conn, q *queue) error {
 	case 'E':
 		return fmt.Errorf("%w: a statement failed and its error was not returned (key:%s)", ErrAborted, m.key.Hash())
 	case 'I':
-		return fmt.Errorf("%w: a statement of the function ended it (key:%s)", ErrAborted, m.key.Hash())
+		return m.endedError()
 	}
 	return nil
 }
 
+// unlessEnded returns the function's error, or ErrAborted where that would have the
+// work done again although the function ended the transaction of the first time: what
+// it committed would be there twice. In a failed transaction that cannot be asked.
+func (m *memory) unlessEnded(ctx context.Context, conn *pgx.Conn, began time.Time, err error) error {
+	more := (*againError)(nil)
+	if again := errors.As(err, &more); !again && !SafeToRetry(err) || conn.IsClosed() || conn.PgConn().IsBusy() {
+		return err
+	}
+	ended := error(nil)
+	switch conn.PgConn().TxStatus() {
+	case 'I':
+		ended = m.endedError()
+	case 'T':
+		within, cancel := grace(ctx)
+		defer cancel()
+		var at time.Time
+		if replaced(ofRecord(conn.QueryRow(within, db.ProcessedEventsSameTransaction, began).Scan(&at))) {
+			ended = m.replacedError()
+		}
+	}
+	if ended == nil {
+		return err
+	}
+	if more != nil {
+		err = more.cause // not again
+	}
+	return fmt.Errorf("%w: %w", ended, err)
+}
+
 // commitError tells what is certain after the last batch failed. An error of
 // the server's on a connection that lives means that the transaction is, or
-// will be, rolled back.
+// will be, rolled back, unless it says that the server went away: behind a pooler
+// the connection lives on.
 func (m *memory) commitError(ctx context.Context, conn *pgx.Conn, err error, actions []string) error {
 	if pgconn.SafeToRetry(err) {
 		return unstored("processed: the connection was lost before the commit, nothing was stored (key:%s): %w", m.key.Hash(), err)
 	}
-	if conn.IsClosed() {
+	if conn.IsClosed() || sqlstate.Lost(sqlstate.Of(err)) { // the pooler's to the server, maybe
 		return &lostError{cause: err, actions: actions}
 	}
 	if failed := again(err); failed != nil {
@@ -402,6 +440,14 @@ func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 // changing it.
 func abandon(pooled *pgxpool.Conn) {
 	_ = pooled.Hijack().PgConn().Conn().Close()
+}
+
+// closeTx has pgx refuse what still comes through the transaction, which is past the
+// gate: its large objects.
+func closeTx(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackWithin)
+	defer cancel()
+	_ = tx.Rollback(ctx) // a warning of the server's, where it was committed
 }
 
 // rollback ends what is still open. A connection on which that fails is closed,

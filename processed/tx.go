@@ -162,6 +162,7 @@ func (t *runTx) LargeObjects() pgx.LargeObjects {
 		return pgx.FailedBatchResults(batch, err).Tx().LargeObjects()
 	}
 	defer t.q.exit()
+	t.q.setLarge()
 	return t.tx.LargeObjects()
 }
 
@@ -218,14 +219,22 @@ func plain(sql string, args []any) bool {
 	return false
 }
 
-// endsTransaction looks at the first words. It is help for those who err: Run
-// also looks at the state that the function leaves behind, and whether the
-// transaction is still the one that it began.
+// endsTransaction reports whether a statement of sql begins or ends a transaction.
+// It is help for those who err: Run also looks at the state that the function
+// leaves behind, and whether the transaction is still the one that it began.
 func endsTransaction(sql string) bool {
-	first, rest := word(sql)
-	for first == "" && strings.HasPrefix(rest, ";") {
-		first, rest = word(rest[1:])
+	for more := true; more; sql, more = nextStatement(sql) {
+		if first, rest := word(sql); endsWith(first, rest) {
+			return true
+		} else if first == "create" && strings.Contains(strings.ToLower(rest), "atomic") {
+			return false // the body of a function in SQL: its END is no statement
+		}
 	}
+	return false
+}
+
+// endsWith looks at the first words of one statement.
+func endsWith(first, rest string) bool {
 	second, rest := word(rest)
 	switch first {
 	case "commit", "end", "abort", "begin":
@@ -237,6 +246,69 @@ func endsTransaction(sql string) bool {
 		return second != "to" && third != "to"
 	}
 	return false
+}
+
+// nextStatement returns what follows the first semicolon of sql that is not in a
+// literal, a name or a comment.
+func nextStatement(sql string) (rest string, ok bool) {
+	last := strings.LastIndexByte(sql, ';') // most texts have none
+	for i := 0; i <= last; i++ {
+		switch sql[i] {
+		case ';':
+			return sql[i+1:], true
+		case '\'':
+			i = afterQuoted(sql, i, i > 0 && sql[i-1]|0x20 == 'e' && (i == 1 || !inName(sql[i-2]))) - 1
+		case '"':
+			i = afterQuoted(sql, i, false) - 1
+		case '$':
+			if tag := dollarTag(sql, i); tag != "" {
+				end := strings.Index(sql[i+len(tag):], tag)
+				if end < 0 {
+					return "", false
+				}
+				i += end + 2*len(tag) - 1
+			}
+		case '-', '/':
+			if strings.HasPrefix(sql[i:], "--") || strings.HasPrefix(sql[i:], "/*") {
+				i = len(sql) - len(skipComments(sql[i:])) - 1
+			}
+		}
+	}
+	return "", false
+}
+
+// afterQuoted returns the index behind what is quoted at i. A quotation mark that
+// is written twice begins it again.
+func afterQuoted(sql string, i int, escapes bool) int {
+	quote := sql[i]
+	for i++; i < len(sql); i++ {
+		switch {
+		case escapes && sql[i] == '\\':
+			i++
+		case sql[i] == quote:
+			return i + 1
+		}
+	}
+	return len(sql)
+}
+
+// dollarTag returns the tag that begins a dollar-quoted literal at i, "" for none.
+func dollarTag(sql string, i int) string {
+	if i > 0 && inName(sql[i-1]) {
+		return ""
+	}
+	end := i + 1
+	for end < len(sql) && inName(sql[end]) && sql[end] != '$' {
+		end++
+	}
+	if end == len(sql) || sql[end] != '$' || end > i+1 && sql[i+1] >= '0' && sql[i+1] <= '9' {
+		return ""
+	}
+	return sql[i : end+1]
+}
+
+func inName(c byte) bool {
+	return c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '_' || c == '$' || c >= 0x80
 }
 
 // word returns the first word of sql in lower case, and what follows. White space

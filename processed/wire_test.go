@@ -97,6 +97,18 @@ func TestARunWhoseCommitAnswerIsLostFindsItsOwnAnswer(t *testing.T) {
 	b.stored(1, 1, 1)
 }
 
+// The client's connection to the pooler lives, and so tells nothing.
+func TestARunWhosePoolerLostTheServerInItsCommitFindsItsOwnAnswer(t *testing.T) {
+	b, proxy := wired(t, 2)
+	hit := proxy.Arm(wiretest.LoseServer, "insert into samekey.processed_events")
+	res, err := b.place(request(t, "k", `1`), order{"o1", 7})
+	<-hit
+	if err != nil || !res.Deduplicated || res.Value != (order{"o1", 7}) {
+		t.Fatalf("safe to retry: %t, %+v, %v", processed.SafeToRetry(err), res, err)
+	}
+	b.stored(1, 1, 1)
+}
+
 func TestARunThatLostItsConnectionBeforeTheServerGotItsCommitSaysThatNothingWasStored(t *testing.T) {
 	b, proxy := wired(t, 2)
 	hit := proxy.Arm(wiretest.CutBefore, "insert into samekey.processed_events")

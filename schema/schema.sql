@@ -368,6 +368,10 @@ CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action tex
  LANGUAGE plpgsql
 AS $function$
 begin
+    if pg_catalog.left(enqueue.payload, 2) collate pg_catalog."C" = '\x' and enqueue.payload collate pg_catalog."C" ~ '^\\x([0-9A-Fa-f]{2})*$' then
+        raise exception 'samekey: enqueue: payload is bytea written as text: give its type, as in $4::bytea'
+            using errcode = '22023', column = 'payload';
+    end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
         enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
 end

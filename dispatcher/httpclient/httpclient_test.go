@@ -273,7 +273,7 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 			d.Handle("charge_card", policy, tc.handle, dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
 				return dispatcher.Finding{}, nil
 			}))
-			key, err := samekey.NewKey(t.Name(), "test")
+			key, err := samekey.NewKey(t.Name(), "test", "charge")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -321,7 +321,7 @@ func TestAfterAHandlersReturnNothingIsSent(t *testing.T) {
 			keep(ctx)
 			return dispatcher.Found(dispatcher.Answer{}), nil
 		}))
-	key, err := samekey.NewKey(t.Name(), "test")
+	key, err := samekey.NewKey(t.Name(), "test", "charge")
 	if err != nil {
 		t.Fatal(err)
 	}

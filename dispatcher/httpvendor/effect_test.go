@@ -121,7 +121,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 	}
 	ids := map[int]uuid.UUID{}
 	for _, status := range statuses {
-		key, err := samekey.NewKey(fmt.Sprint(status), "test")
+		key, err := samekey.NewKey(fmt.Sprint(status), "test", "effects")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -142,7 +142,7 @@ const charge = `{"id":"c-1","amount":9007199254740993}`
 
 func inserted(t *testing.T, db *samekeytest.DB) (id uuid.UUID) {
 	t.Helper()
-	key, err := samekey.NewKey(t.Name(), "test")
+	key, err := samekey.NewKey(t.Name(), "test", "charge")
 	if err != nil {
 		t.Fatal(err)
 	}

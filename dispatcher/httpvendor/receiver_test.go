@@ -97,7 +97,7 @@ func (w *hookWorld) put(name, url string, secrets ...string) {
 
 func (w *hookWorld) insert(part, payload string) (id uuid.UUID) {
 	w.Helper()
-	key, err := samekey.NewKey(samekey.Mint(), "test")
+	key, err := samekey.NewKey(samekey.Mint(), "test", "notify")
 	if err != nil {
 		w.Fatal(err)
 	}

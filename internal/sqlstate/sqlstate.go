@@ -11,6 +11,7 @@ const (
 	UniqueViolation = "23505"
 	NoSuchTime      = "22007" // the record was to be written in another transaction
 	Aborted         = "25P02"
+	NoTransaction   = "25P01"
 	NoSavepoint     = "3B001"
 	Serialization   = "40001"
 	Deadlock        = "40P01"
@@ -49,4 +50,10 @@ func Transient(code string) bool {
 	}
 	return strings.HasPrefix(code, "08") || // the connection
 		strings.HasPrefix(code, "53") // connections, memory or disk ran out
+}
+
+// Lost reports whether the session that executed the statement may have ended, so that nothing is known of it: the
+// connection broke, the server ended it, or a pooler's own error (class 58).
+func Lost(code string) bool {
+	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "58")
 }

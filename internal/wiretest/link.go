@@ -204,6 +204,14 @@ func (l *link) answers() {
 		}
 		l.mu.Unlock()
 		if losing != nil {
+			if ended != nil && losing.fault == LoseServer {
+				l.mu.Lock()
+				l.losing = nil
+				l.mu.Unlock()
+				losing.happened(ended.Statements)
+				_, _ = l.client.Write([]byte(lostServer))
+				continue
+			}
 			if ended != nil {
 				l.breakOff(losing)
 				losing.happened(ended.Statements)
@@ -218,6 +226,9 @@ func (l *link) answers() {
 		_, _ = l.client.Write(message) // the server goes on without a client that is gone
 	}
 }
+
+// lostServer is an ErrorResponse, and ReadyForQuery outside a transaction.
+const lostServer = "E\x00\x00\x00\x36SERROR\x00VERROR\x00C08006\x00Mserver connection was lost\x00\x00" + "Z\x00\x00\x00\x05I"
 
 func cString(b []byte) (text string, rest []byte) {
 	end := bytes.IndexByte(b, 0)

@@ -35,6 +35,9 @@ const (
 	// Hold: the client's connection breaks at once, and the burst reaches the server when Release is called: until then
 	// its transaction is open. That is a packet under way while its sender is gone.
 	Hold
+	// LoseServer: the server gets the burst and answers it; the client gets an error of class 08 in place of the answer and
+	// keeps its connection. So do poolers that lost their connection to the server.
+	LoseServer
 	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies with it: at the same moment all its
 	// other connections break, and new ones are closed, until Revive.
 	CrashBefore

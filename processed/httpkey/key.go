@@ -28,10 +28,7 @@ func (m *Middleware) keyOf(r *http.Request) (key samekey.Key, present bool, prob
 // done: the fault is the service's, and so is the status.
 func (m *Middleware) scoped(r *http.Request, value string) (samekey.Key, *Problem) {
 	parts := m.o.Scope(r)
-	if _, err := samekey.NewKey("any", parts...); err != nil || len(parts) < 2 {
-		if err == nil {
-			err = fmt.Errorf("it has %d part", len(parts))
-		}
+	if _, err := samekey.NewKey("any", parts...); err != nil {
 		m.log(r, samekey.Key{}, fmt.Errorf("httpkey: Options.Scope must name the principal and the operation, put authentication before the middleware: %w", err))
 		return samekey.Key{}, &problemInternal
 	}

@@ -635,7 +635,8 @@ end
 $$;
 
 -- The same for a payload in text, json or jsonb: its text in UTF-8, to the byte (jsonb has its own spacing and order of
--- members). A literal without a type is text, so that its backslashes stay; bytes are written as '\x00ff'::bytea.
+-- members). A literal without a type is text, so that its backslashes stay; bytes are written as '\x00ff'::bytea. Some clients
+-- send bytes in that form and without a type (pgx in its simple protocol and exec modes): such a text is refused.
 create function samekey.enqueue(
     scope         text,
     idem_key      text,
@@ -655,6 +656,10 @@ create function samekey.enqueue(
     language plpgsql volatile
 as $$
 begin
+    if pg_catalog.left(enqueue.payload, 2) collate pg_catalog."C" = '\x' and enqueue.payload collate pg_catalog."C" ~ '^\\x([0-9A-Fa-f]{2})*$' then
+        raise exception 'samekey: enqueue: payload is bytea written as text: give its type, as in $4::bytea'
+            using errcode = '22023', column = 'payload';
+    end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
         enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
 end

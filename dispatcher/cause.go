@@ -1,0 +1,159 @@
+package dispatcher
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Texts of errors for logs: the cause, and what to do about it, without values.
+
+// errorText is what logs say of a database error. Postgres's own message is in it where it names objects only; where it may
+// quote a value, SQLSTATE and constraint stand in for it.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		if text := unreachable(err); text != "" {
+			return text
+		}
+		return clean(err.Error(), 500)
+	}
+	text := "Postgres refused a statement"
+	switch {
+	case !quotesValues(pgErr.Code):
+		text = pgErr.Message
+	case pgErr.ConstraintName != "":
+		text += " by the constraint " + pgErr.ConstraintName
+	}
+	text += " (SQLSTATE " + pgErr.Code + ")"
+	if advice := adviceFor(pgErr.Code); advice != "" {
+		text += ": " + advice
+	}
+	return clean(text, 500)
+}
+
+// unreachable says in fixed words why the database cannot be reached, or nothing where that is not what err is about. The same
+// outage has the same text each time, without the port that this side had.
+func unreachable(err error) string {
+	text := "cannot reach the database"
+	var connecting *pgconn.ConnectError
+	if errors.As(err, &connecting) && connecting.Config != nil {
+		text += " at " + net.JoinHostPort(connecting.Config.Host, strconv.Itoa(int(connecting.Config.Port)))
+	}
+	var dns *net.DNSError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &dns):
+		return text + ": its name cannot be resolved"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return text + ": connection refused"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, net.ErrClosed):
+		return text + ": the connection was closed"
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return text + ": no answer in time"
+	}
+	return ""
+}
+
+// quotesValues reports whether messages of this SQLSTATE may hold values of rows or of parameters: data exceptions (22), what
+// functions and triggers raise (P0 and codes of their own), internal errors.
+func quotesValues(code string) bool {
+	named := []string{"08", "0A", "23", "25", "28", "2F", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"}
+	return len(code) != 5 || !slices.Contains(named, code[:2])
+}
+
+// adviceFor says what a person can do about an error of this SQLSTATE.
+func adviceFor(code string) string {
+	switch code {
+	case "28P01", "28000":
+		return "check user, password and role of the worker's connection string, and pg_hba.conf"
+	case "3D000":
+		return "check the database's name in the worker's connection string"
+	case "42501":
+		return "the worker's role lacks a right: run `worker migrate -worker-role ROLE` as the owner of the tables, see docs/schema.md"
+	case "42P01", "42883", "42703", "3F000":
+		return "tables, columns or functions are missing: run `worker migrate`, and check that this is the right database"
+	case "53300":
+		return "the server has no connection left: raise max_connections, or make pools smaller"
+	case "53100":
+		return "the server's disk is full"
+	case "25006":
+		return "the server is read-only: a standby, or default_transaction_read_only; connect to the primary (target_session_attrs=read-write)"
+	case "57P03":
+		return "the server is starting or stopping"
+	case "57014":
+		return "a statement was cancelled: look for locks that are held for long (pg_stat_activity, pg_locks), or for a statement_timeout"
+	case "55P03":
+		return "another transaction holds a lock for long: look into pg_locks"
+	}
+	return ""
+}
+
+// waitingCannotHelp reports whether an error at the start stays until a person changes something: a wrong password, role or
+// database, a missing right.
+func waitingCannotHelp(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && slices.Contains([]string{"28P01", "28000", "3D000", "42501"}, pgErr.Code)
+}
+
+// panicText stands for a panic's value, which may be anything.
+const panicText = "it panicked; the history of the intent has the text (outbox.Get)"
+
+// causeOf is what logs say of an error of the application's code or of a vendor: its text, without URLs, without the
+// payload's values, and without the key.
+func causeOf(c *claim, err error) string {
+	var pgErr *pgconn.PgError
+	var panicked *panicError
+	switch {
+	case errors.As(err, &panicked):
+		return panicText
+	case errors.As(err, &pgErr):
+		return errorText(err)
+	}
+	return c.withoutValues(withoutURL(err))
+}
+
+// withoutValues takes the payload's values and the keys out of a text.
+func (c *claim) withoutValues(text string) string {
+	for _, value := range c.values() {
+		text = strings.ReplaceAll(text, value, "[removed]")
+	}
+	return clean(text, 500)
+}
+
+// shortestValue is the length from which a value is taken out of a text: shorter ones are in every text.
+const shortestValue = 5
+
+// values are what must not be in a log: the texts and numbers of the payload, and the keys. The longest come first,
+// so that no part of one is left.
+func (c *claim) values() []string {
+	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload)}
+	decoder := json.NewDecoder(strings.NewReader(string(c.Payload)))
+	decoder.UseNumber()
+	for {
+		token, err := decoder.Token()
+		if err != nil {
+			break
+		}
+		switch v := token.(type) {
+		case string: // members' names too: they may be a customer's
+			values = append(values, v)
+		case json.Number:
+			values = append(values, v.String())
+		}
+	}
+	values = slices.DeleteFunc(values, func(v string) bool { return len(v) < shortestValue })
+	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
+	return slices.Compact(values)
+}

@@ -1,0 +1,140 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/samekey/samekey/samekeytest"
+)
+
+// sweeping is another worker's sweep, whose own lock has been held for an hour.
+func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
+	t.Helper()
+	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
+	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	n, err := d.newNode(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.close)
+	conn, err := n.session.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.session.leave(conn) })
+	held := time.Now().Add(-time.Hour)
+	n.session.held.Store(&held)
+	return &sweeper{node: n}
+}
+
+// withPolicy gives the action the times of its policy's defaults, such as a lease, as Check does.
+func withPolicy(n *node) {
+	a := n.lanes[0].actions[0]
+	a.policy = a.declared.withDefaults()
+}
+
+func sweepOnce(t *testing.T, s *sweeper) {
+	t.Helper()
+	if err := s.sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holder is who has the one intent leased, with how many lines in its history; 0: nobody has.
+func holder(t *testing.T, on *samekeytest.DB) (worker int32, lines int) {
+	t.Helper()
+	err := on.QueryRow(t.Context(), `select coalesce((select leased_by from samekey.outbox_queue), 0),
+		(select count(*) from samekey.outbox_history)`).Scan(&worker, &lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return worker, lines
+}
+
+// missingFor waits until the lock is gone, sweeps once, and then has the lock be missing for d already.
+func missingFor(t *testing.T, on *samekeytest.DB, s *sweeper, worker int32, d time.Duration) {
+	t.Helper()
+	end(t, on, worker)
+	sweepOnce(t, s)
+	since, seen := s.gone[worker]
+	if !seen {
+		t.Fatal("the sweep does not see that the lock is missing")
+	}
+	s.gone[worker] = since.Add(-d)
+}
+
+// A connection drops and is back before the second look: the worker keeps what it holds, and its call counts.
+func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
+	on, n, settler := settling(t)
+	withPolicy(n)
+	calls := 0
+	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+		calls++
+		return Answer{Code: "200"}, nil
+	}
+	other, worker := sweeping(t, on), n.session.id()
+	c := claimOne(t, n)
+	missingFor(t, on, other, worker, 0)
+	if by, lines := holder(t, on); by != worker || lines != 0 {
+		t.Fatalf("after the first look %d holds it, with %d lines in the history; want %d, 0", by, lines, worker)
+	}
+	reopened(t, n.session)
+	sweepOnce(t, other)
+	if by, lines := holder(t, on); by != worker || lines != 0 || len(other.gone) != 0 {
+		t.Fatalf("after its return %d holds it, with %d lines in the history, and %d are missing; want %d, 0, 0", by, lines, len(other.gone), worker)
+	}
+	n.open.Add(1)
+	n.work(c)
+	settle(t.Context(), settler, []result{<-n.results})
+	if got := timeline(t, on); calls != 1 || got != "attempt:1:delivered" {
+		t.Errorf("%d calls, and the history is %q; want 1 and the first attempt alone", calls, got)
+	}
+}
+
+// The two looks are what takes over, and only by a worker whose own lock was there all the time.
+func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
+	on, n, _ := settling(t)
+	withPolicy(n)
+	other, worker := sweeping(t, on), n.session.id()
+	claimOne(t, n)
+	missingFor(t, on, other, worker, time.Minute)
+	for _, own := range []time.Duration{0, 30 * time.Second} {
+		held := time.Now().Add(-own)
+		other.node.session.held.Store(&held)
+		sweepOnce(t, other)
+		if by, _ := holder(t, on); by != worker {
+			t.Errorf("it is released by a worker that has had its own lock for %v, where the other's is missing for a minute", own)
+		}
+	}
+	held := time.Now().Add(-time.Hour)
+	other.node.session.held.Store(&held)
+	sweepOnce(t, other)
+	if by, lines := holder(t, on); by != 0 || lines != 1 {
+		t.Errorf("after the second look %d holds it, with %d lines in the history; want nobody, 1", by, lines)
+	}
+}
+
+// The safety net of ordering keys looks through all of them, a page at a time.
+func TestTheLastOfManyOrderingKeysIsGivenAHead(t *testing.T) {
+	on, n, _ := settling(t)
+	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
+		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // of each, one waits
+	mustExec(t, on, `delete from samekey.outbox_queue where status = 'pending' and ordering_key = to_char($1::int, 'FM00000')`, headsPage+1)
+	s := &sweeper{node: n}
+	for range 2 {
+		s.heads = time.Time{}
+		if err := s.promote(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var status string
+	if err := on.QueryRow(t.Context(), `select status from samekey.outbox_queue where ordering_key = to_char($1::int, 'FM00000')`, headsPage+1).Scan(&status); err != nil {
+		t.Fatal(err)
+	}
+	if status != statusPending || s.after != "" {
+		t.Errorf("the one without a head is %s after two pages, and the next page begins after %q", status, s.after)
+	}
+}
