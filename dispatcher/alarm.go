@@ -39,12 +39,13 @@ func (l *lane) tried(index int) (ended func(error)) {
 // watch looks after each sweep whether the lane claims what the database says is due. It is the last line: whatever keeps
 // claims from being made or from ending is reported once, and until it is over [Dispatcher.Ready] returns it.
 func (l *lane) watch(now time.Time, due map[string]bool) {
-	open := l.mayClaim() && l.heldUp(now) == 0
-	stuck, busy := "", len(l.slots) == cap(l.slots)
+	open := l.mayClaim() && l.heldUp(now) == 0 || l.node.heldUpOutcomes()
+	stuck, busy, claiming := "", len(l.slots) == cap(l.slots), false
 	l.mu.Lock()
 	for _, t := range l.tries {
-		busy = busy && t.began.IsZero() // a claim under way holds slots itself
+		claiming = claiming || !t.began.IsZero()
 	}
+	busy = busy && !claiming // a claim under way holds slots itself
 	for i, a := range l.actions {
 		t := &l.tries[i]
 		switch {
@@ -53,7 +54,7 @@ func (l *lane) watch(now time.Time, due map[string]bool) {
 		case t.since.IsZero() || t.ended.After(t.since):
 			t.since = now
 		case now.Sub(t.since) >= l.node.alarmAfter && stuck == "":
-			stuck = t.cause(a.name, now.Sub(t.since))
+			stuck = t.cause(a.name, now.Sub(t.since), claiming, l.node.heldUpOutcomes())
 		}
 	}
 	changed := (stuck == "") != (l.stuck == "")
@@ -67,13 +68,15 @@ func (l *lane) watch(now time.Time, due map[string]bool) {
 	}
 }
 
-// cause says why nothing is claimed, and what to do.
-func (t *tries) cause(action string, so time.Duration) string {
+// cause says why nothing is claimed, and what to do. claiming: a claim is under way in the lane, of whichever action.
+func (t *tries) cause(action string, so time.Duration, claiming, heldUp bool) string {
 	so = so.Round(time.Second)
 	switch {
+	case heldUp:
+		return fmt.Sprintf("action %s, for %v: %d outcomes wait for locks that others hold on samekey.outbox_queue or on ordering keys; end those transactions (pg_locks, pg_stat_activity)", action, so, maxStuck)
 	case t.err != "":
 		return fmt.Sprintf("action %s, for %v: claims fail: %s; look for locks on samekey.outbox and samekey.outbox_queue (pg_locks), a full pool, a slow network", action, so, t.err)
-	case !t.began.IsZero():
+	case claiming:
 		return fmt.Sprintf("action %s, for %v: a claim has not ended; look for locks on samekey.outbox and samekey.outbox_queue (pg_locks), a full pool, a slow network", action, so)
 	}
 	return fmt.Sprintf("action %s, for %v: no drain runs; restart this worker, and report it with a dump of its goroutines (SIGQUIT)", action, so)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -58,6 +59,9 @@ type applies struct {
 	used     time.Duration // of slots, of late
 }
 
+// mayClaim: a paused action's answers wait too, since whoever pauses it expects it to stand still.
+func (of *applies) mayClaim() bool { return of.lane.mayClaim() && !of.lane.isPaused(of.action.name) }
+
 // applying is one that runs.
 type applying struct {
 	began  time.Time
@@ -86,6 +90,8 @@ const (
 
 // errGaveWay ends an Apply that takes long while others have no slot.
 var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")
+
+var errGoexit = errors.New("the Apply ended its goroutine")
 
 // applySlots is how many connections of a pool Applies may take: half, so that claims, settles and River go on.
 func applySlots(maxConns int32) int { return max(int(maxConns)/2, 1) }
@@ -225,7 +231,7 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 	ap.free--
 	go func() {
 		var outcome string
-		err := errors.New("the Apply ended its goroutine")
+		err := errGoexit
 		defer func() { // also after runtime.Goexit
 			if err != nil && errors.Is(context.Cause(ctx), errGaveWay) {
 				err = errGaveWay
@@ -234,7 +240,11 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			ap.ended(of, run)
 			ap.node.applied(c, spent, outcome, err)
 		}()
+		if err = ap.node.loadForApply(ctx, c); err != nil {
+			return
+		}
 		ap.node.renewForApply(ctx, c)
+		err = errGoexit
 		outcome, err = ap.node.applyOnce(ctx, c)
 	}()
 }
@@ -262,7 +272,7 @@ func (ap *applier) startWaiting(claims bool) {
 			of.waiting = of.waiting[1:]
 			ap.start(of, c, 0)
 		}
-		if claims && of.due && len(of.waiting) == 0 && of.lane.mayClaim() && ap.mayRun(of) > 0 {
+		if claims && of.due && len(of.waiting) == 0 && of.mayClaim() && ap.mayRun(of) > 0 {
 			return
 		}
 	}
@@ -335,7 +345,7 @@ func (ap *applier) giveWay() {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
 	starving := slices.ContainsFunc(ap.queue, func(of *applies) bool {
-		return len(of.running) == 0 && (len(of.waiting) > 0 || of.due && of.lane.mayClaim())
+		return len(of.running) == 0 && (len(of.waiting) > 0 || of.due && of.mayClaim())
 	})
 	if ap.free > 0 || !starving {
 		return
@@ -376,7 +386,7 @@ func (ap *applier) claimAll(ctx context.Context) (claimed int, held bool, err er
 // claim claims for one action.
 func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, err error) {
 	ap.mu.Lock()
-	if !of.due || ap.node.isStopping() || !of.lane.mayClaim() {
+	if !of.due || ap.node.isStopping() || !of.mayClaim() {
 		ap.mu.Unlock()
 		return 0, false, nil
 	}
@@ -408,12 +418,27 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 }
 
 func answeredClaim(r db.OutboxAppliesClaimRow, a *action, asked time.Time, worker int32) *claim {
-	return &claim{action: a, asked: asked, worker: worker, OutboxQueueClaimRow: db.OutboxQueueClaimRow{
+	return &claim{action: a, asked: asked, worker: worker, unloaded: true, OutboxQueueClaimRow: db.OutboxQueueClaimRow{
 		ID: r.ID, Status: r.Status, Attempt: r.Attempt, Spent: r.Spent, OrderingKey: r.OrderingKey,
-		Scope: r.Scope, IdemKey: r.IdemKey, Part: r.Part, DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType,
-		Headers: r.Headers, TraceContext: r.TraceContext, CreatedAt: r.CreatedAt,
-		CarriedKey: r.CarriedKey, RequestType: r.RequestType, Request: r.Request, MessageID: r.MessageID,
 	}}
+}
+
+// loadForApply loads what the claim of an answered intent left out.
+func (n *node) loadForApply(ctx context.Context, c *claim) error {
+	if !c.unloaded {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
+	defer cancel()
+	rows, err := n.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
+	if err == nil && len(rows) != 1 {
+		err = errors.New("the intent is not there")
+	}
+	if err != nil {
+		return fmt.Errorf("load the intent for its Apply: %w", err)
+	}
+	c.loaded(rows[0])
+	return nil
 }
 
 // renewForApply renews the lease of a call's claim where what is left of it is less than the Apply may take. Where that fails,

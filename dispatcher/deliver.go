@@ -28,6 +28,7 @@ type claim struct {
 	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
 	visit  visit
 
+	unloaded bool // of an answered intent: it has no payload until its Apply begins
 	unmarked bool // leased as unsent, and not marked since: it is not sent
 
 	endpointName string
@@ -82,8 +83,10 @@ func (n *node) work(c *claim) {
 	}()
 	var s settlement
 	switch send := false; {
-	case n.isStopping() || c.unmarked:
+	case n.isStopping():
 		s = c.action.givenBack(row)
+	case c.unmarked:
+		s = n.notSent(n.calls, c, "", nil) // that it was not marked has been said
 	case c.Status == statusUnknown:
 		s = n.lookUp(c)
 	default:

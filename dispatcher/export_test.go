@@ -51,3 +51,10 @@ func (d *Dispatcher) Swept() (at time.Time) {
 func (d *Dispatcher) NoJitter() {
 	d.draw = func(ceiling time.Duration) time.Duration { return ceiling }
 }
+
+// HoldUpOutcomes has the running dispatcher count so many outcomes as held up by locks of others, until release.
+func (d *Dispatcher) HoldUpOutcomes(outcomes int64) (release func()) {
+	n := d.node.Load()
+	n.stuck.Add(outcomes)
+	return func() { n.stuck.Add(-outcomes) }
+}

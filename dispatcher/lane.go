@@ -116,7 +116,7 @@ func (l *lane) take() (indexes []int) {
 // mayClaim says whether this node takes work for the lane: not while all of it is paused, without the worker's lock, or with
 // outcomes that the database has not taken yet.
 func (l *lane) mayClaim() bool {
-	return !l.isPaused("") && l.node.session.holds() && !l.node.behind.Load() && l.node.stuck.Load() < maxStuck
+	return !l.isPaused("") && l.node.session.holds() && !l.node.behind.Load() && !l.node.heldUpOutcomes()
 }
 
 // heldUp is how long nothing can be claimed, since the destination is at its rate or its breaker is open.
@@ -299,7 +299,11 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	if rows[0].Unread {
 		if err := l.read(ctx, claims); err != nil {
 			l.breaker.unused(epoch, len(rows))
-			l.giveBack(ctx, claims, time.Second) // no hot loop against a connection that is too slow
+			delay := time.Second // no hot loop against a connection that is too slow
+			if ctx.Err() != nil {
+				delay = 0 // a stop: another worker may send it at once
+			}
+			l.giveBack(ctx, claims, delay)
 			return len(rows), may, err
 		}
 	}

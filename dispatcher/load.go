@@ -15,7 +15,8 @@ import (
 // locks nothing, so a slow connection holds up its own worker alone.
 //
 //	the load fails, or takes too long         what was claimed is given back at once, unsent; nothing is spent
-//	killed or stopped while it loads          what may be repeated is sent by whoever takes it over; the rest was leased as
+//	the worker is stopped while it loads      the load is cut off, and what was claimed is given back, due at once
+//	killed or halted while it loads           what may be repeated is sent by whoever takes it over; the rest was leased as
 //	                                          unsent (see OutboxQueueClaim), and is pending again
 //	stopped, taken over, and goes on          OutboxQueueSending finds the fence closed for what may not be repeated; the rest
 //	                                          meets the attempt's deadline, as any zombie does
@@ -50,7 +51,7 @@ func (b *loadBudget) took(bytes int64, so time.Duration) {
 // failed: the connection carries less than was thought, or nothing.
 func (b *loadBudget) failed() { b.limit = minClaimBytes }
 
-// read loads what the answer of the claim left out.
+// read loads what the answer of the claim left out. A stop cuts it off.
 func (l *lane) read(ctx context.Context, claims []*claim) error {
 	ids := make([]uuid.UUID, len(claims))
 	byID := make(map[uuid.UUID]*claim, len(claims))
@@ -59,25 +60,31 @@ func (l *lane) read(ctx context.Context, claims []*claim) error {
 	}
 	began := time.Now()
 	deadline := claims[0].asked.Add(min(claims[0].action.policy.Timeout, loadTimeout))
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	loading, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	rows, err := l.node.q.OutboxLoad(ctx, ids)
+	rows, err := l.node.q.OutboxLoad(loading, ids)
 	if err == nil && len(rows) != len(claims) {
 		err = fmt.Errorf("%d of %d payloads were found", len(rows), len(claims))
 	}
 	if err != nil {
-		l.load.failed()
+		if ctx.Err() == nil {
+			l.load.failed()
+		}
 		return fmt.Errorf("load payloads of %d bytes: %w", claims[0].Bytes, err)
 	}
 	l.load.took(claims[0].Bytes, time.Since(began))
 	for _, row := range rows {
-		c := byID[row.ID]
-		c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
-		c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
-		c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
-		c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
+		byID[row.ID].loaded(row)
 	}
 	return nil
+}
+
+// loaded takes what the answer of the claim left out.
+func (c *claim) loaded(row db.OutboxLoadRow) {
+	c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
+	c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
+	c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
+	c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
 }
 
 // sending marks those that were leased as unsent and are about to be sent. What is not marked is given back.

@@ -5,10 +5,12 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
@@ -152,5 +154,87 @@ func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
 				t.Errorf("%d events are not deliveries", n)
 			}
 		})
+	}
+}
+
+// A stop does not wait for a load: what is loaded then is given back, and nothing of it is sent.
+func TestAStopDoesNotWaitForALoad(t *testing.T) {
+	b := setup(t)
+	pool, _ := b.overSlowLink(20 << 10)
+	c := &counting{}
+	d := b.dispatcherOn(pool, dispatcher.Config{})
+	d.Destination("vendor", dispatcher.Limits{})
+	p := policyOf(dispatcher.NonIdempotentWrite)
+	p.Timeout, p.Lease = 2*patience, 3*patience
+	d.Handle("charge_card", p, c.handle)
+	b.insertLarge("charge_card", 1, 800<<10) // 40 s
+	r := b.start(d)
+	b.until("it loads", func() bool { return b.count(`select count(*) from samekey.outbox_queue where status = 'leased'`) == 1 })
+	began := time.Now()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null and first_sent_at is null and due_at <= clock_timestamp()`); n != 1 {
+		t.Error("it was not given back at once")
+	}
+	if n := b.count(`select count(*) from samekey.outbox_history`); n != 0 {
+		t.Errorf("%d events tell of it", n)
+	}
+}
+
+// Where what was loaded cannot be marked as sent, it is given back for a while: no hot loop of claims.
+func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
+	b := setup(t)
+	c := &counting{}
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", policyOf(dispatcher.NonIdempotentWrite), c.handle)
+	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin
+		if old.repeatable and not new.repeatable then raise 'not now'; end if; return new; end $$`)
+	b.exec(`create trigger refuse before update on samekey.outbox_queue for each row execute function refuse()`)
+	b.insertLarge("charge_card", 1, 100<<10)
+	b.start(d)
+	attempts := func() int { return b.count(`select attempt from samekey.outbox_queue`) }
+	b.until("it was claimed twice", func() bool { return attempts() >= 2 })
+	began, before := time.Now(), attempts()
+	b.sweeps(d, 3*time.Second)
+	if n, most := attempts()-before, 2+int(time.Since(began)/time.Second); n > most {
+		t.Errorf("it was claimed %d times in %v", n, time.Since(began))
+	}
+	b.exec(`drop trigger refuse on samekey.outbox_queue`)
+	b.untilFinished()
+	c.wantOnceEach(b, 1)
+}
+
+// Answered intents whose payloads the link carries in longer than a claim may take: a claim of them carries no payload.
+func TestLargePayloadsOfAnsweredIntentsAreApplied(t *testing.T) {
+	b := setup(t)
+	pool, _ := b.overSlowLink(190 << 10)
+	d := b.dispatcherOn(pool, dispatcher.Config{})
+	d.Destination("vendor", dispatcher.Limits{})
+	c := &counting{}
+	p := policyOf(dispatcher.IdempotentWrite)
+	p.Timeout, p.Backoff = patience, 10*time.Millisecond
+	var applied atomic.Int32
+	d.Handle("charge_card", p, c.handle, dispatcher.WithApply(func(_ context.Context, _ pgx.Tx, payload string, _ dispatcher.Outcome) error {
+		if len(payload) == 1<<20-2 {
+			applied.Add(1)
+		}
+		return nil
+	}))
+	const intents = 2 // claimed at once, 11 s
+	b.insertLarge("charge_card", intents, 1<<20)
+	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, code) select id, 'attempt', 'delivered', '200' from samekey.outbox_queue`)
+	b.exec(`update samekey.outbox_queue set status = 'answered', first_sent_at = now()`)
+	b.start(d)
+	b.until("it was claimed", func() bool {
+		return b.count(`select count(*) from samekey.outbox_queue where leased_by is not null or attempt > 0`) == intents
+	})
+	b.untilFinished()
+	if n := applied.Load(); n != intents {
+		t.Errorf("%d Applies had their payloads", n)
 	}
 }

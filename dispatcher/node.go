@@ -77,6 +77,9 @@ func (n *node) newSettler() *settler {
 	return &settler{pool: n.pool, q: n.q, log: n.log, in: n.results, wake: n.wake, behind: &n.behind, stuck: &n.stuck}
 }
 
+// heldUpOutcomes says whether so many outcomes wait for locks of others that nothing is claimed.
+func (n *node) heldUpOutcomes() bool { return n.stuck.Load() >= maxStuck }
+
 // stop lets no call begin any more.
 func (n *node) stop() { close(n.stopping) }
 

@@ -1,9 +1,13 @@
 package dispatcher_test
 
 import (
+	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
@@ -188,5 +192,37 @@ func TestResumeEndsWhatRiverPausedToo(t *testing.T) {
 		if p.Ended != by {
 			t.Errorf("%s's pause was ended by %+v", p.By.Actor, p.Ended)
 		}
+	}
+}
+
+// The answers of a paused action wait for their Apply, as those of a paused destination do.
+func TestAPauseHoldsUpTheAppliesToo(t *testing.T) {
+	for name, target := range map[string]outbox.Target{
+		"of the destination": vendorTarget, "of the action": {Destination: "vendor", Action: "charge_card"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			if err := outbox.Pause(b.ctx, b.db.Pool, target, time.Time{}, by); err != nil {
+				t.Fatal(err)
+			}
+			d := b.dispatcher()
+			d.Destination("vendor", dispatcher.Limits{})
+			c := &counting{}
+			var applied atomic.Int32
+			d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), c.handle,
+				dispatcher.WithApply(func(context.Context, pgx.Tx, charge, dispatcher.Outcome) error { applied.Add(1); return nil }))
+			b.insertMany("charge_card", 3)
+			b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, code) select id, 'attempt', 'delivered', '200' from samekey.outbox_queue`)
+			b.exec(`update samekey.outbox_queue set status = 'answered', first_sent_at = now()`)
+			b.start(d)
+			b.sweeps(d, time.Second)
+			if n := applied.Load(); n != 0 {
+				t.Errorf("%d Applies ran while it was paused", n)
+			}
+			if err := outbox.Resume(b.ctx, b.db.Pool, target, by); err != nil {
+				t.Fatal(err)
+			}
+			b.untilFinished()
+		})
 	}
 }

@@ -243,3 +243,42 @@ func TestWhatIsHeldUpOnPurposeIsNoAlarm(t *testing.T) {
 		})
 	}
 }
+
+// Outcomes that locks of others hold up end all claims where there are too many of them: that is said too.
+func TestTooManyOutcomesThatAreHeldUpAreAnAlarm(t *testing.T) {
+	b := setup(t)
+	c := &counting{}
+	d := b.counted(c, dispatcher.Limits{})
+	d.SetAlarmAfter(time.Second)
+	b.start(d)
+	release := d.HoldUpOutcomes(1000)
+	b.insertMany("charge_card", 1)
+	b.untilLogged("1000 outcomes wait")
+	if d.Ready() == nil {
+		t.Error("it is ready")
+	}
+	release()
+	b.untilFinished()
+	b.until("it is ready again", func() bool { return d.Ready() == nil })
+}
+
+// The claim of one action that takes long is not taken for a drain that does not run, of another: a drain claims from all
+// actions in turn when it begins, and here the first of them has nothing due.
+func TestTheAlarmNamesTheClaimThatHoldsUpOthers(t *testing.T) {
+	b := setup(t)
+	c := &counting{}
+	d := b.dispatcher()
+	d.SetAlarmAfter(time.Second)
+	d.Destination("vendor", dispatcher.Limits{})
+	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), c.handle)
+	d.Handle("refund", policyOf(dispatcher.IdempotentWrite), c.handle)
+	b.insertMany("refund", 1)
+	release := b.locked("samekey.outbox")
+	b.start(d)
+	b.untilLogged(stuckText + ": action refund")
+	if strings.Contains(b.logs.String(), "no drain runs") {
+		t.Error("the alarm says that no drain runs")
+	}
+	release()
+	b.untilFinished()
+}

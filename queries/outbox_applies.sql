@@ -8,7 +8,8 @@
 
 -- name: OutboxAppliesClaim :many
 -- Takes up to max_count answered intents of one action that are due. Like OutboxQueueClaim: none without the worker's own
--- session lock, and a look-up by primary key whatever the statistics say.
+-- session lock, and a look-up by primary key whatever the statistics say. It returns no payload, which OutboxLoad reads when the
+-- Apply begins: rows stream out before the commit, and four payloads of 1 MiB over a link of 200 KB/s took longer than a claim may.
 with picked as materialized (
     select clock_timestamp() as now, array(
         select q.id
@@ -22,16 +23,9 @@ with picked as materialized (
         limit @max_count
         for update skip locked
     )::uuid[] as ids
-), claimed as (
-    update samekey.outbox_queue q
-    set attempt = q.attempt + 1, leased_by = @worker::int, lease_until = p.now + @lease::interval
-    from picked p
-    where q.id = any (p.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.ordering_key
 )
-select c.id, c.status, c.attempt, c.spent, c.ordering_key,
-       o.scope, o.idem_key, o.part, o.delivery_key, o.payload, o.content_type, o.headers, o.trace_context, o.created_at,
-       coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
-from claimed c
-cross join lateral (select * from samekey.outbox x where x.id = c.id offset 0) o
-left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id offset 0) s on true;
+update samekey.outbox_queue q
+set attempt = q.attempt + 1, leased_by = @worker::int, lease_until = p.now + @lease::interval
+from picked p
+where q.id = any (p.ids)
+returning q.id, q.status, q.attempt, q.spent, q.ordering_key;

@@ -241,3 +241,33 @@ func TestWhatWasAnsweredIsClosedNormally(t *testing.T) {
 		})
 	}
 }
+
+// net/http hands a connection on before its reader has seen the end of the answer: the attempt before may say Answered late.
+func TestAnAnswerSaidLateLeavesTheNextAttemptArmed(t *testing.T) {
+	for name, late := range map[string]bool{"before its first write": false, "after it": true} {
+		t.Run(name, func(t *testing.T) {
+			b := startBlackhole(t)
+			socket, err := net.Dial("tcp", b.listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = socket.Close() })
+			b.accept()
+			before, next := inAnHour(t), inAnHour(t)
+			c := before.Hold(socket).(*conn)
+			next.take(c)
+			if !late {
+				before.Answered()
+			}
+			if _, err := io.WriteString(c, "request"); err != nil {
+				t.Fatal(err)
+			}
+			if late {
+				before.Answered()
+			}
+			before.End()
+			next.End()
+			b.wantReset()
+		})
+	}
+}

@@ -38,6 +38,7 @@
 //	net/http takes a second connection             the whole request, if the first sent nothing; else nothing
 //	net/http closes the connection                 before End: it is closed by End or Answered, which know how
 //	the connection goes to another attempt         what that attempt's Wire allows; net/http waits for the Write before
+//	it does so before Answered                     it stays armed: that attempt's Answered disarms it
 //	bytes arrive after the end                     they are read as the connection's end
 //
 // # Limits
@@ -202,7 +203,7 @@ func (w *Wire) Received() int {
 // normally, or used again.
 func (w *Wire) Answered() {
 	for _, c := range w.release() {
-		c.disarm()
+		c.disarm(w)
 	}
 }
 
@@ -306,10 +307,14 @@ func (c *conn) arm(deadline time.Time) error {
 	return nil
 }
 
-// disarm has a close be a normal one again.
-func (c *conn) disarm() {
+// disarm has a close be a normal one again, unless the next attempt has the connection by now: net/http hands it on before the
+// reader of the answer has seen its end.
+func (c *conn) disarm(w *Wire) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.wire != w {
+		return
+	}
 	c.done = true
 	if !c.armed {
 		return
