@@ -259,3 +259,24 @@ func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
 	}
 	b.release() // or the stop would wait for them
 }
+
+// An answer that cannot be taken up for its Apply is an alarm, too: the order stays "pending", and nobody would know.
+func TestApplyClaimsThatFailAreAnAlarm(t *testing.T) {
+	b := setup(t)
+	b.applied()
+	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(recordPayment))
+	d.SetAlarmAfter(700 * time.Millisecond)
+	id := b.insert("charge_card")
+	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise 'no claims today'; end $$`)
+	b.exec(`create trigger refuse before update on samekey.outbox_queue for each row when (old.status = 'answered' and new.leased_by is not null) execute function refuse()`)
+	b.exec(`update samekey.outbox_queue set status = 'answered' where id = $1`, id)
+	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker) values ($1, 'attempt', 'delivered', '200', 1, 1)`, id)
+	b.start(d)
+	b.until("the alarm", func() bool {
+		err := d.Ready()
+		return err != nil && strings.Contains(err.Error(), "answered intents are not applied")
+	})
+	b.exec(`drop trigger refuse on samekey.outbox_queue`)
+	b.untilFinished()
+	b.until("it is ready again", func() bool { return d.Ready() == nil })
+}

@@ -31,5 +31,8 @@ func (d *Dispatcher) Ready() error {
 			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", lane.name, stuck)
 		}
 	}
+	if stuck := n.applier.stuckFor(); stuck != "" {
+		return fmt.Errorf("dispatcher: answered intents are not applied: their claims fail %s", stuck)
+	}
 	return nil
 }

@@ -58,10 +58,14 @@ where pg_catalog.current_setting(s.name, true) is not null`
 // look is what a session asks of a connection once the application's hooks have had it, before its settings are made.
 type look func(context.Context, *pgx.Conn) error
 
+// minConns is the least size of the worker's pool: an Apply has one, the others share the rest.
+const minConns = 2
+
 // openPool makes the pool of one Run or Drain. It connects when it is first used. ready makes a connection outside the
 // pool one of the worker's.
 func (d *Dispatcher) openPool(ctx context.Context) (pool *pgxpool.Pool, ready func(context.Context, *pgx.Conn, look) error, err error) {
 	config := d.pool.Config()
+	config.MaxConns = max(config.MaxConns, minConns) // else one blocked Apply would stop claims and settles
 	ready = ownConnections(config, d.settings())
 	if pool, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), config); err != nil {
 		return nil, nil, fmt.Errorf("dispatcher: open the worker's connections: %w", err)

@@ -156,7 +156,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	n := nodeOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	n.lanes[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Outcome) error {
-		_, err := tx.Exec(ctx, `set synchronous_commit = off; set statement_timeout = '1ms'; set default_transaction_isolation = serializable`)
+		_, err := tx.Exec(ctx, `set synchronous_commit = off; set statement_timeout = '30s'; set default_transaction_isolation = serializable`)
 		return err
 	}
 	conn, err := n.session.open(t.Context())

@@ -12,7 +12,8 @@ import (
 // sweeper finds what nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering keys
 // without a head. It runs on every node, so that no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
-	node *node
+	node  *node
+	began time.Time // when run began
 
 	failing bool // that sweeps fail has been reported
 
@@ -33,6 +34,7 @@ const (
 
 // run sweeps until ctx ends.
 func (s *sweeper) run(ctx context.Context) {
+	s.began = time.Now()
 	for {
 		wait := s.node.config.SweepInterval
 		sweeping, cancel := context.WithTimeout(ctx, settleTimeout)
@@ -64,8 +66,12 @@ func (s *sweeper) run(ctx context.Context) {
 // answered tells once that sweeps fail for long, and that they do not any more: without them, nobody knows what is due.
 func (s *sweeper) answered(ctx context.Context, err error) {
 	s.node.mu.Lock()
-	since := time.Since(s.node.swept)
+	last := s.node.swept
 	s.node.mu.Unlock()
+	if last.IsZero() { // the first one is still to come
+		last = s.began
+	}
+	since := time.Since(last)
 	switch {
 	case err == nil && s.failing:
 		s.failing = false
