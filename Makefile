@@ -34,7 +34,7 @@ demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key 
 .PHONY: test
 test: need-test $(BIN)/withpostgres ## all tests with the race detector, on one Postgres server; TESTFLAGS='-run X' for some
 	$(call say,'Testing with one Postgres server for all modules')
-	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 $(TESTFLAGS) -- $(MODULES)
+	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 -timeout 30m $(TESTFLAGS) -- $(MODULES)
 
 .PHONY: bench
 bench: need-test $(BIN)/withpostgres ## the benchmarks
