@@ -538,7 +538,7 @@ func TestTheTextOfAnErrorIsWithoutItsURL(t *testing.T) {
 // Postgres quotes values in its messages, and encoding/json quotes what it reads.
 func TestErrorsForLogsQuoteNoValues(t *testing.T) {
 	err := fmt.Errorf("settle: %w", &pgconn.PgError{Code: "22P02", Message: `invalid input: "4242424242424242"`})
-	if got := errorText(err); got != "SQLSTATE 22P02" {
+	if got := errorText(err); strings.Contains(got, "4242") || !strings.Contains(got, "22P02") {
 		t.Errorf("of Postgres's error a log says %q", got)
 	}
 	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `{"amount":42424242424242424242}`} {
