@@ -133,7 +133,7 @@ func TestTheSameKeyValueForAnotherActionOrTenantIsAnotherEffect(t *testing.T) {
 		{Key: newKey(t, "k", "a", "x"), Action: "refund_card"},
 		{Key: newKey(t, "k", "b", "x"), Action: "charge_card"},
 		{Key: newKey(t, "k", "a", "y"), Action: "charge_card"},
-		{Key: newKey(t, "k", "a/x"), Action: "charge_card"},
+		{Key: newKey(t, "k", "a/x", "x"), Action: "charge_card"},
 		{Key: newKey(t, "k", "a", "x"), Action: "charge_card", Part: "2"},
 	} {
 		in.Payload = []string{in.Action, in.Part, in.Key.Scope}

@@ -80,7 +80,7 @@ func TestNoServiceGetsAnothersAnswer(t *testing.T) {
 	if _, err := run(billing, newKey(t, "order-1", "billing", "acme", "create")); err != nil {
 		t.Errorf("its own scope: %v", err)
 	}
-	if err := insert(billing, newKey(t, "order-2", "billing")); err != nil {
+	if err := insert(billing, samekey.Key{Scope: "billing", Value: "order-2"}); err != nil {
 		t.Errorf("its own scope of one part: %v", err)
 	}
 	// Without the setting, as a worker: every scope.
