@@ -71,7 +71,8 @@ func TestAMailThatIsStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 			_, err = finish(text, out, tc.text)
 			_ = raw.Close()
 			_, mail, _ := strings.Cut(<-seen, "DATA\r\n")
-			if !errors.Is(err, errNoEnd) || len(mail) >= len(tc.text) || len(mail) != out.Written() {
+			// The reset drops what was written and still queued, so the server may see less than was written, and never more.
+			if !errors.Is(err, errNoEnd) || len(mail) >= len(tc.text) || len(mail) > out.Written() {
 				t.Errorf("the server saw %d bytes of the mail, %d are counted, %v", len(mail), out.Written(), err)
 			}
 		})
