@@ -28,7 +28,7 @@
 // # Exit codes
 //
 //	0  stopped by a signal, everything settled
-//	1  failed: the schema does not fit, the probes' port is taken, a second signal
+//	1  failed: the schema does not fit, a wrong password, role or database, a missing right, the probes' port is taken, a second signal
 //	2  configuration: nothing was begun; every mistake is printed
 package daemon
 
