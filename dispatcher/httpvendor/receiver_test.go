@@ -85,7 +85,7 @@ func setupHooks(t *testing.T) *hookWorld {
 	dest.Name, dest.AllowPrivate = "webhooks", loopback
 	return &hookWorld{T: t, db: database(t), hooks: startHooks(t), dest: dest, action: Action{
 		Name: "notify", Request: "POST", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever,
-			Deadline: 72 * time.Hour, Backoff: time.Second, MaxBackoff: time.Second}}}
+			Deadline: 72 * time.Hour, Backoff: 50 * time.Second, MaxBackoff: 50 * time.Second}}} // longer than a drain, shorter than what the tests let elapse
 }
 
 func (w *hookWorld) put(name, url string, secrets ...string) {
