@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // Texts of errors for logs: the cause, and what to do about it, without values.
@@ -103,8 +105,7 @@ func adviceFor(code string) string {
 // waitingCannotHelp reports whether an error at the start stays until a person changes something: a wrong password, role or
 // database, a missing right.
 func waitingCannotHelp(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && slices.Contains([]string{"28P01", "28000", "3D000", "42501"}, pgErr.Code)
+	return slices.Contains([]string{"28P01", "28000", "3D000", "42501"}, sqlstate.Of(err))
 }
 
 // panicText stands for a panic's value, which may be anything.

@@ -2,14 +2,12 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"math"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // rate is a lane's share of a destination's rate. The budget is one row for all workers; before a claim, one statement
@@ -121,6 +119,5 @@ func (r *rate) ask(ctx context.Context, q *db.Queries, p db.RateLimitsTakeParams
 
 // lostRace: a database whose transactions are serializable, or repeatable, by default.
 func lostRace(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "40001"
+	return sqlstate.Of(err) == sqlstate.Serialization
 }

@@ -2,7 +2,6 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -11,10 +10,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // result is a settlement on its way to the database.
@@ -228,29 +227,20 @@ func (s *settler) giveUp(ctx context.Context, r result) {
 // poisonous says whether the server refused the values themselves (SQLSTATE classes 22 and 23), which another try does
 // not change.
 func poisonous(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "22") || strings.HasPrefix(pgErr.Code, "23"))
+	code := sqlstate.Of(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23")
 }
 
 // refusesAll says whether the server is there, and takes nothing from anybody: it shuts down (57P0x), is short of space,
 // memory or connections (53), has become a standby (25006), or cannot read its files (58).
 func refusesAll(err error) bool {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return false
-	}
-	for _, class := range []string{"57P", "53", "25006", "58", "XX"} {
-		if strings.HasPrefix(pgErr.Code, class) {
-			return true
-		}
-	}
-	return false
+	code := sqlstate.Of(err)
+	return slices.ContainsFunc([]string{"57P", "53", "25006", "58", "XX"}, func(class string) bool { return strings.HasPrefix(code, class) })
 }
 
 // resetReadOnly replaces a pool's connections after a failover that left them on a server which takes no writes.
 func resetReadOnly(pool *pgxpool.Pool, err error) {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "25006" {
+	if sqlstate.Of(err) == "25006" {
 		pool.Reset()
 	}
 }

@@ -28,10 +28,11 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // Name is the Postgres schema that holds samekey's tables and River's. It is fixed, so that SQL written by hand, by a
@@ -158,8 +159,7 @@ func checkRiver(ctx context.Context, db DB) error {
 
 // missing says whether a table or its schema is not there, or what else is named by the codes.
 func missing(err error, codes ...string) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && slices.Contains(append(codes, "42P01", "3F000"), pgErr.Code)
+	return slices.Contains(append(codes, "42P01", "3F000"), sqlstate.Of(err))
 }
 
 // migrateLock is the session lock under which a migration runs, so that three processes may start at once.
@@ -246,8 +246,7 @@ func prepare(ctx context.Context, conn *pgx.Conn) error {
 
 // explain adds what to do where the role lacks a right.
 func explain(err error, conn *pgx.Conn) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != "42501" {
+	if sqlstate.Of(err) != "42501" {
 		return err
 	}
 	config := conn.Config()
