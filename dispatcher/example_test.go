@@ -78,7 +78,7 @@ func Example() {
 	// Output:
 }
 
-// Every contradiction comes at once, before anything runs.
+// All mistakes are returned at once, before anything runs.
 func ExampleDispatcher_Check() {
 	charge := func(context.Context, *dispatcher.Call, Charge) (dispatcher.Answer, error) {
 		return dispatcher.Answer{}, nil
@@ -89,10 +89,10 @@ func ExampleDispatcher_Check() {
 	dispatcher.Handle(d, "send_receipt", dispatcher.Policy{Destination: "mail"}, charge)
 	fmt.Println(d.Check())
 	// Output:
-	// dispatcher: charge_card: KeyWindow is missing: say how long the vendor remembers a key (dispatcher.Forever is a value)
-	// dispatcher: refund: Lease 1m0s is not longer than Timeout 1m0s by 100ms or more
-	// dispatcher: send_receipt: Class is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)
-	// dispatcher: send_receipt: Destination "mail" is not declared: call Destination("mail", ...) or correct the name
+	// samekey: action "charge_card": KeyWindow: missing: say for how long the vendor remembers a key (Forever is a value); its Destination does not say it
+	// samekey: action "refund": Lease: 1m must be longer than Timeout (1m) by at least 100ms
+	// samekey: action "send_receipt": Destination: "mail" is not declared: call Dispatcher.Destination, or correct the name
+	// samekey: action "send_receipt": Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite
 }
 
 // The order is marked and its receipt's intent is written in the transaction that finishes the charge.

@@ -8,7 +8,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-func TestAProxyAndAResendContradict(t *testing.T) {
+func TestCheckRefusesResendsThroughAProxy(t *testing.T) {
 	lookup := dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
 		return dispatcher.Finding{}, nil
 	})
@@ -17,7 +17,7 @@ func TestAProxyAndAResendContradict(t *testing.T) {
 		d := dispatcher.New(nil, nil)
 		d.Handle("send_mail", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, ResendAbsent: resend}, handle, lookup, dispatcher.ThroughProxy())
 		err := d.Check()
-		if resend != (err != nil) || err != nil && !strings.Contains(err.Error(), "send_mail: ResendAbsent contradicts the proxy") {
+		if resend != (err != nil) || err != nil && !strings.Contains(err.Error(), `"send_mail": ResendAbsent: not allowed with a proxy`) {
 			t.Errorf("ResendAbsent %t: %v", resend, err)
 		}
 	}

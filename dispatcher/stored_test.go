@@ -308,7 +308,7 @@ func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, nil }, storedByPart)
 	d.Handle("notify", storedPolicy(dispatcher.IdempotentWrite), nil, dispatcher.WithStoredEndpoint(nil))
 	err := d.Check()
-	for _, want := range []string{"charge_card: Deadline is missing", "notify: WithStoredEndpoint has no function"} {
+	for _, want := range []string{`"charge_card": Deadline: missing`, `"notify": WithStoredEndpoint has no function`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
 		}
