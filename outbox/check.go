@@ -56,8 +56,8 @@ var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "
 // without a key. Its error names the field and what to do, and holds nothing
 // of what was in it.
 func (in Intent) checked() (keyed.Intent, error) {
-	if !actionName.MatchString(in.Action) {
-		return keyed.Intent{}, invalid("Action", errors.New(`Action must match `+actionName.String()+`, such as "charge_card"`))
+	if err := checkAction(in.Action); err != nil {
+		return keyed.Intent{}, invalid("Action", err)
 	}
 	payload, contentType, err := encodePayload(in.Payload, in.ContentType)
 	if err != nil {
@@ -85,6 +85,13 @@ func (in Intent) checked() (keyed.Intent, error) {
 		OrderingKey: orNil(in.OrderingKey), DueAt: orNil(in.DueAt), Deadline: orNil(in.Deadline), TraceContext: orNil(in.TraceContext),
 		RequestedBy: orNil(in.RequestedBy),
 	}, nil
+}
+
+func checkAction(name string) error {
+	if !actionName.MatchString(name) {
+		return errors.New(`Action must match ` + actionName.String() + `, such as "charge_card"`)
+	}
+	return nil
 }
 
 func encodePayload(value any, contentType string) (payload []byte, _ string, err error) {
