@@ -87,9 +87,9 @@ func TestActionWithoutNewActionInsertsNothing(t *testing.T) {
 func TestNewActionPanics(t *testing.T) {
 	type named string
 	for what, declare := range map[string]func(){
-		`[outbox_test.charge](""): Action must match`:        func() { outbox.NewAction[charge]("") },
-		`("Charge"): Action must match`:                      func() { outbox.NewAction[charge]("Charge") },
-		`must match`:                                         func() { outbox.NewAction[charge](strings.Repeat("a", 64)) },
+		`[outbox_test.charge](""): Action must be`:           func() { outbox.NewAction[charge]("") },
+		`("Charge"): Action must be`:                         func() { outbox.NewAction[charge]("Charge") },
+		`must be 1 to 63`:                                    func() { outbox.NewAction[charge](strings.Repeat("a", 64)) },
 		`NewAction[string]("mail"): Payload is a string`:     func() { outbox.NewAction[string]("mail") },
 		`Payload is a outbox_test.named`:                     func() { outbox.NewAction[named]("mail") },
 		`NewAction[*os.File]("mail"): Payload is a *os.File`: func() { outbox.NewAction[*os.File]("mail") },
