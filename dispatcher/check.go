@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"time"
 
@@ -16,12 +15,6 @@ func itemAction(name string) string      { return fmt.Sprintf("action %q", name)
 func itemDestination(name string) string { return fmt.Sprintf("destination %q", name) }
 
 const itemConfig = "dispatcher.Config"
-
-// A destination's name is that of a River queue, less the prefix "samekey_".
-var (
-	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
-	actionName      = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
-)
 
 // Check returns every mistake in what was registered so far, as [ConfigErrors], or nil. [Dispatcher.Run] and
 // [Dispatcher.Drain] call it first. It needs no database.

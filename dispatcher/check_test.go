@@ -9,16 +9,21 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
 )
 
-// declare registers an action with a handler that does nothing.
-func declare(d *dispatcher.Dispatcher, name string, policy dispatcher.Policy, options ...dispatcher.Option) {
-	d.Handle(name, policy, ok, options...)
+// declare registers an action that does nothing.
+func declare(d *dispatcher.Dispatcher, name string, policy dispatcher.Policy, with ...func(*dispatcher.Delivery[[]byte])) {
+	delivery := dispatcher.Delivery[[]byte]{Policy: policy, Send: doesNothing}
+	for _, change := range with {
+		change(&delivery)
+	}
+	dispatcher.Handle(d, outbox.NewAction[[]byte](name), delivery)
 }
 
-var findsNothing = dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
-	return dispatcher.Finding{}, nil
-})
+func doesNothing(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
+	return dispatcher.Delivered(dispatcher.Response{}), nil
+}
 
 const (
 	read         = dispatcher.Read
@@ -78,11 +83,11 @@ func TestCheckOfPolicies(t *testing.T) {
 			`Destination: "nowhere" is not declared: call Dispatcher.Destination, or correct the name`}},
 	} {
 		d := dispatcher.New(nil, nil)
-		var options []dispatcher.Option
-		if c.lookup {
-			options = append(options, findsNothing)
-		}
-		declare(d, "charge_card", c.policy, options...)
+		declare(d, "charge_card", c.policy, func(delivery *dispatcher.Delivery[[]byte]) {
+			if c.lookup {
+				delivery.Lookup = doesNothing
+			}
+		})
 		wantMistakes(t, d, `action "charge_card": `, c.want...)
 	}
 }
@@ -119,15 +124,21 @@ func TestCheckOfTheDispatcher(t *testing.T) {
 	d.Destination("Bank!", dispatcher.Limits{})
 	declare(d, "twice", dispatcher.Policy{})
 	declare(d, "twice", dispatcher.Policy{})
-	declare(d, "Bad Name", dispatcher.Policy{Class: read, Destination: "bank"})
-	d.Handle("no_handler", dispatcher.Policy{Class: read}, nil)
+	dispatcher.Handle(d, outbox.Action[[]byte]{}, dispatcher.Delivery[[]byte]{Policy: dispatcher.Policy{Class: read, Destination: "bank"}, Send: doesNothing})
+	declare(d, "no_send", dispatcher.Policy{Class: read}, func(delivery *dispatcher.Delivery[[]byte]) { delivery.Send = nil })
+	declare(d, "no_endpoint", dispatcher.Policy{Class: read}, func(delivery *dispatcher.Delivery[[]byte]) { delivery.StoredEndpoint = true })
+	declare(d, "no_deadline", dispatcher.Policy{Class: read}, func(delivery *dispatcher.Delivery[[]byte]) {
+		delivery.StoredEndpoint, delivery.Endpoint = true, func(*dispatcher.Call) string { return "" }
+	})
 	wantMistakes(t, d, "", `destination "bank": declared twice`,
-		`destination "Bank!": the name must have 1 to 56 of a-z, 0-9, _ and -, and begin with a letter or digit`,
+		`destination "Bank!": the name must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"`,
 		`action "twice": registered twice`,
-		`action "Bad Name": the name must have 1 to 63 of a-z, 0-9, _, . and -, and begin with a letter`,
-		`action "no_handler": has no handler`,
+		`action "": the name must be 1 to 63 of a-z, 0-9, "_", "." and "-", and start with a letter, as in "charge_card": declare the action with outbox.NewAction`,
+		`action "no_send": Send: missing`,
+		`action "no_endpoint": StoredEndpoint: needs Endpoint, which names the endpoint`,
 		`destination "bank": Concurrency: 10001 is outside the range 1 to 10000`,
-		`action "twice": Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite`)
+		`action "twice": Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite`,
+		`action "no_deadline": Deadline: missing: calls to an endpoint that cannot be reached use up no attempts, so set when to give up`)
 }
 
 func TestCheckOfLimits(t *testing.T) {
@@ -166,11 +177,11 @@ func TestCheckOfLimits(t *testing.T) {
 	} {
 		d := dispatcher.New(nil, nil)
 		d.Destination("bank", c.limits)
-		var options []dispatcher.Option
-		if c.endpoints {
-			options = append(options, dispatcher.WithEndpoint(func(*dispatcher.Call) string { return "" }))
-		}
-		declare(d, "charge_card", dispatcher.Policy{Class: read, Destination: "bank"}, options...)
+		declare(d, "charge_card", dispatcher.Policy{Class: read, Destination: "bank"}, func(delivery *dispatcher.Delivery[[]byte]) {
+			if c.endpoints {
+				delivery.Endpoint = func(*dispatcher.Call) string { return "" }
+			}
+		})
 		wantMistakes(t, d, `destination "bank": `, c.want...)
 	}
 }
@@ -224,6 +235,15 @@ func TestCheckOfAPolicyForItsVendor(t *testing.T) {
 	wantMistakes(t, d, "",
 		`action "to_keyless": Class: IdempotentWrite does not fit the vendor, which acts again when a call is repeated: use NonIdempotentWrite`,
 		`action "too_long": KeyWindow: 1h is longer than the vendor remembers a key, 5m`)
+}
+
+func TestCheckOfResendsThroughAProxy(t *testing.T) {
+	d := dispatcher.New(nil, nil)
+	declare(d, "send_mail", dispatcher.Policy{Class: once, ResendAbsent: true}, func(delivery *dispatcher.Delivery[[]byte]) {
+		delivery.Lookup, delivery.Proxied = doesNothing, true
+	})
+	wantMistakes(t, d, `action "send_mail": `, "ResendAbsent: not allowed with a proxy, which can deliver a request late, after lookups have found nothing: "+
+		"call the vendor directly, or leave ResendAbsent out")
 }
 
 func TestCheckReturnsConfigErrors(t *testing.T) {

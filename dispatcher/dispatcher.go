@@ -2,19 +2,17 @@ package dispatcher
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/names"
 )
 
 // Config is a dispatcher's settings; nil and the zero value of each field are the defaults.
@@ -80,30 +78,6 @@ type Dispatcher struct {
 	node    atomic.Pointer[node] // the one that Run has at work
 }
 
-// action is a registered kind of intent.
-type action struct {
-	name     string
-	declared Policy // as it was given to Handle
-	policy   Policy // with its defaults; see resolve
-	rules    KeyRules
-	handle   Handler
-	lookup   func(context.Context, *Call) (Finding, error)
-	render   func(context.Context, *Call) (Rendered, error)
-	apply    applyFunc
-	form     form
-	endpoint func(*Call) string
-	stored   bool // the endpoint is one of samekey.endpoints
-	proxied  bool // its requests go through a proxy
-}
-
-// destination is the name of its destination.
-func (a *action) destination() string { return or(a.policy.Destination, a.name) }
-
-// sentTo is where and in what form its intents go.
-func (a *action) sentTo() string {
-	return strings.TrimRight(strings.Join([]string{a.destination(), a.form.key, a.form.request}, " "), " ")
-}
-
 // destination is a vendor account, shared by the actions that name it.
 type destination struct {
 	name     string
@@ -167,87 +141,11 @@ func (d *Dispatcher) destination(name string) *destination {
 	if dest == nil {
 		dest = &destination{name: name, limits: Limits{}.withDefaults()}
 		d.destinations[name] = dest
-		if !destinationName.MatchString(name) {
-			d.mistakes.Add(itemDestination(name), "", "the name must have 1 to 56 of a-z, 0-9, _ and -, and begin with a letter or digit")
+		if err := names.CheckDestination(name); err != nil {
+			d.mistakes.Add(itemDestination(name), "", "the name %v", err)
 		}
 	}
 	return dest
-}
-
-// Handle registers the handler of an action, with the payload decoded from JSON into T exactly (unknown members are
-// allowed; a T of []byte or json.RawMessage gets the bytes). A payload that does not decode makes its intent dead, with
-// the reason in its history; its neighbours are not touched. Mistakes are kept for [Dispatcher.Check].
-func Handle[T any](d *Dispatcher, name string, policy Policy, fn func(ctx context.Context, call *Call, payload T) (Answer, error), options ...Option) {
-	d.Handle(name, policy, func(ctx context.Context, call *Call) (Answer, error) {
-		payload, err := decode[T](call)
-		if err != nil {
-			return Answer{}, Dead(Answer{Code: codePayload}, err)
-		}
-		return fn(ctx, call, payload)
-	}, options...)
-}
-
-// Handle is the raw form of the function [Handle]: the handler reads call.Payload itself.
-func (d *Dispatcher) Handle(name string, policy Policy, fn Handler, options ...Option) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	a := &action{name: name, declared: policy, handle: fn}
-	for _, option := range options {
-		if err := option(a); err != nil {
-			d.mistakes.Add(itemAction(name), "", "%v", err)
-		}
-	}
-	switch {
-	case !actionName.MatchString(name):
-		d.mistakes.Add(itemAction(name), "", "the name must have 1 to 63 of a-z, 0-9, _, . and -, and begin with a letter")
-	case d.actions[name] != nil:
-		d.mistakes.Add(itemAction(name), "", "registered twice")
-	case fn == nil:
-		d.mistakes.Add(itemAction(name), "", "has no handler")
-	}
-	dest := d.destination(or(policy.Destination, name))
-	if policy.Destination == "" {
-		dest.declared = true
-	}
-	dest.actions = append(dest.actions, a)
-	d.actions[name] = a
-	d.registered = append(d.registered, a)
-}
-
-// codePayload is the code of an intent whose payload did not decode: nobody was called.
-const codePayload = "payload"
-
-// decode reads a payload without losing a digit on the way: numbers go straight from the text into T's fields.
-func decode[T any](call *Call) (payload T, err error) {
-	switch p := any(&payload).(type) {
-	case *[]byte:
-		*p = call.Payload
-		return payload, nil
-	case *json.RawMessage:
-		*p = call.Payload
-		return payload, nil
-	}
-	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
-	if err := decoder.Decode(&payload); err != nil {
-		return payload, fmt.Errorf("payload does not decode into %T: %w", payload, cleanJSONError(err))
-	}
-	if decoder.More() {
-		return payload, fmt.Errorf("payload does not decode into %T: there is data after it", payload)
-	}
-	return payload, nil
-}
-
-// cleanJSONError leaves out what encoding/json quotes from the payload.
-func cleanJSONError(err error) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		return fmt.Errorf("not JSON at byte %d", syntax.Offset)
-	case errors.As(err, &kind):
-		return fmt.Errorf("member %q at byte %d does not fit %v", kind.Field, kind.Offset, kind.Type)
-	}
-	return errors.New("it was refused by its decoder")
 }
 
 func (d *Dispatcher) sortedDestinations() []*destination {

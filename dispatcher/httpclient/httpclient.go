@@ -92,7 +92,7 @@ func (g *guarded) CloseIdleConnections() { g.base.CloseIdleConnections() }
 var (
 	errNoAttempt = errors.New("httpclient: the request has no attempt: make it with the context that the handler was given")
 	errRedirect  = errors.New("httpclient: a redirect is not followed: it would carry the key and the payload to another place")
-	errProxied   = errors.New("httpclient: the request would go by a proxy, which can send it late, and the policy says ResendAbsent: call the vendor directly, or leave ResendAbsent out")
+	errProxied   = fmt.Errorf("httpclient: %w, and the policy sets ResendAbsent: call the vendor directly, or leave ResendAbsent out", wire.ErrProxied)
 )
 
 // RoundTrip implements http.RoundTripper.
@@ -134,7 +134,7 @@ func (g *guarded) open(attempt *wire.Attempt, r *http.Request) (*wire.Wire, erro
 	}
 	if proxy, err := g.base.Proxy(r); proxy != nil || err != nil { // the attempt has sent nothing: Direct comes with Once
 		attempt.Failed(w)
-		return nil, dispatcher.Dead(dispatcher.Answer{Code: "proxy"}, errProxied)
+		return nil, errProxied
 	}
 	return w, nil
 }
@@ -144,7 +144,7 @@ func unsent(attempt *wire.Attempt, err error) error {
 	if attempt.Sent() {
 		return err
 	}
-	return dispatcher.Unsent(fmt.Errorf("httpclient: nothing was sent: %w", err))
+	return fmt.Errorf("httpclient: %w: %w", dispatcher.ErrUnsent, err)
 }
 
 // body ends its request when it is closed.
