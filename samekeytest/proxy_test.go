@@ -11,13 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 )
 
 // behind is a proxy before a vendor.
-func behind(t *testing.T) (*Proxy, *VendorServer) {
+func behind(t *testing.T) (*Proxy, *Vendor) {
 	t.Helper()
 	v := StartVendor(t, nil)
 	return StartProxy(t, v.URL), v
@@ -100,8 +99,8 @@ func TestEachProxyFaultDoesWhatItSaysAndTheBackendSeesWhatItSays(t *testing.T) {
 		{"503", status(503, ""), nil, 503},
 		{"503_after", status(503, ""), []int{201}, 503},
 		{"503_after(3)", status(503, "3"), []int{201}, 503},
-		{Fault429, status(429, "1"), nil, 429},
-		{FaultSlow(time.Millisecond), status(201, ""), []int{201}, 201},
+		{"429", status(429, "1"), nil, 429},
+		{"slow(1ms)", status(201, ""), []int{201}, 201},
 		{FaultTruncate, func(r reply) bool {
 			return r.status == 201 && errors.Is(r.err, io.ErrUnexpectedEOF) && r.body == `{"id":"`
 		}, []int{201}, 201},
@@ -187,7 +186,7 @@ func TestAHeldRequestOrAnswerGoesOnAtRelease(t *testing.T) {
 }
 
 func TestWhereTheClientOfAHeldRequestGoesTheBackendActsOnlyIfTheFaultSaysSo(t *testing.T) {
-	for fault, effects := range map[Fault]int{FaultHang: 0, FaultHangAfter: 1, FaultLate: 1, FaultSlow(time.Hour): 1} {
+	for fault, effects := range map[Fault]int{FaultHang: 0, FaultHangAfter: 1, FaultLate: 1, "slow(1h)": 1} {
 		t.Run(string(fault), func(t *testing.T) {
 			p, v := behind(t)
 			p.Next(fault)
@@ -311,7 +310,7 @@ func TestATruncatedAnswerWithoutABodyIsNone(t *testing.T) {
 
 func TestAProxyFaultThatDoesNotExistIsRefused(t *testing.T) {
 	p, _ := behind(t)
-	if _, err := ParseFault(string(FaultDuplicate)); err == nil {
+	if _, err := ParseFaults("duplicate"); err == nil {
 		t.Error("a vendor duplicates no request")
 	}
 	defer func() {
@@ -327,7 +326,7 @@ func TestAProxyThatEndsWithItsTestLeavesNothingBehind(t *testing.T) {
 	t.Run("", func(t *testing.T) {
 		p, v := behind(t)
 		v.Hold()
-		p.Next(FaultDuplicate, FaultHang, FaultLate, FaultSlow(time.Hour), FaultNone)
+		p.Next(FaultDuplicate, FaultHang, FaultLate, "slow(1h)", FaultNone)
 		var calls []<-chan reply
 		for i := range 5 {
 			calls = append(calls, posting(testContext(t), p.URL+"/v1/charges", fmt.Sprint(i), "{}"))

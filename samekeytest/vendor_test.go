@@ -78,7 +78,7 @@ func wantStatus(t *testing.T, r reply, status int) {
 	}
 }
 
-func wantEffects(t *testing.T, v *VendorServer, n int) {
+func wantEffects(t *testing.T, v *Vendor, n int) {
 	t.Helper()
 	AssertEffects(t, v, n)
 }
@@ -284,8 +284,8 @@ func TestAPanicInTheBusinessRuleLetsGoOfTheKey(t *testing.T) {
 		t.Fatalf("got %d, want a cut connection", r.status)
 	}
 	wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k", "{}"), 200)
-	if v.Open() != 0 {
-		t.Errorf("%d calls open", v.Open())
+	if v.Counts().Open != 0 {
+		t.Errorf("%d calls open", v.Counts().Open)
 	}
 }
 
@@ -316,7 +316,7 @@ func TestClosingTheVendorEndsParkedCallsAndKeepsTheLedgerReadable(t *testing.T) 
 		t.Errorf("the parked call was answered %d", r.status)
 	}
 	AssertOneEffect(t, v, "k")
-	if c := v.Ledger().Calls[0]; c.Status != 0 || c.Ended == nil || v.Open() != 0 {
+	if c := v.Ledger().Calls[0]; c.Status != 0 || c.Ended == nil || v.Counts().Open != 0 {
 		t.Errorf("call: %+v", c)
 	}
 }
@@ -324,7 +324,7 @@ func TestClosingTheVendorEndsParkedCallsAndKeepsTheLedgerReadable(t *testing.T) 
 func TestNoGoroutineIsLeftWhenAVendorIsClosedUnderLoad(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	v := StartVendor(t, nil)
-	faults := []Fault{FaultHang, FaultHangAfter, FaultLate, FaultSlow(time.Hour)}
+	faults := []Fault{FaultHang, FaultHangAfter, FaultLate, "slow(1h)"}
 	v.Next(faults...)
 	var calls []<-chan reply
 	for i := range faults {
