@@ -392,13 +392,13 @@ func (s *byHand) startedRow(ctx context.Context, key, body string) (answer strin
 	return answer, err
 }
 
-func TestAServiceOnRunConformsAndNothingIsLeftBehind(t *testing.T) {
+func TestServiceOnRunConforms(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Run("suite", func(t *testing.T) { samekeytest.Conform(t, service(newOnRun)) })
 	goleak.VerifyNone(t, before)
 }
 
-func TestAToolOnRunConforms(t *testing.T) { samekeytest.ConformTool(t, tool(newOnRun)) }
+func TestToolOnRunConforms(t *testing.T) { samekeytest.ConformTool(t, tool(newOnRun)) }
 
 // flawVariable makes this test binary run the suite on one of the handlers.
 const flawVariable = "SAMEKEY_TEST_FLAW"
@@ -408,7 +408,7 @@ func TestOfAFlaw(t *testing.T) {
 	flaw, isTool := strings.CutPrefix(name, "tool_")
 	switch {
 	case name == "":
-		t.Skip("a child of TestTheSuiteFindsEachFlawWhereItIsAndNoOther")
+		t.Skip("a child of TestConformFindsEachFlaw")
 	case name == "process":
 		s := service(nil)
 		s.Start = startProcess
@@ -432,7 +432,7 @@ type flawed struct {
 	says  []string
 }
 
-func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
+func TestConformFindsEachFlaw(t *testing.T) {
 	cases := []flawed{
 		{"record_after_effect", ".", []string{"client_gone", "crash", "lost_connection"}, []string{
 			"2 effects of one key, want 1",

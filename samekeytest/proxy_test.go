@@ -78,7 +78,7 @@ func TestAProxyPassesRequestAndAnswerAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestEachProxyFaultDoesWhatItSaysAndTheBackendSeesWhatItSays(t *testing.T) {
+func TestProxyFaults(t *testing.T) {
 	eof := func(r reply) bool { return errors.Is(r.err, io.EOF) }
 	reset := func(r reply) bool { return errors.Is(r.err, syscall.ECONNRESET) }
 	status := func(want int, retryAfter string) func(reply) bool {
@@ -132,7 +132,7 @@ func TestEachProxyFaultDoesWhatItSaysAndTheBackendSeesWhatItSays(t *testing.T) {
 	}
 }
 
-func TestADuplicateIsWithTheBackendTwiceAtOnce(t *testing.T) {
+func TestDuplicateReachesTheBackendTwice(t *testing.T) {
 	p, v := behind(t)
 	v.Hold()
 	p.Next(FaultDuplicate)
@@ -153,7 +153,7 @@ func TestADuplicateIsWithTheBackendTwiceAtOnce(t *testing.T) {
 	AssertOneEffect(t, v, "k")
 }
 
-func TestAHeldRequestOrAnswerGoesOnAtRelease(t *testing.T) {
+func TestProxyReleaseLetsHeldCallsGo(t *testing.T) {
 	for name, answers := range map[string]bool{"hold": false, "hold answers": true, "hang": false, "hang_after": true, "late": false} {
 		t.Run(name, func(t *testing.T) {
 			p, v := behind(t)
@@ -185,7 +185,7 @@ func TestAHeldRequestOrAnswerGoesOnAtRelease(t *testing.T) {
 	}
 }
 
-func TestWhereTheClientOfAHeldRequestGoesTheBackendActsOnlyIfTheFaultSaysSo(t *testing.T) {
+func TestHeldRequestWhoseClientIsGone(t *testing.T) {
 	for fault, effects := range map[Fault]int{FaultHang: 0, FaultHangAfter: 1, FaultLate: 1, "slow(1h)": 1} {
 		t.Run(string(fault), func(t *testing.T) {
 			p, v := behind(t)
@@ -215,7 +215,7 @@ func TestWhereTheClientOfAHeldRequestGoesTheBackendActsOnlyIfTheFaultSaysSo(t *t
 	}
 }
 
-func TestAClientThatGoesCancelsItsRequestToTheBackend(t *testing.T) {
+func TestClientGoneCancelsTheBackendsRequest(t *testing.T) {
 	arrived, cancelled := make(chan struct{}), make(chan struct{})
 	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(arrived)
@@ -258,7 +258,7 @@ func TestAScriptStrikesByKeyAndCount(t *testing.T) {
 	wantEffects(t, v, 2)
 }
 
-func TestABackendThatBreaksOffIsAskedOnceAndAnsweredForWith502(t *testing.T) {
+func TestBrokenBackendIsAskedOnceAndBecomes502(t *testing.T) {
 	p, v := behind(t)
 	// A client that keeps its connection, as most do. Where the proxy did too,
 	// net/http would send a request without a body a second time.
@@ -308,7 +308,7 @@ func TestATruncatedAnswerWithoutABodyIsNone(t *testing.T) {
 	wantStatus(t, post(testContext(t), p.URL, "k", "{}"), 204)
 }
 
-func TestAProxyFaultThatDoesNotExistIsRefused(t *testing.T) {
+func TestUnknownProxyFaultIsRefused(t *testing.T) {
 	p, _ := behind(t)
 	if _, err := ParseFaults("duplicate"); err == nil {
 		t.Error("a vendor duplicates no request")
@@ -321,7 +321,7 @@ func TestAProxyFaultThatDoesNotExistIsRefused(t *testing.T) {
 	p.Next(FaultResend, "lose")
 }
 
-func TestAProxyThatEndsWithItsTestLeavesNothingBehind(t *testing.T) {
+func TestProxyLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Run("", func(t *testing.T) {
 		p, v := behind(t)

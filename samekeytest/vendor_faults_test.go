@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-func TestEachFaultDoesWhatItSaysAndTheRetryFindsOneEffect(t *testing.T) {
+func TestVendorFaultsThenRetryHasOneEffect(t *testing.T) {
 	eof := func(r reply) bool { return errors.Is(r.err, io.EOF) }
 	reset := func(r reply) bool { return errors.Is(r.err, syscall.ECONNRESET) }
 	status := func(want int) func(reply) bool {
@@ -70,7 +70,7 @@ func TestEachFaultDoesWhatItSaysAndTheRetryFindsOneEffect(t *testing.T) {
 	}
 }
 
-func TestAHangingCallGoesOnAtRelease(t *testing.T) {
+func TestVendorReleaseLetsHangingCallsGo(t *testing.T) {
 	for _, fault := range []Fault{FaultHang, FaultHangAfter, FaultLate} {
 		t.Run(string(fault), func(t *testing.T) {
 			v := StartVendor(t, nil)
@@ -93,7 +93,7 @@ func TestAHangingCallGoesOnAtRelease(t *testing.T) {
 	}
 }
 
-func TestAHangingCallWhoseClientGoesEndsWithOrWithoutItsEffect(t *testing.T) {
+func TestHangingCallWhoseClientIsGone(t *testing.T) {
 	for fault, effects := range map[Fault]int{FaultHang: 0, FaultHangAfter: 1, FaultLate: 1, "slow(1h)": 1} {
 		t.Run(string(fault), func(t *testing.T) {
 			v := StartVendor(t, nil)
@@ -125,7 +125,7 @@ func TestAHangingCallWhoseClientGoesEndsWithOrWithoutItsEffect(t *testing.T) {
 	}
 }
 
-func TestHoldParksCallsBeforeTheVendorActsAndHoldAnswersAfter(t *testing.T) {
+func TestHoldParksBeforeAndHoldAnswersAfterTheEffect(t *testing.T) {
 	for _, answers := range []bool{false, true} {
 		t.Run(fmt.Sprintf("answers=%v", answers), func(t *testing.T) {
 			v := StartVendor(t, nil)
@@ -176,7 +176,7 @@ func TestAFaultOnAReplayHasNoSecondEffect(t *testing.T) {
 	}
 }
 
-func TestAPlanDealsEachFaultEquallyOftenAndAgainTheSameForTheSameSeed(t *testing.T) {
+func TestPlanDealsFaultsEvenlyAndBySeed(t *testing.T) {
 	plan := FaultPlan{Faults: []Fault{FaultLoseAnswer, FaultResetBefore, "500", "429"}, Every: 3, Seed: 7}
 	run := func(seed uint64) (sequence []Fault, counts map[string]int) {
 		plan.Seed = seed
@@ -210,7 +210,7 @@ func TestAPlanDealsEachFaultEquallyOftenAndAgainTheSameForTheSameSeed(t *testing
 	}
 }
 
-func TestAPlanStrikesTheFirstCallsOfAKeyAndStopsWhenTurnedOff(t *testing.T) {
+func TestPlanStrikesFirstCallsOfAKeyUntilTurnedOff(t *testing.T) {
 	v := StartVendor(t, &VendorOptions{Faults: FaultPlan{Faults: []Fault{"500"}, Calls: 2}})
 	for _, want := range []int{500, 500, 201} {
 		wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k", "{}"), want)
@@ -223,7 +223,7 @@ func TestAPlanStrikesTheFirstCallsOfAKeyAndStopsWhenTurnedOff(t *testing.T) {
 	wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k3", "{}"), 201)
 }
 
-func TestAScriptDecidesWhereNothingElseDoes(t *testing.T) {
+func TestScriptDecidesLast(t *testing.T) {
 	v := StartVendor(t, &VendorOptions{Script: func(c VendorCall) Fault {
 		if c.Nth == 1 {
 			return "408"
@@ -240,7 +240,7 @@ func TestAScriptDecidesWhereNothingElseDoes(t *testing.T) {
 	wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k2", "{}"), 201)
 }
 
-func TestAFaultThatDoesNotExistIsRefused(t *testing.T) {
+func TestUnknownVendorFaultIsRefused(t *testing.T) {
 	for _, s := range []string{"", "lose", "slow", "slow(x)", "slow(-1s)", "600", "100", "hang(1s)", "429(1", "5000", "500_before"} {
 		if checkVendorFault(Fault(s)) == nil || checkProxyFault(Fault(s)) == nil {
 			t.Errorf("%q is a fault", s)
@@ -264,7 +264,7 @@ func TestAFaultThatDoesNotExistIsRefused(t *testing.T) {
 	v.Next("lose")
 }
 
-func TestVendorIsSteeredOverHTTP(t *testing.T) {
+func TestVendorControlsOverHTTP(t *testing.T) {
 	v := StartVendor(t, nil)
 	control := func(method, path, body string) reply {
 		t.Helper()

@@ -291,14 +291,14 @@ func TestABrokenOffAnswerIsUnknownAndIsKept(t *testing.T) {
 
 func TestEveryFaultOfAVendorEndsInOneEffect(t *testing.T) {
 	for fault, want := range map[samekeytest.Fault]string{
-		samekeytest.FaultLoseAnswer:  "unknown",
-		samekeytest.FaultResetBefore: "unknown",
-		samekeytest.FaultResetAfter:  "unknown",
-		"500":         "unknown",
-		"500_after":    "unknown",
-		"429":         "wait",
-		samekeytest.FaultHang:        "unknown",
-		samekeytest.FaultHangAfter:   "unknown",
+		samekeytest.FaultLoseAnswer:          "unknown",
+		samekeytest.FaultResetBefore:         "unknown",
+		samekeytest.FaultResetAfter:          "unknown",
+		"500":                                "unknown",
+		"500_after":                          "unknown",
+		"429":                                "wait",
+		samekeytest.FaultHang:                "unknown",
+		samekeytest.FaultHangAfter:           "unknown",
 		"503(Fri, 31 Dec 1999 23:59:59 GMT)": "wait",
 	} {
 		t.Run(string(fault), func(t *testing.T) {
