@@ -142,10 +142,10 @@ func TestListRefusesInvalidFilters(t *testing.T) {
 		"OlderThan is negative": {OlderThan: -1},
 		`Status is "done"`:      {Status: "done"},
 		"Code needs a Status":   {Code: "503"},
-		"Action must be text":    {Action: "a\x00"},
-		"Key must be text":       {Key: "\xff"},
-		"Scope must be text":     {Scope: "\xff"},
-		"Code must be text":      {Code: "\xff", Status: outbox.StatusDead},
+		"Action must be text":   {Action: "a\x00"},
+		"Key must be text":      {Key: "\xff"},
+		"Scope must be text":    {Scope: "\xff"},
+		"Code must be text":     {Code: "\xff", Status: outbox.StatusDead},
 	} {
 		if _, err := outbox.List(t.Context(), noSQL{}, f); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
