@@ -197,19 +197,17 @@ func (dl Delivery[T]) erase(name string) *action {
 func (d *Dispatcher) register(a *action) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	mistake := func(format string, args ...any) {
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: "+format, args...))
-	}
+	item := itemAction(a.name)
 	if err := names.CheckAction(a.name); err != nil {
-		mistake("action %q: its name %w: declare the action with outbox.NewAction", a.name, err)
+		d.mistakes.Add(item, "", "the name %v: declare the action with outbox.NewAction", err)
 	} else if d.actions[a.name] != nil {
-		mistake("action %q is registered twice", a.name)
+		d.mistakes.Add(item, "", "registered twice")
 	}
 	if a.send == nil {
-		mistake("%s: Send is missing", a.name)
+		d.mistakes.Add(item, "Send", "missing")
 	}
 	if a.stored && a.endpoint == nil {
-		mistake("%s: StoredEndpoint needs Endpoint, which names the endpoint", a.name)
+		d.mistakes.Add(item, "StoredEndpoint", "needs %s, which names the endpoint", GoName("Endpoint"))
 		a.stored = false
 	}
 	dest := d.destination(or(a.declared.Destination, a.name))

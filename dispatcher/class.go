@@ -39,6 +39,21 @@ func (c Class) String() string {
 	return "no class"
 }
 
+// goName is the name of the class's constant.
+func (c Class) goName() string {
+	switch c {
+	case Read:
+		return "Read"
+	case IdempotentWrite:
+		return "IdempotentWrite"
+	case NonIdempotentWrite:
+		return "NonIdempotentWrite"
+	case IrreversibleWrite:
+		return "IrreversibleWrite"
+	}
+	return "no class"
+}
+
 // ParseClass is the inverse of [Class.String]; ok is false for any other text.
 func ParseClass(name string) (c Class, ok bool) {
 	for class, have := range classNames {

@@ -2,18 +2,17 @@ package dispatcher
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/names"
 )
 
 // Config is a dispatcher's settings; nil and the zero value of each field are the defaults.
@@ -38,14 +37,6 @@ type Config struct {
 	Retention time.Duration
 }
 
-const maxStop = 24 * time.Hour
-
-// What processed.Pruning takes as IntentRetain.
-const (
-	minRetention = time.Minute
-	maxRetention = 10 * 365 * 24 * time.Hour
-)
-
 func (c *Config) withDefaults() Config {
 	var out Config
 	if c != nil {
@@ -64,22 +55,6 @@ func (c *Config) withDefaults() Config {
 	return out
 }
 
-func (c Config) check() (errs []error) {
-	if len(c.Name) > 255 {
-		errs = append(errs, fmt.Errorf("dispatcher: Config.Name has %d bytes, at most 255 are allowed", len(c.Name)))
-	}
-	if c.SweepInterval < 10*time.Millisecond || c.SweepInterval > time.Minute {
-		errs = append(errs, fmt.Errorf("dispatcher: Config.SweepInterval %v is outside 10ms to 1m", c.SweepInterval))
-	}
-	if c.StopTimeout < minDelay || c.StopTimeout > maxStop {
-		errs = append(errs, fmt.Errorf("dispatcher: Config.StopTimeout %v is outside 1ms to 24h", c.StopTimeout))
-	}
-	if c.Retention < minRetention || c.Retention > maxRetention {
-		errs = append(errs, fmt.Errorf("dispatcher: Config.Retention %v is outside 1m to 10 years (%v)", c.Retention, maxRetention))
-	}
-	return errs
-}
-
 // Dispatcher delivers intents: it claims them, calls the handlers and settles what came of it. Make one per process
 // with [New], register what it handles, then [Dispatcher.Run] it.
 type Dispatcher struct {
@@ -92,7 +67,7 @@ type Dispatcher struct {
 	actions      map[string]*action
 	registered   []*action // in order
 	destinations map[string]*destination
-	mistakes     []error
+	mistakes     ConfigErrors
 
 	shift, riverPatience, alarmAfter, stopMargin time.Duration // constants; tests shorten them
 
@@ -138,11 +113,6 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	return d
 }
 
-// River's rule for names of queues, less the prefix that ours get.
-var (
-	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
-)
-
 // Destination declares a vendor account and its limits. outbox.Pause stops its claims on every node, and so does pausing its
 // River queue, "samekey_" and the name, from River UI too.
 func (d *Dispatcher) Destination(name string, limits Limits) {
@@ -150,7 +120,7 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 	defer d.mu.Unlock()
 	dest := d.destination(name)
 	if dest.declared {
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q is declared twice", name))
+		d.mistakes.Add(itemDestination(name), "", "declared twice")
 	}
 	dest.declared = true
 	dest.given, dest.limits = append(dest.given, limits), limits.withDefaults()
@@ -161,39 +131,9 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 func (d *Dispatcher) Vendor(destination string, vendor Vendor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, err := range vendor.check() {
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: Vendor.%w", destination, err))
-	}
-	d.destination(destination).vendor = vendor
-}
-
-// resolve gives each action its policy's defaults, which depend on its destination's vendor, and returns what is wrong.
-func (d *Dispatcher) resolve() (errs []error) {
-	for _, a := range d.registered {
-		p, vendor := a.declared, d.destinations[or(a.declared.Destination, a.name)].vendor
-		if p.Class == IdempotentWrite && p.KeyWindow == 0 {
-			p.KeyWindow = vendor.Window
-		}
-		a.policy, a.rules = p.withDefaults(), vendor.Key
-		errs = append(errs, a.policy.check(a.name)...)
-		errs = append(errs, vendor.contradicts(a.policy, a.name)...)
-		if a.policy.ResendAbsent && a.lookup == nil {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a lookup: set Lookup", a.name))
-		}
-		if a.policy.ResendAbsent && a.proxied {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent contradicts the proxy: a proxy can send late what it has taken, after look-ups have found nothing. Call the vendor directly, or leave ResendAbsent out", a.name))
-		}
-		if p.Attempts > 1 && a.lookup == nil && (p.Class == NonIdempotentWrite || p.Class == IrreversibleWrite) {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: Attempts %d contradicts %v, which is never sent again by itself: leave it out (it would bound the tries of a lookup: set Lookup)", a.name, p.Attempts, p.Class))
-		}
-		if first := a.policy.Timeout + max(a.policy.SettlingDelay, time.Second); a.lookup != nil && a.policy.CompletionTime <= first {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: CompletionTime %v is not longer than Timeout and SettlingDelay together (%v): what was accepted would be parked before its first look-up", a.name, a.policy.CompletionTime, first))
-		}
-		if a.stored && a.policy.Deadline == 0 {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: Deadline is missing: an endpoint that cannot be reached spends no attempts, so say when to give up", a.name))
-		}
-	}
-	return errs
+	dest := d.destination(destination)
+	dest.vendor = vendor
+	vendor.check(&d.mistakes, itemDestination(destination))
 }
 
 func (d *Dispatcher) destination(name string) *destination {
@@ -201,35 +141,11 @@ func (d *Dispatcher) destination(name string) *destination {
 	if dest == nil {
 		dest = &destination{name: name, limits: Limits{}.withDefaults()}
 		d.destinations[name] = dest
-		if !destinationName.MatchString(name) {
-			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: use 1 to 56 lowercase letters, digits, _ and -", name))
+		if err := names.CheckDestination(name); err != nil {
+			d.mistakes.Add(itemDestination(name), "", "the name %v", err)
 		}
 	}
 	return dest
-}
-
-// Check returns every mistake in what was registered so far, joined, or nil. [Dispatcher.Run] and [Dispatcher.Drain]
-// begin with it. It needs no database.
-func (d *Dispatcher) Check() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	errs := slices.Concat(d.config.check(), d.mistakes, d.resolve())
-	for _, name := range slices.Sorted(maps.Keys(d.destinations)) {
-		dest := d.destinations[name]
-		for _, limits := range dest.given {
-			errs = append(errs, limits.check(name, dest.hasEndpoints())...)
-		}
-	}
-	for _, dest := range d.sortedDestinations() {
-		if !dest.declared {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: Destination %q is not declared: call Destination(%q, ...) or correct the name",
-				dest.actions[0].name, dest.name, dest.name))
-		}
-	}
-	if len(d.actions) == 0 {
-		errs = append(errs, errors.New("dispatcher: no action is registered"))
-	}
-	return errors.Join(errs...)
 }
 
 func (d *Dispatcher) sortedDestinations() []*destination {

@@ -310,7 +310,7 @@ func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	}, storedByPart)
 	handle(d, "notify", storedPolicy(dispatcher.IdempotentWrite), nil, withStoredEndpoint(nil))
 	err := d.Check()
-	for _, want := range []string{"charge_card: Deadline is missing", "notify: StoredEndpoint needs Endpoint"} {
+	for _, want := range []string{`"charge_card": Deadline: missing`, `"notify": StoredEndpoint`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
 		}

@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"errors"
 	"fmt"
 	"math/big"
 	"strings"
@@ -82,9 +81,6 @@ type KeyRules struct {
 	Quoted bool
 }
 
-// minAlphabet is the smallest that makes sense: digits.
-const minAlphabet = 10
-
 // base36 is what a key is projected on where the vendor takes more than a few characters.
 const base36 = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -110,12 +106,15 @@ func (k KeyRules) Project(key uuid.UUID) (string, error) {
 		}
 	}
 	if need := digitsOf(alphabet); need > limit {
-		return "", fmt.Errorf("the key's 128 bits need %d characters of this alphabet, and the vendor takes %d", need, limit)
+		return "", fmt.Errorf("%d is too short: the 128 bits of a key need %d characters of this alphabet", limit, need)
 	}
 	return inBase(key, alphabet), nil
 }
 
-func (k KeyRules) limit() int { return or(k.MaxLength, 255) }
+// maxKeyLength is the longest key that any vendor takes, as far as is known.
+const maxKeyLength = 255
+
+func (k KeyRules) limit() int { return or(k.MaxLength, maxKeyLength) }
 
 // fits reports whether delivery keys go as they are.
 func (k KeyRules) fits() bool { return k.limit() >= 36 && k.takes("0123456789abcdef-") }
@@ -145,78 +144,7 @@ func inBase(key uuid.UUID, alphabet string) string {
 	return string(out)
 }
 
-// check returns every mistake in the description itself.
-func (v Vendor) check() (errs []error) {
-	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	k := v.Key
-	switch {
-	case k.Place < KeyInHeader || k.Place > KeyNowhere:
-		fail("Key.Place is missing: say where the vendor takes the key (in a header, in the body, in the Message-ID, nowhere)")
-	case (k.Place == KeyInHeader || k.Place == KeyInBody) && k.Name == "":
-		fail("Key.Name is missing: name the header or the field")
-	}
-	if k.Quoted && k.Place != KeyInHeader {
-		fail("Key.Quoted has a meaning for a header only")
-	}
-	if v.Window < 0 {
-		fail("Window %v is negative", v.Window)
-	}
-	takesKey := k.Place == KeyInHeader || k.Place == KeyInBody
-	switch {
-	case takesKey && (v.Replay < ReplayAnswer || v.Replay > ReplayNothing):
-		fail("Replay is missing: say what the same key gets again (the answer, a success, the state, nothing)")
-	case !takesKey && v.Replay != 0 && v.Replay != ReplayNothing:
-		fail("Replay contradicts Key.Place: a vendor that takes no key replays nothing")
-	}
-	switch {
-	case v.Mismatch < 0 || v.Mismatch > MismatchIgnored:
-		fail("Mismatch %d is not known: say what the same key gets with another body (it is refused, or the body is ignored), or leave it out", v.Mismatch)
-	case v.Mismatch != 0 && k.Place > 0 && !takesKey:
-		fail("Mismatch contradicts Key.Place: a vendor that takes no key compares nothing with it")
-	case v.Mismatch != 0 && v.Replay == ReplayNothing:
-		fail("Mismatch contradicts Replay: a vendor that does it again compares nothing with what it did before")
-	}
-	if err := k.check(); err != nil {
-		fail("Key%w", err)
-	}
-	return errs
-}
-
-func (k KeyRules) check() error {
-	seen := map[rune]bool{}
-	for _, c := range k.Alphabet {
-		if c < '!' || c > '~' || seen[c] {
-			return errors.New(".Alphabet must be of visible ASCII, each character once")
-		}
-		seen[c] = true
-	}
-	switch {
-	case k.MaxLength < 0 || k.MaxLength > 255:
-		return fmt.Errorf(".MaxLength %d is outside 1 to 255", k.MaxLength)
-	case k.Alphabet != "" && len(k.Alphabet) < minAlphabet:
-		return fmt.Errorf(".Alphabet has %d characters: give at least %d", len(k.Alphabet), minAlphabet)
-	}
-	if _, err := k.Project(uuid.Max); err != nil {
-		return fmt.Errorf(".MaxLength: %w", err)
-	}
-	return nil
-}
-
 // remembers reports whether the same key with the same request has one effect at this vendor, inside its window.
 func (v Vendor) remembers() bool {
 	return (v.Key.Place == KeyInHeader || v.Key.Place == KeyInBody) && v.Replay != ReplayNothing
-}
-
-// contradicts returns what of a policy cannot be with this vendor.
-func (v Vendor) contradicts(p Policy, action string) (errs []error) {
-	if v.Key.Place == 0 {
-		return nil
-	}
-	if p.Class == IdempotentWrite && !v.remembers() {
-		errs = append(errs, fmt.Errorf("dispatcher: %s: Class %v contradicts the vendor, which does a repeated call again: it is a %v", action, p.Class, NonIdempotentWrite))
-	}
-	if v.Window > 0 && p.KeyWindow > v.Window {
-		errs = append(errs, fmt.Errorf("dispatcher: %s: KeyWindow %v is longer than the vendor's Window %v", action, p.KeyWindow, v.Window))
-	}
-	return errs
 }
