@@ -14,7 +14,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// What a function must not return counts as unknown, and the log says that it is a mistake.
+// An outcome that a function must not return counts as unknown, and is logged as a mistake.
 const wrongOutcome = "level=ERROR msg=\"dispatcher: an action's function returned a wrong outcome"
 
 func TestZeroOutcomeIsUnknown(t *testing.T) {

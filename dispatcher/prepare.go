@@ -15,8 +15,8 @@ import (
 
 // What happens between a claim and its call: may the call be made, and with which bytes?
 
-// beforeCall decides whether a claimed intent is called at all. Where ok is false, s says why not. Its answer depends on the
-// row and the policy alone; a claim asks once, and remembers the answer.
+// beforeCall decides whether a claimed intent is called at all. If ok is false, s holds the reason. The answer
+// depends on the row and the policy alone, so a claim asks once and keeps the answer.
 func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	if row.Status == statusUnknown {
 		return a.beforeLookup(row)
@@ -100,7 +100,7 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 	return a.policy.Class == IdempotentWrite && !row.FirstSend && a.form.differs(form{sent[1], sent[2]})
 }
 
-// prepare makes a claim ready for its call. Where the call is nil, none is made, and s says why.
+// prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
 func (n *node) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
 	switch {
 	case n.isStopping():
@@ -151,7 +151,7 @@ func (n *node) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) 
 	return &call, settlement{}
 }
 
-// mayCall reports whether the endpoint of an attempt may be called. Where ok is false nothing is sent, and s says why.
+// mayCall reports whether the endpoint of an attempt may be called. If ok is false nothing is sent, and s holds the reason.
 func (n *node) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
 	row := &c.OutboxQueueClaimRow
 	switch {
