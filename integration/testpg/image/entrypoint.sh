@@ -1,12 +1,12 @@
 #!/bin/sh
 # What the official Postgres image promises, as far as tests rely on it: the
-# variables POSTGRES_USER, POSTGRES_PASSWORD and POSTGRES_DB, settings as
+# variables POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB and PGDATA, settings as
 # arguments, and a first start for set-up before the one that counts, so that
 # "ready to accept connections" is logged twice.
 set -eu
 PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
 export PATH LANG=C.UTF-8
-data=/var/lib/postgresql/data
+data=${PGDATA:-/var/lib/postgresql/data}
 
 case "${1:-}" in
 '' | -*) set -- postgres "$@" ;;
