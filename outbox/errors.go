@@ -13,8 +13,8 @@ import (
 var ErrInvalidIntent = errors.New("outbox: invalid intent")
 
 // IntentError says which field of an Intent breaks the rules, and holds nothing of
-// what was in it. It matches [ErrInvalidIntent]; one about Key also matches
-// samekey.ErrInvalidKey where the key itself is invalid. An error may hold several.
+// what was in it. It matches [ErrInvalidIntent]; one about Key is also a
+// *samekey.KeyError where the key itself is invalid. An error may hold several.
 type IntentError struct {
 	Field string // as in Intent
 	Err   error  // what is wrong and what to do

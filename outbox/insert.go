@@ -114,11 +114,10 @@ func FlushSQL(db *sql.DB, actions ...string) { wake.FlushSQL(db, actions...) }
 // prepare checks the intent and gives it its key.
 func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	key := in.Key
+	if err := keyed.CheckTx(tx); err != nil {
+		return keyed.Intent{}, err
+	}
 	switch t := tx.(type) {
-	case nil:
-		return keyed.Intent{}, errors.New("tx is nil: an intent is written in the transaction of the rows that it belongs to")
-	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
-		return keyed.Intent{}, fmt.Errorf("tx is a %T, where the intent would be committed by itself: begin a transaction", tx)
 	case keyed.Tx:
 		if key.IsZero() {
 			key = t.RequestKey()

@@ -263,7 +263,7 @@ func TestDoUnderTheKeyThatItsTransactionWorksForIsRefused(t *testing.T) {
 			return err
 		}
 		for _, within := range []samekey.Tx{tx, nested} {
-			if _, err := processed.Do(ctx, within, request(t, "k", `1`), neverDo); err == nil || !strings.Contains(err.Error(), "use another key, or no Do") {
+			if _, err := processed.Do(ctx, within, request(t, "k", `1`), neverDo); err == nil || !strings.Contains(err.Error(), "use another key, or leave out this Do") {
 				t.Errorf("in Run: %v", err)
 			}
 		}

@@ -62,8 +62,8 @@ func exact[T any](value T, want string) func(*testing.T, *bundle, string) {
 		t.Helper()
 		first, second, err := answered(t, b.db.Pool, k, value)
 		if want == "" {
-			if !errors.Is(err, processed.ErrAnswerInexact) || processed.SafeToRetry(err) || strings.Contains(err.Error(), "secret") {
-				t.Errorf("want ErrAnswerInexact: %+v, %v", first, err)
+			if !errors.Is(err, processed.ErrAnswerUnstorable) || processed.SafeToRetry(err) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("want ErrAnswerUnstorable: %+v, %v", first, err)
 			}
 			return
 		}
@@ -156,8 +156,8 @@ func TestDoRefusesAnAnswerThatWouldNotBeTheSame(t *testing.T) {
 		_, err := processed.Do(t.Context(), tx, request(t, "k", `1`), func(ctx context.Context, tx samekey.Tx) (string, error) {
 			return "\xff", place(ctx, tx, order{"o1", 7})
 		})
-		if !errors.Is(err, processed.ErrAnswerInexact) {
-			t.Errorf("want ErrAnswerInexact: %v", err)
+		if !errors.Is(err, processed.ErrAnswerUnstorable) {
+			t.Errorf("want ErrAnswerUnstorable: %v", err)
 		}
 		return nil
 	})
@@ -185,11 +185,11 @@ func TestEveryErrorAboutARequestNamesItsField(t *testing.T) {
 		_, err := processed.Run(t.Context(), b.db.Pool, r, never)
 		invalid := (*processed.RequestError)(nil)
 		for _, err := range []error{err, r.Validate()} {
-			if !errors.Is(err, processed.ErrInvalidRequest) || !errors.As(err, &invalid) || invalid.Field != field || processed.SafeToRetry(err) {
+			if !errors.As(err, &invalid) || invalid.Field != field || processed.SafeToRetry(err) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		if field == "Key" && !errors.Is(err, samekey.ErrInvalidKey) || field == "Payload" && !errors.Is(err, samekey.ErrInvalidPayload) {
+		if field == "Key" && !isA[*samekey.KeyError](err) || field == "Payload" && !isA[*samekey.FingerprintError](err) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

@@ -239,7 +239,7 @@ func TestALockTimeoutAndADeadlockAskForTheWholeTransactionAgain(t *testing.T) {
 			_, err = tx.Exec(t.Context(), "set local lock_timeout = '50ms'")
 			ok(t, err)
 			(<-b.ticket(tx, "printer on fire")).wantAgain(t, "55P03")
-			if f := <-b.ticket(tx, "printer on fire"); f.err == nil || processed.SafeToRetry(f.err) || !strings.Contains(f.err.Error(), "aborted by an earlier statement") {
+			if f := <-b.ticket(tx, "printer on fire"); f.err == nil || processed.SafeToRetry(f.err) || !strings.Contains(f.err.Error(), "an earlier statement aborted") {
 				t.Errorf("in an aborted transaction: %+v, %v", f.Result, f.err)
 			}
 			ok(t, rollback())

@@ -258,9 +258,9 @@ func TestStatementsThatFailInTheDatabaseSayWhatToDo(t *testing.T) {
 			}{
 				{"no RETURNING", ticketInsert("do nothing"), look, "create: the statement returns no columns", ""},
 				{"another constraint", processed.Statement{SQL: "insert into tickets (customer, subject, day, external) values ('acme', 'New', $1, 'x-1') on conflict (customer, subject_norm, day) do nothing returning id", Args: []any{monday}}, look, "that ON CONFLICT does not name", "23505"},
-				{"another constraint, swallowed", processed.Statement{SQL: "insert into tickets (customer, subject, day, external) values ('acme', 'New', $1, 'x-1') on conflict do nothing returning id", Args: []any{monday}}, look, "select by the very constraint", ""},
-				{"several rows created", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'A', $1), ('acme', 'B', $1) on conflict do nothing returning id", Args: []any{monday}}, look, "create has more than one row", ""},
-				{"several rows found", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'Door', $1) on conflict do nothing returning id", Args: []any{monday}}, door, "find has more than one row", ""},
+				{"another constraint, swallowed", processed.Statement{SQL: "insert into tickets (customer, subject, day, external) values ('acme', 'New', $1, 'x-1') on conflict do nothing returning id", Args: []any{monday}}, look, "select by the constraint", ""},
+				{"several rows created", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'A', $1), ('acme', 'B', $1) on conflict do nothing returning id", Args: []any{monday}}, look, "create returned more than one row", ""},
+				{"several rows found", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'Door', $1) on conflict do nothing returning id", Args: []any{monday}}, door, "find returned more than one row", ""},
 				{"no such column", good, processed.Statement{SQL: "select id from tickets where subjct = 1"}, "find: ", "42703"},
 				{"wrong columns", ticketInsert("do nothing returning id, subject"), look, "create: ", ""},
 			} {

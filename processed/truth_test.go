@@ -49,7 +49,7 @@ func TestATextThatEndsTheTransactionIsRefusedWhole(t *testing.T) {
 				_, err := tx.Exec(ctx, "select 1")
 				return order{}, err
 			})
-			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "owned by Run") || calls != 1 {
+			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "Run owns") || calls != 1 {
 				t.Errorf("after %d calls, want the refusal: %v", calls, err)
 			}
 			b.stored(0, 0, 0)
@@ -62,7 +62,7 @@ func TestATextThatEndsTheTransactionIsRefusedWhole(t *testing.T) {
 				_, err := tx.Exec(ctx, text)
 				return 1, err
 			})
-			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "caller's") {
+			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "the caller of Do owns") {
 				t.Errorf("Do: want the refusal: %v", err)
 			}
 			b.stored(0, 0, 0)

@@ -95,7 +95,7 @@ func TestARerunThatGoesAstrayIsNotTheAnswer(t *testing.T) {
 	got := b.post("k1", "{}")
 	b.want(got, 503, "unavailable")
 	b.holds(0, 0, 2)
-	if !strings.Contains(b.log.String(), "run again") {
+	if !strings.Contains(b.log.String(), "called again") {
 		t.Errorf("the log does not say why: %s", b.log)
 	}
 	b.want(b.post("k1", "{}"), 201, "")

@@ -49,7 +49,7 @@ func TestABodyWithoutASingleMeaningIsRefused(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	for body, say := range map[string]string{
 		`{"a":1,"a":2}`:                "twice at offset 7",
-		`{"a":1`:                       "ends too early",
+		`{"a":1`:                       "is incomplete",
 		`{"a":1} {"b":2}`:              "after the document",
 		`1,"type":"x"`:                 "after the document",
 		`1,"x":2`:                      "after the document",
@@ -351,10 +351,10 @@ func TestABodyThatSomebodyHasReadIsAnError(t *testing.T) {
 func TestProblemsHaveTheServicesForm(t *testing.T) {
 	b := setup(t, httpkey.Options{Problem: func(w http.ResponseWriter, r *http.Request, p httpkey.Problem) {
 		w.WriteHeader(p.Status)
-		fmt.Fprintf(w, "mine: %s", p.Type)
+		fmt.Fprintf(w, "mine: %s, %s", p.Code, p.Type)
 	}}, created)
 	got := b.post("", "{}")
-	if got.status != 400 || got.body != "mine: "+httpkey.TypeKeyMissing {
+	if got.status != 400 || got.body != "mine: key-missing, https://github.com/samekey/samekey/blob/main/docs/callers.md#key-missing" {
 		t.Errorf("answered %d %s", got.status, got.body)
 	}
 }
