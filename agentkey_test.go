@@ -56,7 +56,7 @@ func TestKeysOfAgentCallsAreTheSameInEveryReleaseAndLanguage(t *testing.T) {
 }
 
 // The examples that the comments write out in hexadecimal.
-func TestTheExamplesInTheCommentsOfAgentKeysAreRight(t *testing.T) {
+func TestExamplesInAgentKeyCommentsAreCorrect(t *testing.T) {
 	source, err := os.ReadFile("agentkey.go")
 	must(t, err)
 	for _, c := range []struct{ got, hashed string }{
@@ -102,7 +102,7 @@ func TestAnAgentsKeyIsAValidValueOfVersion8(t *testing.T) {
 	}
 }
 
-func TestEveryPartOfAnAgentsCallCountsAndNoneRunTogether(t *testing.T) {
+func TestEachPartOfAnAgentCallCounts(t *testing.T) {
 	seen := map[string]string{}
 	add := func(value, of string) {
 		t.Helper()
@@ -129,7 +129,7 @@ func TestEveryPartOfAnAgentsCallCountsAndNoneRunTogether(t *testing.T) {
 	}
 }
 
-func TestArgumentsOfOneMeaningAreOneStepAndOthersAnother(t *testing.T) {
+func TestStepKeyDependsOnTheMeaningOfArguments(t *testing.T) {
 	group := map[string]int{}
 	for i, docs := range meanings {
 		for _, doc := range docs {
@@ -144,7 +144,7 @@ func TestArgumentsOfOneMeaningAreOneStepAndOthersAnother(t *testing.T) {
 	}
 }
 
-func TestABrokenPartOfAnAgentsCallIsRefusedAndNamed(t *testing.T) {
+func TestInvalidPartOfAnAgentCallIsNamed(t *testing.T) {
 	long := strings.Repeat("é", 512) // 1,024 bytes
 	for part, reason := range map[string]string{
 		"": "is empty", " ": "starts or ends with a space", "a ": "starts or ends with a space", " a": "starts or ends with a space",
@@ -181,7 +181,7 @@ func TestABrokenPartOfAnAgentsCallIsRefusedAndNamed(t *testing.T) {
 	}
 }
 
-func TestArgumentsWithoutOneMeaningAreRefused(t *testing.T) {
+func TestArgumentsWithoutSingleMeaningAreRefused(t *testing.T) {
 	for arguments, reason := range map[string]string{
 		"": "the arguments are empty", " \n": "the arguments are empty",
 		`{"a":1,"a":2}`: "a member name twice", `{`: "is incomplete", `{} {}`: "data after the document",
@@ -198,7 +198,7 @@ func TestArgumentsWithoutOneMeaningAreRefused(t *testing.T) {
 	}
 }
 
-func TestAnErrorAboutAnAgentsCallHoldsNothingOfIt(t *testing.T) {
+func TestAgentKeyErrorDoesNotQuoteTheCall(t *testing.T) {
 	_, inPart := samekey.ToolCallKey("s3cret\n", "run-7")
 	_, inStep := samekey.StepKey("run-7", "s3cret\n", "add_credit", []byte(`{}`))
 	_, inArguments := samekey.StepKey("run-7", "3", "add_credit", []byte(`{"s3cret":1,"s3cret":2}`))
@@ -275,7 +275,7 @@ func FuzzStepKey(f *testing.F) {
 
 // One id for two calls of an answer: each is done, and a retry of the answer does
 // none of them again.
-func TestCallsOfOneAnswerThatShareAnIdHaveKeysOfTheirOwn(t *testing.T) {
+func TestRepeatedCallIDsGetTheirOwnKeys(t *testing.T) {
 	keys := func(ids ...string) []string {
 		values, err := samekey.ToolCallKeys(ids, "run-7", "turn-2")
 		must(t, err)
@@ -348,7 +348,7 @@ func ExampleStepKey() {
 }
 
 // The pages' code is that of examples which compile and are tested.
-func TestTheCodeOnThePagesAboutKeysIsThatOfTestedExamples(t *testing.T) {
+func TestCodeOnTheKeyPagesIsFromExamples(t *testing.T) {
 	var tested bytes.Buffer
 	for _, name := range []string{"agent", "natural", "absolute"} {
 		text, err := os.ReadFile("processed/" + name + "_example_test.go")

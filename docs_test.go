@@ -77,7 +77,7 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 
 // What these pages show in Go is part of an example, which is compiled, and run
 // where it has an output.
-func TestGoOnThePagesForCallersIsFromAnExample(t *testing.T) {
+func TestGoCodeInCallersPageIsFromExamples(t *testing.T) {
 	var examples strings.Builder // all test files, indentation removed
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {

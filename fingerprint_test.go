@@ -40,7 +40,7 @@ var meanings = [][]string{
 	{`{"a":"\",\"b\":\""}`}, {`{"a":"","b":""}`, `{"b":"","a":""}`},
 }
 
-func TestDocumentsOfOneMeaningHaveOneFingerprintAndOthersAnother(t *testing.T) {
+func TestFingerprintDependsOnTheMeaningOnly(t *testing.T) {
 	group := map[samekey.Fingerprint]int{}
 	for i, docs := range meanings {
 		for _, doc := range docs {
@@ -110,7 +110,7 @@ func TestMatchesComparesUnderTheStoredVersion(t *testing.T) {
 	}
 }
 
-func TestADocumentWithoutOneMeaningIsRefused(t *testing.T) {
+func TestDocumentWithoutSingleMeaningIsRefused(t *testing.T) {
 	nested := func(levels int) string { return strings.Repeat(`[`, levels) + strings.Repeat(`]`, levels) }
 	objects := func(levels int) string {
 		return strings.Repeat(`{"a":`, levels-1) + `{}` + strings.Repeat(`}`, levels-1)
@@ -248,7 +248,7 @@ func TestAGoValueHasTheFingerprintOfItsJSON(t *testing.T) {
 	}
 }
 
-func TestAGoValueWithoutOneMeaningIsRefused(t *testing.T) {
+func TestGoValueWithoutSingleMeaningIsRefused(t *testing.T) {
 	type loop struct{ Next *loop }
 	cycle := &loop{}
 	cycle.Next = cycle

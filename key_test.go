@@ -18,7 +18,7 @@ import (
 	"github.com/samekey/samekey"
 )
 
-func TestAValueOfPrintableASCIIIsKeptAsItCame(t *testing.T) {
+func TestPrintableValueIsKeptUnchanged(t *testing.T) {
 	for _, value := range []string{
 		"a", "~", "!", "order 1", "Order-1", `"quoted"`, "a%2Fb", "a/b",
 		strings.Repeat("k", 255), samekey.Mint(),
@@ -35,7 +35,7 @@ func TestAValueOfPrintableASCIIIsKeptAsItCame(t *testing.T) {
 	}
 }
 
-func TestABrokenValueIsRefusedAndNeverTrimmed(t *testing.T) {
+func TestInvalidValueIsRefusedAndNeverTrimmed(t *testing.T) {
 	for value, reason := range map[string]string{
 		"":                       "is empty",
 		" ":                      "starts or ends with a space",
@@ -57,7 +57,7 @@ func TestABrokenValueIsRefusedAndNeverTrimmed(t *testing.T) {
 	}
 }
 
-func TestALongValueMeetsTheLengthRuleWhateverIsInIt(t *testing.T) {
+func TestLengthRuleAppliesToAnyContent(t *testing.T) {
 	random := make([]byte, 8<<10)
 	rand.New(rand.NewSource(1)).Read(random)
 	var messages []string
@@ -71,7 +71,7 @@ func TestALongValueMeetsTheLengthRuleWhateverIsInIt(t *testing.T) {
 	}
 }
 
-func TestABrokenScopeIsRefusedAndNamesThePart(t *testing.T) {
+func TestInvalidScopeIsRefusedWithItsPart(t *testing.T) {
 	for _, c := range []struct {
 		parts         []string
 		field, reason string
@@ -107,7 +107,7 @@ func TestABrokenScopeIsRefusedAndNamesThePart(t *testing.T) {
 	}
 }
 
-func TestPartsOfAScopeNeverRunTogether(t *testing.T) {
+func TestScopePartsDoNotRunTogether(t *testing.T) {
 	seen := map[string][]string{}
 	for _, parts := range [][]string{
 		{"a/b", "c"}, {"a", "b/c"}, {"a", "b", "c"}, {"a/b/c", "c"}, {"a%2Fb", "c"}, {"a%2Fb/c", "c"}, {"a%252Fb", "c"}, {"a", "b%2Fc"},
@@ -199,7 +199,7 @@ func TestMintedKeysDifferAndAreValid(t *testing.T) {
 }
 
 // Keys of one moment lie together, in 256 places.
-func TestMintedKeysOfAMomentLieIn256Places(t *testing.T) {
+func TestMintedKeysSpreadOver256Pages(t *testing.T) {
 	before, places, sorted := time.Now().UnixMilli(), map[byte]bool{}, 0
 	last := samekey.Mint()
 	for range 10_000 {

@@ -82,7 +82,7 @@ func exact[T any](value T, want string) func(*testing.T, *bundle, string) {
 
 // The first caller gets what every replay gives, and what would be another value
 // then is refused now.
-func TestAReplayIsTheFirstAnswerOrThereIsNone(t *testing.T) {
+func TestReplayEqualsTheFirstAnswer(t *testing.T) {
 	zone := time.FixedZone("somewhere", 3*60*60)
 	at := time.Date(2026, 3, 1, 12, 0, 0, 123456789, zone)
 	cases := map[string]func(*testing.T, *bundle, string){
@@ -141,7 +141,7 @@ func refusedAnswer[T any](t *testing.T, b *bundle, k string, value T) {
 	}
 }
 
-func TestAPointerIsAnsweredByItsValue(t *testing.T) {
+func TestPointerReplaysItsValue(t *testing.T) {
 	b := setup(t)
 	first, second, err := answered(t, b.db.Pool, "k", &order{"o1", 9007199254740993})
 	if err != nil || *first.Value != (order{"o1", 9007199254740993}) || *second.Value != *first.Value {
@@ -150,7 +150,7 @@ func TestAPointerIsAnsweredByItsValue(t *testing.T) {
 }
 
 // Do has the same rules, and leaves nothing of a request whose answer it refuses.
-func TestDoRefusesAnAnswerThatWouldNotBeTheSame(t *testing.T) {
+func TestDoRefusesAnAnswerThatWouldChange(t *testing.T) {
 	b := setup(t)
 	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
 		_, err := processed.Do(t.Context(), tx, request(t, "k", `1`), func(ctx context.Context, tx samekey.Tx) (string, error) {
@@ -196,7 +196,7 @@ func TestEveryErrorAboutARequestNamesItsField(t *testing.T) {
 }
 
 // A type of bytes is the text of a document too, compared by its meaning.
-func TestARequestInATypeOfBytesIsADocument(t *testing.T) {
+func TestPayloadOfBytesIsADocument(t *testing.T) {
 	b := setup(t)
 	req := request(t, "k", `{"a": 1}`)
 	b.mustPlace(req, order{"o1", 7})

@@ -17,7 +17,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-func TestWhatCannotBeRememberedIsRefusedBeforeTheFunctionRuns(t *testing.T) {
+func TestInvalidRequestIsRefusedBeforeTheFunctionRuns(t *testing.T) {
 	b := setup(t)
 	good := request(t, "k", `1`)
 	with := func(change func(*processed.Request)) processed.Request { r := good; change(&r); return r }
@@ -77,7 +77,7 @@ func TestTheSameValueInTwoScopesIsTwoKeys(t *testing.T) {
 	b.stored(3, 3, 3)
 }
 
-func TestPayloadsOfEveryFormAreComparedUnderTheVersionOfTheFirst(t *testing.T) {
+func TestPayloadIsComparedUnderTheStoredVersion(t *testing.T) {
 	b := setup(t)
 	text := []byte(`{"amount":7,"id":"o1"}`)
 	run := func(k string, payload any) (processed.Result[order], error) {
@@ -144,7 +144,7 @@ func TestAnswersComeBackAsTheyWere(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatCannotBeKeptStoresNothing(t *testing.T) {
+func TestUnstorableAnswerStoresNothing(t *testing.T) {
 	b := setup(t)
 	if _, _, err := answers(t, b, "fits", make([]byte, 1<<20)); err != nil {
 		t.Errorf("1 MiB: %v", err)
@@ -169,7 +169,7 @@ type quoting string
 
 func (q quoting) MarshalJSON() ([]byte, error) { return nil, errors.New(string(q)) }
 
-func TestAnErrorOfTheEncodersIsNamedByItsTypeAlone(t *testing.T) {
+func TestEncoderErrorIsNamedByItsType(t *testing.T) {
 	b := setup(t)
 	_, _, answer := answers(t, b, "answer", quoting("secret"))
 	for name, err := range map[string]error{"answer": answer, "failure": processed.Fail(402, quoting("secret"))} {
@@ -179,7 +179,7 @@ func TestAnErrorOfTheEncodersIsNamedByItsTypeAlone(t *testing.T) {
 	}
 }
 
-func TestBytesGivenToFailAreJSONTextAndKeptAsTheyAre(t *testing.T) {
+func TestBytesPassedToFailAreJSONText(t *testing.T) {
 	b := setup(t)
 	const text = `{"b": 1.0,  "reason":"declined"}`
 	for k, body := range map[string]any{"bytes": []byte(text), "raw": json.RawMessage(text)} {
@@ -199,7 +199,7 @@ func TestBytesGivenToFailAreJSONTextAndKeptAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestAStoredAnswerThatDoesNotFitItsTypeIsNotDoneAgain(t *testing.T) {
+func TestUnreadableStoredAnswerIsNotDoneAgain(t *testing.T) {
 	b := setup(t)
 	b.mustPlace(request(t, "k", `1`), order{"secret", 7})
 	_, err := processed.Run(t.Context(), b.db.Pool, request(t, "k", `1`), func(context.Context, pgx.Tx) (int, error) { panic("called again") })

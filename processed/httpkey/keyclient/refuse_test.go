@@ -72,7 +72,7 @@ func TestBothSidesOfAKeysLength(t *testing.T) {
 	}
 }
 
-func TestABodyThatCanBeReadOnceIsRefusedBeforeAnythingIsSent(t *testing.T) {
+func TestUnrepeatableBodyIsRefusedBeforeSending(t *testing.T) {
 	req := newRequest(t, "POST", "http://example.com", order)
 	req.GetBody = nil
 	trailing := newRequest(t, "PATCH", "http://example.com", order)
@@ -102,7 +102,7 @@ func TestAGetBodyThatFailsEndsTheCall(t *testing.T) {
 	}
 }
 
-func TestASettingThatIsWrongIsNamedBeforeAnythingIsSent(t *testing.T) {
+func TestInvalidSettingIsNamedBeforeSending(t *testing.T) {
 	for field, transport := range map[string]*Transport{
 		"Header":     {Header: "Idempotency Key"},
 		"Attempts":   {Attempts: -1},
@@ -193,7 +193,7 @@ func TestEveryBodyIsClosedWhateverHappens(t *testing.T) {
 	}
 }
 
-func TestAnAnswerWithoutABodyIsTaken(t *testing.T) {
+func TestAnswerWithoutBodyIsAccepted(t *testing.T) {
 	transport := &Transport{Backoff: 1, Base: baseFunc(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: 503}, nil // Bases of tests do this
 	})}
@@ -228,7 +228,7 @@ func TestTheCallersRequestIsNotChanged(t *testing.T) {
 	}
 }
 
-func TestARequestWithoutAHeaderMapIsTaken(t *testing.T) {
+func TestRequestWithoutHeaderMapIsAccepted(t *testing.T) {
 	req := newRequest(t, "POST", "http://example.com", order)
 	req.Header = nil // as one may leave it who calls RoundTrip himself
 	transport := &Transport{Base: baseFunc(func(out *http.Request) (*http.Response, error) {

@@ -40,7 +40,7 @@ func answering(status int, headers ...string) func() *http.Response {
 	return func() *http.Response { return response(status, headers...) }
 }
 
-func TestARetryAfterIsWaitedForInFull(t *testing.T) {
+func TestRetryAfterIsObeyedInFull(t *testing.T) {
 	for _, tc := range []struct {
 		headers []string
 		want    time.Duration
@@ -62,7 +62,7 @@ func TestARetryAfterIsWaitedForInFull(t *testing.T) {
 	}
 }
 
-func TestWhatIsInFlightIsWaitedForWithoutSpendingAttempts(t *testing.T) {
+func TestWaitingInFlightSpendsNoAttempts(t *testing.T) {
 	short := Transport{Attempts: 2, Backoff: time.Nanosecond, MaxBackoff: time.Nanosecond}
 	running := answering(409, "Retry-After: 2")
 	for _, tc := range []struct {
@@ -116,7 +116,7 @@ func TestOnBothSidesOfMaxWait(t *testing.T) {
 	}
 }
 
-func TestTheBackoffIsDrawnBetweenZeroAndADoublingCeiling(t *testing.T) {
+func TestBackoffIsRandomUpToADoublingCeiling(t *testing.T) {
 	for _, tc := range []struct {
 		transport Transport
 		ceilings  []time.Duration
@@ -153,7 +153,7 @@ func TestTheBackoffIsDrawnBetweenZeroAndADoublingCeiling(t *testing.T) {
 	}
 }
 
-func TestTheLongerOfBackoffAndRetryAfterIsWaitedFor(t *testing.T) {
+func TestLongerOfBackoffAndRetryAfterCounts(t *testing.T) {
 	above := 0
 	for range 100 {
 		synctest.Test(t, func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestTheLongerOfBackoffAndRetryAfterIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestTheLastAttemptIsNotWaitedAfter(t *testing.T) {
+func TestNoWaitAfterTheLastAttempt(t *testing.T) {
 	for _, of := range []func() *http.Response{nil, answering(503, "Retry-After: 20")} {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
