@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -13,6 +12,7 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
 )
 
@@ -256,7 +256,7 @@ func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
 
 // Exec refuses a statement that ends the transaction.
 func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if endsTransaction(sql) {
+	if sqltext.EndsTransaction(sql) {
 		return pgconn.CommandTag{}, errApplyEnds
 	}
 	return t.Tx.Exec(ctx, sql, args...)
@@ -265,24 +265,9 @@ func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Com
 // SendBatch refuses a batch with a statement that ends the transaction.
 func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	for _, query := range batch.QueuedQueries {
-		if endsTransaction(query.SQL) {
+		if sqltext.EndsTransaction(query.SQL) {
 			return pgx.FailedBatchResults(batch, errApplyEnds)
 		}
 	}
 	return t.Tx.SendBatch(ctx, batch)
-}
-
-// endsTransaction looks at the first words only. It tells those who err before anything is lost; the finishing statement
-// finds the rest.
-func endsTransaction(sql string) bool {
-	words := strings.Fields(strings.ToLower(strings.ReplaceAll(sql[:min(len(sql), 100)], ";", " ")))
-	switch words = append(words, "", "", ""); words[0] {
-	case "commit", "end", "abort":
-		return true
-	case "rollback":
-		return words[1] != "to" && words[2] != "to"
-	case "prepare":
-		return words[1] == "transaction"
-	}
-	return false
 }

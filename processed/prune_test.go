@@ -54,7 +54,7 @@ func (b *bundle) left() (records, intents string) {
 	return records, intents
 }
 
-func TestARecordIsPrunedWithItsIntentsAndOnlyOnceAllAreFinishedAndForgotten(t *testing.T) {
+func TestPruneKeepsRecordsWithUnfinishedIntents(t *testing.T) {
 	b := setup(t)
 	add := func(k string, parts ...string) {
 		if err := b.run(k, func(ctx context.Context, tx pgx.Tx) error {
@@ -117,7 +117,7 @@ func TestARecordIsPrunedWithItsIntentsAndOnlyOnceAllAreFinishedAndForgotten(t *t
 	}
 }
 
-func TestAKeyIsNewAgainAfterPruneAndNotADayEarlier(t *testing.T) {
+func TestKeyIsNewAgainAfterPruneAndNotEarlier(t *testing.T) {
 	b := setup(t)
 	req := request(t, "k", `1`)
 	req.Retain = 7 * 24 * time.Hour
@@ -139,7 +139,7 @@ func TestAKeyIsNewAgainAfterPruneAndNotADayEarlier(t *testing.T) {
 	b.stored(2, 1, 1)
 }
 
-func TestIntentsWrittenOutsideRunGoByTheirOwnRetentionAllOfAKeyTogether(t *testing.T) {
+func TestIntentsWithoutRecordHaveTheirOwnRetention(t *testing.T) {
 	b := setup(t)
 	add := func(k string, parts ...string) {
 		err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
@@ -258,7 +258,7 @@ func TestPruneAgainstCallsWithTheSameKey(t *testing.T) {
 	}
 }
 
-func TestPruneMakesProgressUnderAStatementTimeoutAndWhenItIsCutShort(t *testing.T) {
+func TestPruneMakesProgressUnderStatementTimeout(t *testing.T) {
 	b := setup(t)
 	const total = 30_000
 	b.exec(fmt.Sprintf(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at)
@@ -289,7 +289,7 @@ func TestPruneMakesProgressUnderAStatementTimeoutAndWhenItIsCutShort(t *testing.
 	}
 }
 
-func TestAPageOfPruneThatMeetsTheStatementTimeoutIsTriedAgain(t *testing.T) {
+func TestPruneRetriesAPageAfterStatementTimeout(t *testing.T) {
 	b := setup(t)
 	b.mustPlace(request(t, "k", `1`), order{"o1", 7})
 	b.finish("k", "", "null")
@@ -308,7 +308,7 @@ func TestAPageOfPruneThatMeetsTheStatementTimeoutIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAPageOfIntentsWithoutARecordHoldsTheLocksOfAThousandKeysAtMost(t *testing.T) {
+func TestPruneLocksAtMostAThousandKeys(t *testing.T) {
 	b := setup(t)
 	b.exec(`with o as (select samekey.enqueue('acme/orders.create', 'k' || i, 'charge_card', '{}') as id from generate_series(1, 1001) i),
 		h as (insert into samekey.outbox_history (intent_id, event, finished) select id, 'attempt', 'delivered' from o)
@@ -345,7 +345,7 @@ func TestAPageOfIntentsWithoutARecordHoldsTheLocksOfAThousandKeysAtMost(t *testi
 
 var errRollback = errors.New("roll back")
 
-func TestPruneRefusesSettingsThatCannotBeMeant(t *testing.T) {
+func TestPruneRefusesInvalidSettings(t *testing.T) {
 	for field, how := range map[string]processed.Pruning{"Batch": {Batch: -1}, "IntentRetain": {IntentRetain: time.Second}} {
 		if _, err := processed.Prune(t.Context(), nil, how); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)

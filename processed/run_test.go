@@ -130,7 +130,7 @@ func TestTheSameKeyWithAnotherPayloadIsRefused(t *testing.T) {
 	b.stored(2, 2, 2)
 }
 
-func TestWhileTheFirstAttemptRunsOthersAreToldSo(t *testing.T) {
+func TestOthersGetErrInFlightWhileTheFirstRuns(t *testing.T) {
 	b := setup(t)
 	running, finish := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
