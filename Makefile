@@ -32,9 +32,14 @@ demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key 
 	@BREAK='$(BREAK)' $(DEMO)/demo
 
 .PHONY: test
-test: need-test $(BIN)/withpostgres ## all tests with the race detector, on one Postgres server; TESTFLAGS='-run X' for some
+test: need-test $(BIN)/withpostgres ## all tests on one Postgres server, in 5 minutes; TESTFLAGS='-run X' for some
 	$(call say,'Testing with one Postgres server for all modules')
-	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 -timeout 30m $(TESTFLAGS) -- $(MODULES)
+	@$(BIN)/withpostgres -- internal/tools/testshort.sh -short -count=1 -timeout 20m $(TESTFLAGS) -- $(MODULES)
+
+.PHONY: test-long
+test-long: need-test $(BIN)/withpostgres ## the same at full size, all with the race detector, each module with its own versions
+	$(call say,'Testing with one Postgres server, one module after another')
+	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 -timeout 60m $(TESTFLAGS) -- $(MODULES)
 
 .PHONY: bench
 bench: need-test $(BIN)/withpostgres ## the benchmarks
