@@ -53,7 +53,7 @@ type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
 	vendor *samekeytest.Vendor
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // the test's
 	logs   *logs
 	client *http.Client
 	keys   int

@@ -185,7 +185,7 @@ func compose(_ context.Context, _ *dispatcher.Call, r Receipt) (*mail.Msg, error
 type bundle struct {
 	*testing.T
 	db   *samekeytest.DB
-	ctx  context.Context
+	ctx  context.Context //nolint:containedctx // the test's
 	keys int
 }
 

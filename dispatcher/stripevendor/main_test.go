@@ -133,7 +133,7 @@ type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
 	server *server
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // the test's
 	keys   int
 }
 

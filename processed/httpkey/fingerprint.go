@@ -187,7 +187,7 @@ func partsOf(body []byte, boundary string) ([][]string, error) {
 	for {
 		part, err := reader.NextRawPart()
 		switch {
-		case err == io.EOF: // itself: a form that breaks off wraps it
+		case err == io.EOF: //nolint:errorlint // itself: a form that breaks off wraps it
 			return parts, nil
 		case err != nil:
 			return nil, errForm

@@ -17,7 +17,8 @@ type routeContext interface {
 // in it is a copy of the run's own, so that the next run is routed as the first
 // one was.
 type routes struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context itself
+
 	mu     sync.Mutex
 	copies map[routeContext]routeContext // by their original
 }

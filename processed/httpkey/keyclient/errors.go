@@ -11,8 +11,8 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 )
 
-// ErrNotReplayable: the request's body can be read only once, or it has
-// trailers, so it could not be sent again; nothing was sent. Set
+// ErrNotReplayable means that the request could not be sent again: the request's body can be
+// read only once, or it has trailers. Nothing was sent. Set
 // Request.GetBody to a function that returns the same bytes each time, as
 // http.NewRequest does for a bytes.Reader, bytes.Buffer and strings.Reader. What
 // is too large to be kept goes to a store first, and a reference to it into the
