@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 )
 
 // unspent counts the action's intents that no claim has touched: due, with no attempt, no key window and no history.
@@ -222,7 +223,7 @@ func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
 // An open breaker, its probe too, costs no loop of claims.
 func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
 	b := setup(t)
-	statements := &statements{like: "OutboxQueueClaim :"}
+	statements := &dbtest.Statements{Like: "OutboxQueueClaim :"}
 	d := b.dispatcherOn(b.tracedBy(statements), dispatcher.Config{})
 	d.NoJitter()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1, BreakAfter: 1, BreakDelay: time.Hour})
@@ -233,9 +234,9 @@ func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
 	b.insertMany("charge_card", 10)
 	b.start(d)
 	b.untilLogged("calls fail")
-	before := statements.n.Load()
+	before := statements.Count()
 	b.sweeps(d, 600*time.Millisecond)
-	if n := statements.n.Load() - before; n > 2 {
+	if n := statements.Count() - before; n > 2 {
 		t.Errorf("%d claims were made while it was open", n)
 	}
 	if n := b.unspent("charge_card"); n != 9 {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -501,15 +502,7 @@ func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
 
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for limit := time.After(30 * time.Second); !condition(); {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	dbtest.Until(t, what, condition)
 }
 
 // What somebody's lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.

@@ -13,6 +13,7 @@ import (
 // Outcome is what really happened to an intent, as a person found out.
 type Outcome string
 
+// The outcomes of [Resolve].
 const (
 	Delivered Outcome = "delivered" // the vendor did it
 	Refused   Outcome = "refused"   // the vendor said no, such as a declined card

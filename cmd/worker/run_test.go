@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -40,12 +41,9 @@ func insert(t *testing.T, db *samekeytest.DB, action string, n int) {
 	}
 }
 
-func count(t *testing.T, db *samekeytest.DB, sql string) (n int) {
+func count(t *testing.T, db *samekeytest.DB, sql string) int {
 	t.Helper()
-	if err := db.QueryRow(t.Context(), sql).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return dbtest.Value[int](t, db, sql)
 }
 
 func wait(t *testing.T, until func(ctx context.Context) error) {
