@@ -48,7 +48,7 @@ func (s settlement) finishes() bool { return s.status == statusDelivered || s.st
 // beforeSend decides whether a claimed pending intent is sent at all; ok is true where it is.
 func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	p := a.policy
-	s = settlement{event: "attempt", spent: int(c.Spent), unsend: c.FirstSend}
+	s = settlement{event: "attempt", spent: int(c.AttemptsUsed), unsend: c.FirstSend}
 	switch {
 	case a.moved(c):
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, codeMoved
@@ -66,7 +66,7 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "deadline"
 	case p.Class == IrreversibleWrite && c.ApprovedAt == nil:
 		s.status, s.outcome, s.answer.Code = statusAwaiting, outcomeAwaiting, "approval"
-	case p.Class.repeatable() && int(c.Spent) >= p.Attempts:
+	case p.Class.repeatable() && int(c.AttemptsUsed) >= p.Attempts:
 		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "attempts"
 	default:
 		return s, true
@@ -78,7 +78,7 @@ func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 // givenBack is a claim that came too late for its call, or while the worker was stopping: nothing was sent, nothing is
 // spent, and it is due.
 func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
-	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.Spent),
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(c.AttemptsUsed),
 		unsend: c.FirstSend, answer: Answer{Code: "given_back"}}
 	switch c.Status {
 	case statusUnknown:
@@ -91,7 +91,7 @@ func (a *action) givenBack(c *db.OutboxQueueClaimRow) settlement {
 
 // deadUnsent is an attempt that ended before its call, until a person has mended something.
 func (a *action) deadUnsent(c *db.OutboxQueueClaimRow, code string, err error) settlement {
-	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(c.Spent), unsend: c.FirstSend,
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(c.AttemptsUsed), unsend: c.FirstSend,
 		leave: a.policy.PassFailed, answer: Answer{Code: code}, err: withoutURL(err)}
 }
 
@@ -116,7 +116,7 @@ func askedWait(err error) time.Duration {
 
 func (a *action) meaning(c *db.OutboxQueueClaimRow, answer Answer, err error) settlement {
 	p := a.policy
-	s := settlement{event: "attempt", spent: int(c.Spent), answer: answer, sent: true}
+	s := settlement{event: "attempt", spent: int(c.AttemptsUsed), answer: answer, sent: true}
 	if err == nil {
 		return a.finished(s, statusDelivered)
 	}
@@ -232,7 +232,7 @@ func (a *action) reformed(c *db.OutboxQueueClaimRow) bool {
 
 // beforeLookup decides whether an unknown intent is looked up now; ask is true where it is.
 func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool) {
-	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.Spent), leave: a.policy.PassFailed}
+	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(c.AttemptsUsed), leave: a.policy.PassFailed}
 	accepted := c.LastCode != nil && *c.LastCode == codeAccepted
 	switch settling := a.policy.SettlingDelay - settlingOrphans; {
 	case accepted && c.FirstSentAt != nil && c.Now.Sub(*c.FirstSentAt) >= a.policy.CompletionTime:
@@ -248,7 +248,7 @@ func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool
 		// Whoever took it over does not know the policy, and waited settlingOrphans: the rest is waited for here.
 		s.status, s.outcome, s.leave = statusUnknown, outcomeRetry, false
 		s.answer.Code, s.delay = "settling", settling
-	case int(c.Spent) >= a.policy.Attempts: // a look-up that takes its worker along is not made for ever
+	case int(c.AttemptsUsed) >= a.policy.Attempts: // a look-up that takes its worker along is not made for ever
 		s.answer.Code = "attempts"
 	default:
 		return s, true
@@ -258,10 +258,10 @@ func (a *action) beforeLookup(c *db.OutboxQueueClaimRow) (s settlement, ask bool
 
 // afterLookup decides what a finding means.
 func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err error) settlement {
-	s := settlement{event: "lookup", spent: int(c.Spent) + 1, answer: finding.answer, outcome: or(finding.outcome, outcomeInconclusive)}
+	s := settlement{event: "lookup", spent: int(c.AttemptsUsed) + 1, answer: finding.answer, outcome: or(finding.outcome, outcomeInconclusive)}
 	switch {
 	case err != nil && spendsNothing(err):
-		s.status, s.outcome, s.err, s.spent = statusUnknown, outcomeRetry, withoutURL(err), int(c.Spent)
+		s.status, s.outcome, s.err, s.spent = statusUnknown, outcomeRetry, withoutURL(err), int(c.AttemptsUsed)
 		s.delay = max(a.policy.delay(int(c.Attempt)), askedWait(err))
 		s.answer.Code = or(s.answer.Code, "lookup_failed")
 	case err != nil && s.spent < a.policy.Attempts:
@@ -279,7 +279,7 @@ func (a *action) afterLookup(c *db.OutboxQueueClaimRow, finding Finding, err err
 	case s.outcome == outcomeAbsent && (c.LastCode == nil || *c.LastCode != outcomeAbsent):
 		// Once is not enough: what the vendor accepted may show up late.
 		s.status, s.answer.Code, s.delay = statusUnknown, outcomeAbsent, max(a.policy.SettlingDelay, 0)
-	case s.outcome == outcomeAbsent && a.policy.ResendAbsent && !c.Resent:
+	case s.outcome == outcomeAbsent && a.policy.ResendAbsent && !c.NoResend:
 		s.status, s.answer.Code, s.spent = statusPending, outcomeAbsent, 0
 		s.unsend, s.resend = true, true
 	default:

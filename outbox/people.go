@@ -68,7 +68,7 @@ func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
 			return &StateError{ID: id, Verb: d.verb, Status: StatusAwaitingApproval, Do: "its requester may not approve it: somebody else has to"}
 		}
 		d.due(d.row.Action)
-		return d.changed(d.q.OutboxPeopleApprove(ctx, db.OutboxPeopleApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
+		return d.changed(d.q.OutboxOperatorApprove(ctx, db.OutboxOperatorApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
 	})
 }
 
@@ -78,7 +78,7 @@ type decision struct {
 	id   uuid.UUID
 	by   By
 	q    *db.Queries
-	row  db.OutboxPeopleLockRow
+	row  db.OutboxOperatorLockRow
 	wake []string
 }
 
@@ -91,10 +91,10 @@ func decide(ctx context.Context, on DB, verb string, id uuid.UUID, by By, change
 	d := &decision{verb: verb, id: id, by: by}
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
 		d.q = db.New(tx)
-		if err := d.q.OutboxPeopleLockOrder(ctx, id); err != nil {
+		if err := d.q.OutboxOperatorLockOrder(ctx, id); err != nil {
 			return err
 		}
-		if d.row, err = d.q.OutboxPeopleLock(ctx, id); errors.Is(err, pgx.ErrNoRows) {
+		if d.row, err = d.q.OutboxOperatorLock(ctx, id); errors.Is(err, pgx.ErrNoRows) {
 			return d.missing(ctx)
 		} else if err != nil {
 			return err
@@ -120,7 +120,7 @@ func flush(on DB, actions []string) {
 
 // missing says why an intent has no row in the queue.
 func (d *decision) missing(ctx context.Context) error {
-	status, err := d.q.OutboxPeopleFinished(ctx, d.id)
+	status, err := d.q.OutboxOperatorFinalStatus(ctx, d.id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ErrNotFound
 	}
@@ -145,7 +145,7 @@ func (d *decision) in(states ...Status) error {
 // unsent returns an error if the intent may have been sent and must not be sent
 // twice. A first_sent_at is taken back where an attempt is provably unsent.
 func (d *decision) unsent() error {
-	if d.row.Sent && !d.row.Repeatable {
+	if d.row.Sent && !d.row.SafeToResend {
 		return &StateError{ID: d.id, Verb: d.verb, Status: Status(d.row.Status),
 			Do: "it may have been sent and must not be sent twice: find out what the vendor did, and Resolve it; once resolved as not sent, it can be redriven or cancelled"}
 	}
@@ -162,14 +162,14 @@ func (d *decision) finish(ctx context.Context, event string, states ...Status) e
 	case d.row.Sent && status != StatusParked && status != StatusDead:
 		return &StateError{ID: d.id, Verb: d.verb, Status: status,
 			Do: "it may have been sent at an earlier attempt: wait until it is finished or rests"}
-	case d.row.Sent && d.row.Repeatable:
+	case d.row.Sent && d.row.SafeToResend:
 		return &StateError{ID: d.id, Verb: d.verb, Status: status,
 			Do: "it may have been sent: Redrive it, or Resolve it; resolved as NotSent it can be cancelled"}
 	}
 	if err := d.unsent(); err != nil {
 		return err
 	}
-	err := d.changed(d.q.OutboxPeopleFinish(ctx, db.OutboxPeopleFinishParams{
+	err := d.changed(d.q.OutboxOperatorCancel(ctx, db.OutboxOperatorCancelParams{
 		ID: d.id, Event: event, Actor: d.by.Actor, Reason: d.by.Reason,
 	}))
 	if err != nil || d.row.OrderingKey == nil {

@@ -45,7 +45,7 @@ select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, 
 from samekey.endpoints
 where destination = @destination and name = @name;
 
--- name: EndpointsCall :many
+-- name: EndpointsForCalls :many
 -- What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
 -- planner reads all that a destination has, 24 ms for 100,000.
 select e.name, e.url, e.secrets, e.version, e.stopped
@@ -57,7 +57,7 @@ cross join lateral (
     offset 0
 ) e;
 
--- name: EndpointsGone :execrows
+-- name: EndpointsStopGone :execrows
 -- By the receiver itself, in its answer to a call that was made by this version.
 update samekey.endpoints
 set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp()

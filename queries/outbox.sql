@@ -36,10 +36,10 @@ limit @max_count;
 select o.id
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.idem_key = @idem_key
   and o.id < @before
-  and (@status::text = '' or coalesce(q.status, h.finished) = @status)
+  and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
   and (@action::text = '' or o.action = @action)
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
@@ -48,8 +48,8 @@ where o.idem_key = @idem_key
 order by o.id desc
 limit @max_count;
 
--- name: OutboxListResting :many
--- What waits for a person, by outbox_queue_resting, whose predicate is repeated here.
+-- name: OutboxListAttention :many
+-- What waits for a person, by outbox_queue_attention, whose predicate is repeated here.
 select q.id
 from samekey.outbox_queue q
 cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
@@ -63,7 +63,7 @@ where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = @status
 order by q.id desc
 limit @max_count;
 
--- name: OutboxListWorking :many
+-- name: OutboxListActive :many
 -- What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
 select q.id
 from samekey.outbox_queue q
@@ -83,7 +83,7 @@ limit @max_count;
 select h.intent_id
 from samekey.outbox_history h
 cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
-where h.finished is not null and h.finished = @status
+where h.final_status is not null and h.final_status = @status
   and h.intent_id < @before
   and (@action::text = '' or o.action = @action)
   and (@code::text = '' or h.code = @code)
@@ -105,20 +105,20 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        o.content_type, o.headers, o.ordering_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
-       q.status, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
-       q.approved_at, q.repeatable, q.last_code,
-       h.finished, h.at as finished_at, h.code as finished_code
+       q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
+       q.approved_at, q.safe_to_resend, q.last_code,
+       h.final_status, h.at as finished_at, h.code as finished_code
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_queue w on w.id = o.id and w.window_ends < 'infinity' -- Go's time has no infinity
-left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity' -- Go's time has no infinity
+left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.id = any (cast(@ids::text[] as uuid[]))
 order by o.id desc;
 
 -- name: OutboxHistory :many
 -- What happened to an intent, in order.
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.finished, h.actor, h.reason
+       h.final_status, h.actor, h.reason
 from samekey.outbox_history h
 where h.intent_id = @id
 order by h.id;

@@ -2,7 +2,7 @@
 
 -- name: OutboxQueueClaim :many
 -- Takes up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
--- (Answered ones are claimed by OutboxAppliesClaim.) It takes none where this worker's own session lock is gone (somebody else may be about to release what
+-- (Answered ones are claimed by OutboxAnsweredClaim.) It takes none where this worker's own session lock is gone (somebody else may be about to release what
 -- it holds; a shared try-lock tells, and the transaction's end gives it back) or where the destination or the action is
 -- paused, here or in River. The mark is the low-water mark of due_at: index entries before it are dead, or are left to the
 -- full scan.
@@ -14,7 +14,7 @@
 -- and a reader that gives up leaves leases that nobody knows of. Measured over a link of 10 MB/s: 400 payloads of 500 KB,
 -- no call in 160 s, 250 intents unknown.
 --
--- What is loaded later and may not be sent twice is leased as unsent: repeatable, without first_sent_at. OutboxQueueSending
+-- What is loaded later and may not be sent twice is leased as unsent: safe_to_resend, without first_sent_at. OutboxQueueMarkSending
 -- marks it before it is sent. So a worker that dies or stops while it loads leaves nothing unknown.
 --
 -- Each subquery without a column of the queue is evaluated once. The arrays keep the plan a look-up by primary key,
@@ -26,7 +26,7 @@ with picked as materialized (
         where q.action = @action
           and q.leased_by is null
           and q.status in ('pending', 'unknown')
-          and q.due_at >= @mark
+          and q.due_at >= @due_from
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int))
           and not exists (select from samekey.river_queue r where r.name = 'samekey_' || @destination::text and r.paused_at is not null)
@@ -44,7 +44,7 @@ with picked as materialized (
     cross join lateral (select octet_length(x.payload) + pg_column_size(x.headers) as bytes from samekey.outbox x where x.id = i.id offset 0) o
     left join lateral (select octet_length(x.request) as bytes from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 ), fitting as materialized (
-    select f.ids, f.bytes, f.bytes > @inline_bytes::bigint as unread
+    select f.ids, f.bytes, f.bytes > @inline_bytes::bigint as payload_deferred
     from (select array_agg(z.id) as ids, coalesce(max(z.upto), 0)::bigint as bytes
           from sized z where z.n = 1 or z.upto <= @max_bytes::bigint) f
 ), claimed as (
@@ -54,38 +54,38 @@ with picked as materialized (
         leased_by     = @worker::int,
         lease_until   = p.now + @lease::interval,
         -- Irreversible and not approved: this claim only sends it to wait for a person, so a crash loses nothing.
-        repeatable    = @repeatable::boolean or f.unread or (@needs_approval::boolean and q.approved_at is null),
+        safe_to_resend    = @safe_to_resend::boolean or f.payload_deferred or (@needs_approval::boolean and q.approved_at is null),
         first_sent_at = case when q.status = 'pending' and not (@needs_approval::boolean and q.approved_at is null)
-                                  and (@repeatable or not f.unread)
+                                  and (@safe_to_resend or not f.payload_deferred)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
         sent_to       = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then @sent_to::text else q.sent_to end,
-        plain         = q.plain or q.status = 'pending' and not @fixes::boolean and (@repeatable or not f.unread),
-        window_ends   = case when q.status = 'pending' and (@repeatable or not f.unread)
-                        then coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
-                        else q.window_ends end
+        sent_unrendered         = q.sent_unrendered or q.status = 'pending' and not @renders::boolean and (@safe_to_resend or not f.payload_deferred),
+        key_window_until   = case when q.status = 'pending' and (@safe_to_resend or not f.payload_deferred)
+                        then coalesce(q.key_window_until, case when @key_window_forever::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + sqlc.narg('key_window')::interval end)
+                        else q.key_window_until end
     from picked p, fitting f
     where q.id = any (f.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, q.sent_to, p.now,
-              f.unread, f.bytes, cardinality(p.ids) > cardinality(f.ids) as cut,
+    returning q.id, q.status, q.attempt, q.attempts_used, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.key_window_until, q.no_resend, q.sent_unrendered, q.first_sent_at, q.sent_to, p.now,
+              f.payload_deferred, f.bytes, cardinality(p.ids) > cardinality(f.ids) as has_more,
               -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
-select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
-       c.plain, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
+select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.no_resend,
+       c.sent_unrendered, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
        -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key, as it was
        -- known at the first send or as it is known now, whichever is shorter.
-       coalesce(not c.first_send and least(c.window_ends, c.first_sent_at + sqlc.narg('key_window')::interval) < c.now + @reserve::interval, false)::boolean as past_window,
+       coalesce(not c.first_send and least(c.key_window_until, c.first_sent_at + sqlc.narg('key_window')::interval) < c.now + @min_window_left::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
-       c.now::timestamptz as now, c.unread::boolean as unread, c.bytes::bigint as bytes, c.cut::boolean as cut,
+       c.now::timestamptz as now, c.payload_deferred::boolean as payload_deferred, c.bytes::bigint as bytes, c.has_more::boolean as has_more,
        coalesce(o.scope, '')::text as scope, coalesce(o.idem_key, '')::text as idem_key, coalesce(o.part, '')::text as part,
        coalesce(o.delivery_key, c.id)::uuid as delivery_key, coalesce(o.content_type, '')::text as content_type, o.trace_context,
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select * from samekey.outbox x where x.id = c.id and not c.unread offset 0) o on true
-left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id and not c.unread offset 0) s on true;
+left join lateral (select * from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true;
 
--- name: OutboxQueueSending :many
+-- name: OutboxQueueMarkSending :many
 -- Right before what OutboxQueueClaim leased as unsent is sent: from here on a vendor may have seen it. Returns those that
 -- are still this claim's; the others are not sent. Fenced as OutboxQueueSettle is.
 --
@@ -94,10 +94,10 @@ left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id
 --   stopped while loading, and taken over    the fence is closed: nothing is sent
 --   the answer is lost                       it is given back: the settle takes first_sent_at back, since nothing was sent
 update samekey.outbox_queue q
-set repeatable    = false,
+set safe_to_resend    = false,
     first_sent_at = coalesce(q.first_sent_at, c.now),
-    plain         = q.plain or not @fixes::boolean,
-    window_ends   = coalesce(q.window_ends, case when @forever::boolean then 'infinity' else coalesce(q.first_sent_at, c.now) + sqlc.narg('key_window')::interval end)
+    sent_unrendered         = q.sent_unrendered or not @renders::boolean,
+    key_window_until   = coalesce(q.key_window_until, case when @key_window_forever::boolean then 'infinity' else coalesce(q.first_sent_at, c.now) + sqlc.narg('key_window')::interval end)
 from (select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt) u, (select clock_timestamp() as now) c
 where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'leased'
 returning q.id;
@@ -111,9 +111,9 @@ returning q.id;
 -- equality tempts the planner away from the primary key (PITFALLS: 201 ms instead of 11 ms per 1,000).
 with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
-           unnest(@delays::bigint[]) as delay_us, unnest(@spents::int[]) as spent, unnest(@unsends::boolean[]) as unsend,
-           unnest(@keeps::boolean[]) as keep, unnest(@leaves::boolean[]) as leave, unnest(@sents::boolean[]) as sent,
-           unnest(@resents::boolean[]) as resent,
+           unnest(@delays::bigint[]) as delay_us, unnest(@attempts_used::int[]) as attempts_used, unnest(@clear_sent::boolean[]) as clear_sent,
+           unnest(@keep_lease::boolean[]) as keep_lease, unnest(@leave_order::boolean[]) as leave_order, unnest(@was_sent::boolean[]) as was_sent,
+           unnest(@forbid_resend::boolean[]) as forbid_resend,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
            unnest(@responses::bytea[]) as response, unnest(@took_us::bigint[]) as took_us
@@ -122,42 +122,42 @@ with u as materialized (
     using u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int
       and u.status in ('delivered', 'refused')
-    returning q.id, q.attempt, q.window_ends
+    returning q.id, q.attempt, q.key_window_until
 ), kept as (
     update samekey.outbox_queue q
     set status        = u.status,
         due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
-        spent         = u.spent,
-        sent_attempt  = case when u.sent then u.attempt else q.sent_attempt end,
-        leased_by     = case when u.keep then q.leased_by end,
-        lease_until   = case when u.keep then q.lease_until end,
-        first_sent_at = case when u.unsend then null else q.first_sent_at end,
-        window_ends   = case when u.unsend then null else q.window_ends end,
+        attempts_used         = u.attempts_used,
+        last_sent_attempt  = case when u.was_sent then u.attempt else q.last_sent_attempt end,
+        leased_by     = case when u.keep_lease then q.leased_by end,
+        lease_until   = case when u.keep_lease then q.lease_until end,
+        first_sent_at = case when u.clear_sent then null else q.first_sent_at end,
+        key_window_until   = case when u.clear_sent then null else q.key_window_until end,
         approved_at   = case when u.status = 'awaiting_approval' then null else q.approved_at end,
-        plain         = q.plain and not u.unsend,
-        resent        = q.resent or coalesce(u.resent, false),
-        ordering_key  = case when u.leave then null else q.ordering_key end,
+        sent_unrendered         = q.sent_unrendered and not u.clear_sent,
+        no_resend        = q.no_resend or coalesce(u.forbid_resend, false),
+        ordering_key  = case when u.leave_order then null else q.ordering_key end,
         -- A look-up that found nothing out leaves what is known: that it was accepted, or absent once.
         last_code     = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as window_ends
+    returning q.id, q.attempt, null::timestamptz as key_window_until
 ), settled as (
-    select id, attempt, window_ends from finished
+    select id, attempt, key_window_until from finished
     union all
-    select id, attempt, window_ends from kept
+    select id, attempt, key_window_until from kept
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker,
-                                    started_at, finished, window_ends)
+                                    started_at, final_status, key_window_until)
 select u.id, u.event, nullif(u.outcome, ''), nullif(u.code, ''), nullif(u.error, ''), nullif(u.response_type, ''),
        nullif(u.response, ''), u.attempt, @worker::int, clock_timestamp() - u.took_us * interval '1 microsecond',
-       case when u.status in ('delivered', 'refused') then u.status end, s.window_ends
+       case when u.status in ('delivered', 'refused') then u.status end, s.key_window_until
 from settled s
 join u on u.id = s.id and u.attempt = s.attempt
 returning intent_id as id, coalesce(attempt, 0)::int as attempt;
 
--- name: OutboxQueuePutOff :execrows
+-- name: OutboxQueuePostpone :execrows
 -- Undoes claims of which nothing was sent, since their endpoint is busy or fails, or nothing applied, since an Apply finds no
 -- slot: each is due again after its delay, as if
 -- it had not been claimed, but for the attempt, which never goes back. It leaves no line in the history. Fenced as
@@ -167,11 +167,11 @@ set status        = case q.status when 'leased' then 'pending' else q.status end
     due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
     leased_by     = null,
     lease_until   = null,
-    first_sent_at = case when u.unsend then null else q.first_sent_at end,
-    window_ends   = case when u.unsend then null else q.window_ends end,
-    plain         = q.plain and not u.unsend
+    first_sent_at = case when u.clear_sent then null else q.first_sent_at end,
+    key_window_until   = case when u.clear_sent then null else q.key_window_until end,
+    sent_unrendered         = q.sent_unrendered and not u.clear_sent
 from (select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@delays::bigint[]) as delay_us,
-             unnest(@unsends::boolean[]) as unsend) u
+             unnest(@clear_sent::boolean[]) as clear_sent) u
 where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int;
 
 -- name: OutboxQueueSettleLate :one
@@ -179,9 +179,9 @@ where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @work
 -- that is unknown, parked or dead from that same attempt. Whoever is looking it up meanwhile finds the fence closed.
 with resolved as (
     update samekey.outbox_queue q
-    set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, spent = 0,
+    set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
         attempt = q.attempt + 1
-    where q.id = @id::uuid and q.sent_attempt = @attempt::int and q.status in ('unknown', 'parked', 'dead')
+    where q.id = @id::uuid and q.last_sent_attempt = @attempt::int and q.status in ('unknown', 'parked', 'dead')
       and @outcome::text in ('delivered', 'refused')
       and not exists (select from samekey.outbox_history h
                       where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
@@ -199,25 +199,25 @@ with resolved as (
 )
 select (select count(*) from resolved)::int as resolved, (select count(*) from logged)::int as logged;
 
--- name: OutboxQueueFinishApplied :execrows
+-- name: OutboxQueueFinish :execrows
 -- The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed or Apply
 -- ended the transaction that it was given, nothing is and the transaction must roll back.
 --
--- A transaction is told from any other by its id, which OutboxQueueHeld has read: `rollback; begin` and `commit and chain`
+-- A transaction is told from any other by its id, which OutboxQueueCheckClaim has read: `rollback; begin` and `commit and chain`
 -- leave another one behind, and after a mere `rollback` this statement would be one by itself.
 with finished as (
     delete from samekey.outbox_queue q
     where q.id = @id and q.attempt = @attempt::int and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered'
       and pg_current_xact_id()::text = @began::text
-    returning q.id, q.window_ends
+    returning q.id, q.key_window_until
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, finished, window_ends)
-select id, 'apply', @outcome::text, nullif(@code::text, ''), @attempt::int, @worker::int, @outcome::text, window_ends
+insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, final_status, key_window_until)
+select id, 'apply', @outcome::text, nullif(@code::text, ''), @attempt::int, @worker::int, @outcome::text, key_window_until
 from finished;
 
--- name: OutboxQueueHeld :one
+-- name: OutboxQueueCheckClaim :one
 -- Is the fence still open? Without a row lock: an Apply locks rows of the application's, whose own transactions may lock
--- them before they come to the queue. OutboxQueueFinishApplied decides. The id of the transaction costs nothing: the
+-- them before they come to the queue. OutboxQueueFinish decides. The id of the transaction costs nothing: the
 -- transaction that finishes an intent writes, and so gets one in any case.
 select pg_current_xact_id()::text as began
 from samekey.outbox_queue q
@@ -336,9 +336,9 @@ select 'paused', substr(r.name, 9) || ' ', 0 from samekey.river_queue r where r.
 union all
 select 'mirror', '', 0 -- River's pauses and their copies differ, or the time of a pause is over: see queries/pauses.sql
 where exists (select from samekey.river_queue r
-              left join samekey.pauses p on p.destination = substr(r.name, 9) and p.river_row is not null and p.ended_at is null
+              left join samekey.pauses p on p.destination = substr(r.name, 9) and p.river_queue_created_at is not null and p.ended_at is null
               where starts_with(r.name, 'samekey_')
-                and ((r.paused_at is not null) <> (p.id is not null) or p.river_row <> (extract(epoch from r.created_at) * 1000000)::bigint))
+                and ((r.paused_at is not null) <> (p.id is not null) or p.river_queue_created_at <> r.created_at))
    or exists (select from samekey.pauses p where p.ended_at is null and p.until <= (select clock_timestamp()));
 
 -- name: OutboxQueueRelease :many
@@ -350,17 +350,17 @@ with picked as materialized (
         select q.id from samekey.outbox_queue q
         where q.leased_by = @holder::int
           and (q.lease_until < (select clock_timestamp())
-               or (@gone::boolean and (q.repeatable or q.status <> 'leased')))
+               or (@holder_gone::boolean and (q.safe_to_resend or q.status <> 'leased')))
         order by q.lease_until
         limit @max_count
         for update skip locked) as ids
 ), released as (
     update samekey.outbox_queue q
-    set status      = case when q.status <> 'leased' then q.status when q.repeatable then 'pending' else 'unknown' end,
-        due_at      = case when q.status <> 'leased' or q.repeatable then clock_timestamp()
-                           else clock_timestamp() + @settling::interval end,
-        spent       = case when q.status = 'leased' and not q.repeatable then 0 else q.spent + 1 end,
-        sent_attempt = case when q.status = 'leased' then q.attempt else q.sent_attempt end,
+    set status      = case when q.status <> 'leased' then q.status when q.safe_to_resend then 'pending' else 'unknown' end,
+        due_at      = case when q.status <> 'leased' or q.safe_to_resend then clock_timestamp()
+                           else clock_timestamp() + @settling_delay::interval end,
+        attempts_used       = case when q.status = 'leased' and not q.safe_to_resend then 0 else q.attempts_used + 1 end,
+        last_sent_attempt = case when q.status = 'leased' then q.attempt else q.last_sent_attempt end,
         leased_by   = null,
         lease_until = null,
         last_code   = case when q.status = 'leased' then 'orphaned' else q.last_code end
@@ -386,7 +386,7 @@ with page as materialized (
     select p.* from page p
     -- `offset 0` keeps each a look-up by index: as a join, it would read the whole history for each page.
     where not exists (select from samekey.outbox_queue q where q.id = p.id offset 0)
-      and not exists (select from samekey.outbox_history h where h.intent_id = p.id and h.finished is not null offset 0)
+      and not exists (select from samekey.outbox_history h where h.intent_id = p.id and h.final_status is not null offset 0)
 ), restored as (
     -- As one that may have been sent when it was written: its claim counts the key window from then, and an intent that
     -- may not be repeated is looked up or parked, never sent.

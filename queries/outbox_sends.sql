@@ -1,6 +1,6 @@
 -- What was fixed before an intent's first send.
 
--- name: OutboxSendsFix :many
+-- name: OutboxSendsStore :many
 -- Keeps what an attempt is about to send, while its claim holds, and returns what is kept: this, or what an attempt before
 -- it has kept. No row: somebody else has taken the intent over, or is keeping something in this very moment.
 with held as materialized (

@@ -1,6 +1,6 @@
 -- Counts for whoever watches with SQL.
 
--- name: OutboxStatsTake :exec
+-- name: OutboxStatsRefresh :exec
 -- One scan of the queue, which holds unfinished intents only. What is no longer there is removed, in the same statement.
 with counted as materialized (
     select q.action, q.status, count(*) as intents, min(q.due_at) as oldest_due_at

@@ -13,7 +13,7 @@ select pg_advisory_xact_lock(samekey.key_lock(@scope::text, @idem_key::text));
 -- name: ProcessedEventsFind :one
 -- A statement of its own, after the lock: one snapshot for both would predate the lock. Expiry is ignored: a key lives
 -- until it is pruned, together with its intents.
-select payload_hash, hash_version, status, failed, response_code, response_headers, response_body
+select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, failed, response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = @idem_key::text and scope = @scope::text;
 
@@ -25,20 +25,20 @@ where idem_key = @idem_key::text and scope = @scope::text;
 -- now() is the transaction's start, so the comparison costs neither a lock nor a transaction id. The cast of a text that
 -- is no time raises, and is evaluated in that case only.
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, 'done',
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint,
        case when now() = @began::timestamptz then clock_timestamp()
             else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
        sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea;
 
--- name: ProcessedEventsWaitAtMost :exec
+-- name: ProcessedEventsSetLockTimeout :exec
 -- Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
 -- lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
 select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
                                         @within_ms::bigint)::bigint::text, true);
 
--- name: ProcessedEventsSameTransaction :one
+-- name: ProcessedEventsCheckTransaction :one
 -- The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
 -- committed.
 select case when now() = @began::timestamptz then clock_timestamp()
@@ -47,8 +47,8 @@ select case when now() = @began::timestamptz then clock_timestamp()
 -- name: ProcessedEventsInsertFailure :execrows
 -- A failure is alone in its transaction, so it may give way: no row means that another first attempt won.
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, 'done', clock_timestamp(),
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
        sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea
 on conflict (idem_key, scope) do nothing;
@@ -66,7 +66,7 @@ with page as materialized (
     from samekey.processed_events p
     where p.expires_at < (select clock_timestamp())
       and (p.expires_at, p.idem_key, p.scope) > (@after_expires::timestamptz, @after_key::text, @after_scope::text)
-      and p.status = 'done'
+      and p.completed_at is not null
     order by p.expires_at, p.idem_key, p.scope
     limit @max_count
     for update skip locked
@@ -76,8 +76,8 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                         where h.intent_id = o.id and h.final_status is not null
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o
@@ -141,9 +141,9 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
+                         where h.intent_id = o.id and h.final_status is not null
                            and h.at < (select clock_timestamp()) - (interval '1 microsecond' * @retain_us::bigint)
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o

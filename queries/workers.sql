@@ -13,7 +13,7 @@
 --   it comes back, nobody has the lock             it takes the lock and the row, whatever the row says. A stranger that
 --                                                  lost its connection comes back later, and is then the one that draws
 --   somebody looks whether it lives                the look holds a shared lock for a moment: it tries again
---   its row is deleted while it works              its next sign of life writes the row again (WorkersReturn)
+--   its row is deleted while it works              its next sign of life writes the row again (WorkersHeartbeat)
 
 -- name: WorkersRegister :execrows
 -- An id that leases still name, left behind by a dead worker without a row, is not taken either.
@@ -22,7 +22,7 @@ select @id::int, @name::text, @actions::text[]
 where not exists (select from samekey.outbox_queue q where q.leased_by = @id::int)
 on conflict (id) do nothing;
 
--- name: WorkersReturn :exec
+-- name: WorkersHeartbeat :exec
 -- The sign of life of the session that holds the lock. The row may have been deleted meanwhile, or describe a worker
 -- that had the id before.
 insert into samekey.workers as w (id, name, actions) values (@id, @name, @actions::text[])
@@ -36,7 +36,7 @@ select pg_backend_pid()::int as pid,
 -- name: WorkersLock :one
 select pg_try_advisory_lock(samekey.worker_class(), @id::int)::boolean;
 
--- name: WorkersLockIsOurs :one
+-- name: WorkersHoldsLock :one
 -- In a statement after WorkersLock: behind a pooler in transaction mode it may run in another session, and then neither
 -- the lock nor LISTEN is worth anything.
 select exists (select from pg_catalog.pg_locks as held
@@ -63,7 +63,7 @@ from (
 -- name: WorkersRemove :exec
 delete from samekey.workers where id = @id;
 
--- name: WorkersTidy :exec
+-- name: WorkersPrune :exec
 -- Removes the rows of workers that were killed, once nothing is leased to them.
 delete from samekey.workers w
 where w.seen_at < clock_timestamp() - interval '10 minutes'

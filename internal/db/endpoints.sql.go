@@ -12,58 +12,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const EndpointsCall = `-- name: EndpointsCall :many
-select e.name, e.url, e.secrets, e.version, e.stopped
-from unnest($1::text[]) as n (name)
-cross join lateral (
-    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
-    from samekey.endpoints x
-    where x.destination = $2 and x.name = n.name
-    offset 0
-) e
-`
-
-type EndpointsCallParams struct {
-	Names       []string
-	Destination string
-}
-
-type EndpointsCallRow struct {
-	Name    string
-	Url     string
-	Secrets []string
-	Version uuid.UUID
-	Stopped bool
-}
-
-// What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
-// planner reads all that a destination has, 24 ms for 100,000.
-func (q *Queries) EndpointsCall(ctx context.Context, arg EndpointsCallParams) ([]EndpointsCallRow, error) {
-	rows, err := q.db.Query(ctx, EndpointsCall, arg.Names, arg.Destination)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []EndpointsCallRow
-	for rows.Next() {
-		var i EndpointsCallRow
-		if err := rows.Scan(
-			&i.Name,
-			&i.Url,
-			&i.Secrets,
-			&i.Version,
-			&i.Stopped,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const EndpointsDelete = `-- name: EndpointsDelete :execrows
 delete from samekey.endpoints where destination = $1 and name = $2
 `
@@ -79,6 +27,58 @@ func (q *Queries) EndpointsDelete(ctx context.Context, arg EndpointsDeleteParams
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const EndpointsForCalls = `-- name: EndpointsForCalls :many
+select e.name, e.url, e.secrets, e.version, e.stopped
+from unnest($1::text[]) as n (name)
+cross join lateral (
+    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
+    from samekey.endpoints x
+    where x.destination = $2 and x.name = n.name
+    offset 0
+) e
+`
+
+type EndpointsForCallsParams struct {
+	Names       []string
+	Destination string
+}
+
+type EndpointsForCallsRow struct {
+	Name    string
+	Url     string
+	Secrets []string
+	Version uuid.UUID
+	Stopped bool
+}
+
+// What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
+// planner reads all that a destination has, 24 ms for 100,000.
+func (q *Queries) EndpointsForCalls(ctx context.Context, arg EndpointsForCallsParams) ([]EndpointsForCallsRow, error) {
+	rows, err := q.db.Query(ctx, EndpointsForCalls, arg.Names, arg.Destination)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []EndpointsForCallsRow
+	for rows.Next() {
+		var i EndpointsForCallsRow
+		if err := rows.Scan(
+			&i.Name,
+			&i.Url,
+			&i.Secrets,
+			&i.Version,
+			&i.Stopped,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const EndpointsGet = `-- name: EndpointsGet :one
@@ -117,33 +117,6 @@ func (q *Queries) EndpointsGet(ctx context.Context, arg EndpointsGetParams) (End
 		&i.ChangedAt,
 	)
 	return i, err
-}
-
-const EndpointsGone = `-- name: EndpointsGone :execrows
-update samekey.endpoints
-set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp()
-where destination = $2 and name = $3 and version = $4 and stopped_at is null
-`
-
-type EndpointsGoneParams struct {
-	Reason      *string
-	Destination string
-	Name        string
-	Version     uuid.UUID
-}
-
-// By the receiver itself, in its answer to a call that was made by this version.
-func (q *Queries) EndpointsGone(ctx context.Context, arg EndpointsGoneParams) (int64, error) {
-	result, err := q.db.Exec(ctx, EndpointsGone,
-		arg.Reason,
-		arg.Destination,
-		arg.Name,
-		arg.Version,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
 }
 
 const EndpointsList = `-- name: EndpointsList :many
@@ -279,6 +252,33 @@ func (q *Queries) EndpointsStop(ctx context.Context, arg EndpointsStopParams) (i
 		arg.Reason,
 		arg.Destination,
 		arg.Name,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const EndpointsStopGone = `-- name: EndpointsStopGone :execrows
+update samekey.endpoints
+set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp()
+where destination = $2 and name = $3 and version = $4 and stopped_at is null
+`
+
+type EndpointsStopGoneParams struct {
+	Reason      *string
+	Destination string
+	Name        string
+	Version     uuid.UUID
+}
+
+// By the receiver itself, in its answer to a call that was made by this version.
+func (q *Queries) EndpointsStopGone(ctx context.Context, arg EndpointsStopGoneParams) (int64, error) {
+	result, err := q.db.Exec(ctx, EndpointsStopGone,
+		arg.Reason,
+		arg.Destination,
+		arg.Name,
+		arg.Version,
 	)
 	if err != nil {
 		return 0, err

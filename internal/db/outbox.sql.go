@@ -67,13 +67,13 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        o.content_type, o.headers, o.ordering_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
-       q.status, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
-       q.approved_at, q.repeatable, q.last_code,
-       h.finished, h.at as finished_at, h.code as finished_code
+       q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
+       q.approved_at, q.safe_to_resend, q.last_code,
+       h.final_status, h.at as finished_at, h.code as finished_code
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_queue w on w.id = o.id and w.window_ends < 'infinity' -- Go's time has no infinity
-left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity' -- Go's time has no infinity
+left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.id = any (cast($2::text[] as uuid[]))
 order by o.id desc
 `
@@ -84,34 +84,34 @@ type OutboxEntriesParams struct {
 }
 
 type OutboxEntriesRow struct {
-	ID           uuid.UUID
-	Scope        string
-	IdemKey      string
-	Action       string
-	Part         string
-	DeliveryKey  uuid.UUID
-	Payload      []byte
-	ContentType  string
-	Headers      []byte
-	OrderingKey  *string
-	DueAt        time.Time
-	Deadline     time.Time
-	TraceContext *string
-	RequestedBy  *string
-	CreatedAt    time.Time
-	Status       *string
-	Attempt      *int32
-	Spent        *int32
-	FirstSentAt  *time.Time
-	WindowEnds   *time.Time
-	LeasedBy     *int32
-	LeaseUntil   *time.Time
-	ApprovedAt   *time.Time
-	Repeatable   *bool
-	LastCode     *string
-	Finished     *string
-	FinishedAt   *time.Time
-	FinishedCode *string
+	ID             uuid.UUID
+	Scope          string
+	IdemKey        string
+	Action         string
+	Part           string
+	DeliveryKey    uuid.UUID
+	Payload        []byte
+	ContentType    string
+	Headers        []byte
+	OrderingKey    *string
+	DueAt          time.Time
+	Deadline       time.Time
+	TraceContext   *string
+	RequestedBy    *string
+	CreatedAt      time.Time
+	Status         *string
+	Attempt        *int32
+	AttemptsUsed   *int32
+	FirstSentAt    *time.Time
+	KeyWindowUntil *time.Time
+	LeasedBy       *int32
+	LeaseUntil     *time.Time
+	ApprovedAt     *time.Time
+	SafeToResend   *bool
+	LastCode       *string
+	FinalStatus    *string
+	FinishedAt     *time.Time
+	FinishedCode   *string
 }
 
 // The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
@@ -147,15 +147,15 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.CreatedAt,
 			&i.Status,
 			&i.Attempt,
-			&i.Spent,
+			&i.AttemptsUsed,
 			&i.FirstSentAt,
-			&i.WindowEnds,
+			&i.KeyWindowUntil,
 			&i.LeasedBy,
 			&i.LeaseUntil,
 			&i.ApprovedAt,
-			&i.Repeatable,
+			&i.SafeToResend,
 			&i.LastCode,
-			&i.Finished,
+			&i.FinalStatus,
 			&i.FinishedAt,
 			&i.FinishedCode,
 		); err != nil {
@@ -171,7 +171,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 
 const OutboxHistory = `-- name: OutboxHistory :many
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.finished, h.actor, h.reason
+       h.final_status, h.actor, h.reason
 from samekey.outbox_history h
 where h.intent_id = $1
 order by h.id
@@ -188,7 +188,7 @@ type OutboxHistoryRow struct {
 	StartedAt    *time.Time
 	Attempt      *int32
 	Worker       *int32
-	Finished     *string
+	FinalStatus  *string
 	Actor        *string
 	Reason       *string
 }
@@ -214,13 +214,69 @@ func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHist
 			&i.StartedAt,
 			&i.Attempt,
 			&i.Worker,
-			&i.Finished,
+			&i.FinalStatus,
 			&i.Actor,
 			&i.Reason,
 		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListActive = `-- name: OutboxListActive :many
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status = $1
+  and q.id < $2
+  and ($3::text = '' or q.action = $3)
+  and ($4::text = '' or q.last_code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+order by q.id desc
+limit $8
+`
+
+type OutboxListActiveParams struct {
+	Status   string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	Part     string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
+func (q *Queries) OutboxListActive(ctx context.Context, arg OutboxListActiveParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListActive,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.Part,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -289,14 +345,70 @@ func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([
 	return items, nil
 }
 
+const OutboxListAttention = `-- name: OutboxListAttention :many
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
+  and q.id < $2
+  and ($3::text = '' or q.action = $3)
+  and ($4::text = '' or q.last_code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+order by q.id desc
+limit $8
+`
+
+type OutboxListAttentionParams struct {
+	Status   string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	Part     string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// What waits for a person, by outbox_queue_attention, whose predicate is repeated here.
+func (q *Queries) OutboxListAttention(ctx context.Context, arg OutboxListAttentionParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListAttention,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.Part,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const OutboxListByKey = `-- name: OutboxListByKey :many
 select o.id
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.idem_key = $1
   and o.id < $2
-  and ($3::text = '' or coalesce(q.status, h.finished) = $3)
+  and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
   and ($4::text = '' or o.action = $4)
   and ($5::text = '' or o.scope = $5)
   and ($6::text = '' or o.part = $6)
@@ -353,7 +465,7 @@ const OutboxListFinished = `-- name: OutboxListFinished :many
 select h.intent_id
 from samekey.outbox_history h
 cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
-where h.finished is not null and h.finished = $1
+where h.final_status is not null and h.final_status = $1
   and h.intent_id < $2
   and ($3::text = '' or o.action = $3)
   and ($4::text = '' or h.code = $4)
@@ -405,123 +517,11 @@ func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinished
 	return items, nil
 }
 
-const OutboxListResting = `-- name: OutboxListResting :many
-select q.id
-from samekey.outbox_queue q
-cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
-where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
-  and q.id < $2
-  and ($3::text = '' or q.action = $3)
-  and ($4::text = '' or q.last_code = $4)
-  and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or o.part = $6)
-  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
-order by q.id desc
-limit $8
-`
-
-type OutboxListRestingParams struct {
-	Status   string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
-}
-
-// What waits for a person, by outbox_queue_resting, whose predicate is repeated here.
-func (q *Queries) OutboxListResting(ctx context.Context, arg OutboxListRestingParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, OutboxListResting,
-		arg.Status,
-		arg.Before,
-		arg.Action,
-		arg.Code,
-		arg.Scope,
-		arg.Part,
-		arg.AgeUs,
-		arg.MaxCount,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []uuid.UUID
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const OutboxListWorking = `-- name: OutboxListWorking :many
-select q.id
-from samekey.outbox_queue q
-cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
-where q.status = $1
-  and q.id < $2
-  and ($3::text = '' or q.action = $3)
-  and ($4::text = '' or q.last_code = $4)
-  and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or o.part = $6)
-  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
-order by q.id desc
-limit $8
-`
-
-type OutboxListWorkingParams struct {
-	Status   string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
-}
-
-// What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
-func (q *Queries) OutboxListWorking(ctx context.Context, arg OutboxListWorkingParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, OutboxListWorking,
-		arg.Status,
-		arg.Before,
-		arg.Action,
-		arg.Code,
-		arg.Scope,
-		arg.Part,
-		arg.AgeUs,
-		arg.MaxCount,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []uuid.UUID
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, due_at, deadline, trace_context, requested_by, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 

@@ -17,7 +17,7 @@ select h.outcome::text as outcome, coalesce(h.code, '')::text as code, coalesce(
        coalesce(h.response, '')::bytea as response, (h.event = 'resolved')::boolean as resolved
 from samekey.outbox_history h
 where h.intent_id = $1 and h.outcome in ('delivered', 'refused')
-  and (h.event <> 'late' or h.attempt = (select q.sent_attempt from samekey.outbox_queue q where q.id = $1))
+  and (h.event <> 'late' or h.attempt = (select q.last_sent_attempt from samekey.outbox_queue q where q.id = $1))
 order by h.id desc
 limit 1
 `
@@ -46,17 +46,17 @@ func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (Outbox
 	return i, err
 }
 
-const OutboxHistoryLastAnswer = `-- name: OutboxHistoryLastAnswer :one
+const OutboxHistoryLastResponse = `-- name: OutboxHistoryLastResponse :one
 select coalesce(h.code, '')::text as code, coalesce(h.response_type, '')::text as response_type, h.response
 from samekey.outbox_queue q
 join samekey.outbox_history h on h.intent_id = q.id
 where q.id = $1 and h.response is not null and h.at >= q.first_sent_at
-  and (h.event = 'attempt' or h.event = 'late' and h.attempt = q.sent_attempt)
+  and (h.event = 'attempt' or h.event = 'late' and h.attempt = q.last_sent_attempt)
 order by h.id desc
 limit 1
 `
 
-type OutboxHistoryLastAnswerRow struct {
+type OutboxHistoryLastResponseRow struct {
 	Code         string
 	ResponseType string
 	Response     []byte
@@ -65,9 +65,9 @@ type OutboxHistoryLastAnswerRow struct {
 // What the vendor last answered to an attempt of an intent whose outcome is unknown, for its look-up. What was answered
 // before the intent was known to be unsent, as by a person, is about something else, and so is the late answer of an
 // attempt that was not the last one sent.
-func (q *Queries) OutboxHistoryLastAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryLastAnswerRow, error) {
-	row := q.db.QueryRow(ctx, OutboxHistoryLastAnswer, id)
-	var i OutboxHistoryLastAnswerRow
+func (q *Queries) OutboxHistoryLastResponse(ctx context.Context, id uuid.UUID) (OutboxHistoryLastResponseRow, error) {
+	row := q.db.QueryRow(ctx, OutboxHistoryLastResponse, id)
+	var i OutboxHistoryLastResponseRow
 	err := row.Scan(&i.Code, &i.ResponseType, &i.Response)
 	return i, err
 }

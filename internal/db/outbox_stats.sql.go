@@ -9,7 +9,7 @@ import (
 	"context"
 )
 
-const OutboxStatsTake = `-- name: OutboxStatsTake :exec
+const OutboxStatsRefresh = `-- name: OutboxStatsRefresh :exec
 
 with counted as materialized (
     select q.action, q.status, count(*) as intents, min(q.due_at) as oldest_due_at
@@ -33,8 +33,8 @@ set intents = excluded.intents, oldest_due_at = excluded.oldest_due_at, handled 
 
 // Counts for whoever watches with SQL.
 // One scan of the queue, which holds unfinished intents only. What is no longer there is removed, in the same statement.
-func (q *Queries) OutboxStatsTake(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, OutboxStatsTake)
+func (q *Queries) OutboxStatsRefresh(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, OutboxStatsRefresh)
 	return err
 }
 

@@ -12,8 +12,22 @@ import (
 	"github.com/google/uuid"
 )
 
+const ProcessedEventsCheckTransaction = `-- name: ProcessedEventsCheckTransaction :one
+select case when now() = $1::timestamptz then clock_timestamp()
+            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end::timestamptz as at
+`
+
+// The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
+// committed.
+func (q *Queries) ProcessedEventsCheckTransaction(ctx context.Context, began time.Time) (time.Time, error) {
+	row := q.db.QueryRow(ctx, ProcessedEventsCheckTransaction, began)
+	var at time.Time
+	err := row.Scan(&at)
+	return at, err
+}
+
 const ProcessedEventsFind = `-- name: ProcessedEventsFind :one
-select payload_hash, hash_version, status, failed, response_code, response_headers, response_body
+select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, failed, response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = $1::text and scope = $2::text
 `
@@ -26,7 +40,7 @@ type ProcessedEventsFindParams struct {
 type ProcessedEventsFindRow struct {
 	PayloadHash     []byte
 	HashVersion     int16
-	Status          string
+	InProgress      bool
 	Failed          bool
 	ResponseCode    *int32
 	ResponseHeaders []byte
@@ -41,7 +55,7 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 	err := row.Scan(
 		&i.PayloadHash,
 		&i.HashVersion,
-		&i.Status,
+		&i.InProgress,
 		&i.Failed,
 		&i.ResponseCode,
 		&i.ResponseHeaders,
@@ -52,8 +66,8 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 
 const ProcessedEventsInsert = `-- name: ProcessedEventsInsert :exec
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select $1::text, $2::text, $3::bytea, $4::smallint, 'done',
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select $1::text, $2::text, $3::bytea, $4::smallint,
        case when now() = $5::timestamptz then clock_timestamp()
             else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * $6::bigint), $7::boolean,
@@ -97,8 +111,8 @@ func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEvents
 
 const ProcessedEventsInsertFailure = `-- name: ProcessedEventsInsertFailure :execrows
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select $1::text, $2::text, $3::bytea, $4::smallint, 'done', clock_timestamp(),
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select $1::text, $2::text, $3::bytea, $4::smallint, clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * $5::bigint), $6::boolean,
        $7::int, $8::bytea, $9::bytea
 on conflict (idem_key, scope) do nothing
@@ -156,7 +170,7 @@ with page as materialized (
     from samekey.processed_events p
     where p.expires_at < (select clock_timestamp())
       and (p.expires_at, p.idem_key, p.scope) > ($1::timestamptz, $2::text, $3::text)
-      and p.status = 'done'
+      and p.completed_at is not null
     order by p.expires_at, p.idem_key, p.scope
     limit $4
     for update skip locked
@@ -166,8 +180,8 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                         where h.intent_id = o.id and h.final_status is not null
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o
@@ -271,9 +285,9 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
+                         where h.intent_id = o.id and h.final_status is not null
                            and h.at < (select clock_timestamp()) - (interval '1 microsecond' * $3::bigint)
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o
@@ -317,18 +331,16 @@ func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg Processed
 	return i, err
 }
 
-const ProcessedEventsSameTransaction = `-- name: ProcessedEventsSameTransaction :one
-select case when now() = $1::timestamptz then clock_timestamp()
-            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end::timestamptz as at
+const ProcessedEventsSetLockTimeout = `-- name: ProcessedEventsSetLockTimeout :exec
+select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
+                                        $1::bigint)::bigint::text, true)
 `
 
-// The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
-// committed.
-func (q *Queries) ProcessedEventsSameTransaction(ctx context.Context, began time.Time) (time.Time, error) {
-	row := q.db.QueryRow(ctx, ProcessedEventsSameTransaction, began)
-	var at time.Time
-	err := row.Scan(&at)
-	return at, err
+// Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
+// lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
+func (q *Queries) ProcessedEventsSetLockTimeout(ctx context.Context, withinMs int64) error {
+	_, err := q.db.Exec(ctx, ProcessedEventsSetLockTimeout, withinMs)
+	return err
 }
 
 const ProcessedEventsTryLock = `-- name: ProcessedEventsTryLock :one
@@ -355,16 +367,4 @@ func (q *Queries) ProcessedEventsTryLock(ctx context.Context, arg ProcessedEvent
 	var i ProcessedEventsTryLockRow
 	err := row.Scan(&i.Locked, &i.Began)
 	return i, err
-}
-
-const ProcessedEventsWaitAtMost = `-- name: ProcessedEventsWaitAtMost :exec
-select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
-                                        $1::bigint)::bigint::text, true)
-`
-
-// Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
-// lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
-func (q *Queries) ProcessedEventsWaitAtMost(ctx context.Context, withinMs int64) error {
-	_, err := q.db.Exec(ctx, ProcessedEventsWaitAtMost, withinMs)
-	return err
 }

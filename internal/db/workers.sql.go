@@ -44,6 +44,40 @@ func (q *Queries) WorkersEndSession(ctx context.Context, arg WorkersEndSessionPa
 	return i, err
 }
 
+const WorkersHeartbeat = `-- name: WorkersHeartbeat :exec
+insert into samekey.workers as w (id, name, actions) values ($1, $2, $3::text[])
+on conflict (id) do update set seen_at = clock_timestamp(), name = excluded.name, actions = excluded.actions
+`
+
+type WorkersHeartbeatParams struct {
+	ID      int32
+	Name    string
+	Actions []string
+}
+
+// The sign of life of the session that holds the lock. The row may have been deleted meanwhile, or describe a worker
+// that had the id before.
+func (q *Queries) WorkersHeartbeat(ctx context.Context, arg WorkersHeartbeatParams) error {
+	_, err := q.db.Exec(ctx, WorkersHeartbeat, arg.ID, arg.Name, arg.Actions)
+	return err
+}
+
+const WorkersHoldsLock = `-- name: WorkersHoldsLock :one
+select exists (select from pg_catalog.pg_locks as held
+               where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class()
+                 and held.objid::bigint = $1::int and held.objsubid = 2 and held.granted
+                 and held.pid = pg_backend_pid())::boolean
+`
+
+// In a statement after WorkersLock: behind a pooler in transaction mode it may run in another session, and then neither
+// the lock nor LISTEN is worth anything.
+func (q *Queries) WorkersHoldsLock(ctx context.Context, id int32) (bool, error) {
+	row := q.db.QueryRow(ctx, WorkersHoldsLock, id)
+	var column_1 bool
+	err := row.Scan(&column_1)
+	return column_1, err
+}
+
 const WorkersLock = `-- name: WorkersLock :one
 select pg_try_advisory_lock(samekey.worker_class(), $1::int)::boolean
 `
@@ -55,20 +89,17 @@ func (q *Queries) WorkersLock(ctx context.Context, id int32) (bool, error) {
 	return column_1, err
 }
 
-const WorkersLockIsOurs = `-- name: WorkersLockIsOurs :one
-select exists (select from pg_catalog.pg_locks as held
-               where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class()
-                 and held.objid::bigint = $1::int and held.objsubid = 2 and held.granted
-                 and held.pid = pg_backend_pid())::boolean
+const WorkersPrune = `-- name: WorkersPrune :exec
+delete from samekey.workers w
+where w.seen_at < clock_timestamp() - interval '10 minutes'
+  and pg_try_advisory_xact_lock_shared(samekey.worker_class(), w.id)
+  and not exists (select from samekey.outbox_queue q where q.leased_by = w.id)
 `
 
-// In a statement after WorkersLock: behind a pooler in transaction mode it may run in another session, and then neither
-// the lock nor LISTEN is worth anything.
-func (q *Queries) WorkersLockIsOurs(ctx context.Context, id int32) (bool, error) {
-	row := q.db.QueryRow(ctx, WorkersLockIsOurs, id)
-	var column_1 bool
-	err := row.Scan(&column_1)
-	return column_1, err
+// Removes the rows of workers that were killed, once nothing is leased to them.
+func (q *Queries) WorkersPrune(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, WorkersPrune)
+	return err
 }
 
 const WorkersRegister = `-- name: WorkersRegister :execrows
@@ -100,7 +131,7 @@ type WorkersRegisterParams struct {
 //	it comes back, nobody has the lock             it takes the lock and the row, whatever the row says. A stranger that
 //	                                               lost its connection comes back later, and is then the one that draws
 //	somebody looks whether it lives                the look holds a shared lock for a moment: it tries again
-//	its row is deleted while it works              its next sign of life writes the row again (WorkersReturn)
+//	its row is deleted while it works              its next sign of life writes the row again (WorkersHeartbeat)
 //
 // An id that leases still name, left behind by a dead worker without a row, is not taken either.
 func (q *Queries) WorkersRegister(ctx context.Context, arg WorkersRegisterParams) (int64, error) {
@@ -120,24 +151,6 @@ func (q *Queries) WorkersRemove(ctx context.Context, id int32) error {
 	return err
 }
 
-const WorkersReturn = `-- name: WorkersReturn :exec
-insert into samekey.workers as w (id, name, actions) values ($1, $2, $3::text[])
-on conflict (id) do update set seen_at = clock_timestamp(), name = excluded.name, actions = excluded.actions
-`
-
-type WorkersReturnParams struct {
-	ID      int32
-	Name    string
-	Actions []string
-}
-
-// The sign of life of the session that holds the lock. The row may have been deleted meanwhile, or describe a worker
-// that had the id before.
-func (q *Queries) WorkersReturn(ctx context.Context, arg WorkersReturnParams) error {
-	_, err := q.db.Exec(ctx, WorkersReturn, arg.ID, arg.Name, arg.Actions)
-	return err
-}
-
 const WorkersSession = `-- name: WorkersSession :one
 select pg_backend_pid()::int as pid,
        coalesce((select extract(epoch from a.backend_start) from pg_catalog.pg_stat_activity as a where a.pid = pg_backend_pid()), 0)::text as started
@@ -154,17 +167,4 @@ func (q *Queries) WorkersSession(ctx context.Context) (WorkersSessionRow, error)
 	var i WorkersSessionRow
 	err := row.Scan(&i.Pid, &i.Started)
 	return i, err
-}
-
-const WorkersTidy = `-- name: WorkersTidy :exec
-delete from samekey.workers w
-where w.seen_at < clock_timestamp() - interval '10 minutes'
-  and pg_try_advisory_xact_lock_shared(samekey.worker_class(), w.id)
-  and not exists (select from samekey.outbox_queue q where q.leased_by = w.id)
-`
-
-// Removes the rows of workers that were killed, once nothing is leased to them.
-func (q *Queries) WorkersTidy(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, WorkersTidy)
-	return err
 }

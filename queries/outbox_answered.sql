@@ -6,7 +6,7 @@
 --   the claim committed, its answer was lost   the lease runs out, and the sweep puts the row back
 --   the worker's session lock is gone          nothing is claimed
 
--- name: OutboxAppliesClaim :many
+-- name: OutboxAnsweredClaim :many
 -- Takes up to max_count answered intents of one action that are due. Like OutboxQueueClaim: none without the worker's own
 -- session lock, and a look-up by primary key whatever the statistics say. It returns no payload, which OutboxLoad reads when the
 -- Apply begins: rows stream out before the commit, and four payloads of 1 MiB over a link of 200 KB/s took longer than a claim may.
@@ -28,4 +28,4 @@ update samekey.outbox_queue q
 set attempt = q.attempt + 1, leased_by = @worker::int, lease_until = p.now + @lease::interval
 from picked p
 where q.id = any (p.ids)
-returning q.id, q.status, q.attempt, q.spent, q.ordering_key;
+returning q.id, q.status, q.attempt, q.attempts_used, q.ordering_key;
