@@ -109,7 +109,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				paused[destination] = map[string]bool{}
 			}
 			paused[destination][action] = true
-		case "mirror":
+		case "sync":
 			mirror = true
 		case "gone":
 			gone[row.Worker] = looked

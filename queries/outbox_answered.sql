@@ -1,15 +1,16 @@
--- Answered intents: what claims them so that their answers are applied. They are no part of a destination's claims: a call's
--- claim never reads them, so however many wait for an Apply that is blocked, calls go on.
+-- Claims of answered intents, whose Apply is due. Claims for attempts never read these rows, so attempts go on however
+-- many answered intents wait for an Apply that is blocked. The interleavings:
 --
---   many wait, one Apply is blocked            none is claimed beyond the free slots of its action; the rest is not touched
---   two nodes claim at once                    skip locked: each row goes to one
---   the claim committed, its answer was lost   the lease runs out, and the sweep puts the row back
---   the worker's session lock is gone          nothing is claimed
+--   many intents wait and one Apply is blocked   the action claims up to its free slots and leaves the rest alone
+--   two workers claim at once                    skip locked: each row goes to one of them
+--   the claim commits and its result is lost     the lease expires, and the sweep releases the row
+--   the worker's session lock is lost            it claims nothing
 
 -- name: OutboxAnsweredClaim :many
--- Takes up to max_count answered intents of one action that are due. Like OutboxQueueClaim: none without the worker's own
--- session lock, and a look-up by primary key whatever the statistics say. It returns no payload, which OutboxLoad reads when the
--- Apply begins: rows stream out before the commit, and four payloads of 1 MiB over a link of 200 KB/s took longer than a claim may.
+-- Claims up to max_count answered intents of one action that are due. As in OutboxQueueClaim, it claims none without
+-- the worker's session lock, and looks up rows by primary key. It returns no payload. Rows reach the client before the
+-- commit, and over a link of 200 KB/s four payloads of 1 MiB took longer than a claim may. OutboxLoad reads the payload
+-- when the Apply starts.
 with picked as materialized (
     select clock_timestamp() as now, array(
         select q.id

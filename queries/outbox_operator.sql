@@ -1,18 +1,20 @@
--- What people do to intents. Each is one transaction of a few statements: lock the row, look at it, change it, record who
--- did it and why. Against the worker (queries/outbox_queue.sql) and against each other they stand like this:
+-- What operators do to intents: approve, reject, cancel, redrive, resolve. Each is one transaction: lock the row, check
+-- it, change it, record the person and the reason. How these interleave with workers (queries/outbox_queue.sql) and
+-- each other:
 --
---  * A claim takes no row that is locked here (skip locked). If the claim was first, OutboxOperatorLock waits for its commit
---    and sees what it made of the row: leased, or still unknown or answered with a lease.
---  * A settle, a release or a late answer that waits for a row locked here looks at it again after the commit. Every change
---    here gives the row another attempt, so its fence is closed: it matches nothing, and the answer is kept as a late one.
---    If the settle was first, OutboxOperatorLock sees its outcome, or no row.
---  * The sweep releases with skip locked, and compares the lease, which a change here takes away.
---  * A late answer from the attempt that was sent last still resolves what is parked, also where a person said that it was
---    not sent (last_sent_attempt stays): the vendor knows better. Once it is pending again, the answer is only kept.
---  * Two people: the second waits for the first one's commit and sees its result.
---  * Whoever finishes an ordered intent takes its ordering key's lock before any row lock, as a settle does, or the two
---    would wait for each other in a circle; the key is read from the outbox, where it never changes. An intent that left
---    its order has none in the queue, and promotes nobody.
+--  * A claim skips rows that are locked here. If the claim came first, OutboxOperatorLock waits for its commit and sees
+--    the result: leased, or still unknown or answered with a lease.
+--  * A settle, a release or a late answer that waits for a row locked here checks the row again after the commit. Each
+--    change here raises the attempt, so it matches no row, and its answer is kept as a late one. If the settle came
+--    first, OutboxOperatorLock sees its outcome, or no row.
+--  * The sweep skips locked rows and compares the lease, which each change here removes.
+--  * A late answer to the attempt that was sent last still resolves a parked intent, even if a person said that it was
+--    not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
+--    recorded.
+--  * Two people: the second waits for the commit of the first and sees the result.
+--  * A transaction that finishes an ordered intent takes the lock of its ordering key before any row lock, as a settle
+--    does; otherwise the two could deadlock. The ordering key is read from outbox, where it never changes. An intent
+--    that left its order has none in the queue and promotes no other.
 --  * Reconcile sees the queue row and the finishing event in one snapshot: one of them is always there.
 
 -- name: OutboxOperatorLockOrder :exec
@@ -28,14 +30,14 @@ where q.id = @id
 for update;
 
 -- name: OutboxOperatorFinalStatus :one
--- Why there is no row to lock: the intent is finished, or is none.
+-- Tells why there is no row to lock: the intent is finished, or does not exist.
 select coalesce(h.final_status, '')::text as final_status
 from samekey.outbox o
 left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.id = @id;
 
 -- name: OutboxOperatorCancel :execrows
--- Cancelled or rejected, under OutboxOperatorLock.
+-- Cancels or rejects an intent that OutboxOperatorLock has locked.
 with gone as (
     delete from samekey.outbox_queue q where q.id = @id returning q.id, q.key_window_until
 )
@@ -46,7 +48,7 @@ select g.id, @event::text, 'cancelled', g.key_window_until, @actor::text, @reaso
 with approved as (
     update samekey.outbox_queue q
     set status = 'pending', approved_at = clock_timestamp(), attempt = q.attempt + 1,
-        due_at = greatest(q.due_at, clock_timestamp()) -- the vendor may have said when it wants to be asked again
+        due_at = greatest(q.due_at, clock_timestamp()) -- the vendor may have asked for a wait
     where q.id = @id and q.status = 'awaiting_approval'
     returning q.id
 )
@@ -54,21 +56,22 @@ insert into samekey.outbox_history (intent_id, event, actor, reason)
 select a.id, 'approved', @actor::text, @reason::text from approved a;
 
 -- name: OutboxOperatorResolve :execrows
--- Delivered or refused: a worker applies the answer, which it reads from the history, and finishes the intent. Not sent:
--- the vendor never saw the key, so it may be redriven or cancelled; until then it rests.
+-- Delivered or refused: a worker reads the answer from the history, applies it and finishes the intent. Not sent: the
+-- vendor never saw the key. The intent forgets that it was sent, and waits until a person redrives or cancels it.
 with resolved as (
     update samekey.outbox_queue q
-    set status        = case when @outcome::text <> 'not_sent' then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
-        due_at        = clock_timestamp(),
-        attempts_used         = case when @outcome::text <> 'not_sent' then 0 else q.attempts_used end,
-        first_sent_at = case when @outcome::text <> 'not_sent' then q.first_sent_at end,
-        sent_unrendered         = @outcome::text <> 'not_sent' and q.sent_unrendered,
-        no_resend        = @outcome::text <> 'not_sent' and q.no_resend,
-        key_window_until   = case when @outcome::text <> 'not_sent' then q.key_window_until end,
-        last_code     = coalesce(nullif(@code::text, ''), q.last_code),
-        leased_by     = null,
-        lease_until   = null,
-        attempt       = q.attempt + 1
+    set status           = case when u.sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
+        due_at           = clock_timestamp(),
+        leased_by        = null,
+        lease_until      = null,
+        attempt          = q.attempt + 1,
+        attempts_used    = case when u.sent then 0 else q.attempts_used end,
+        no_resend        = u.sent and q.no_resend,
+        sent_unrendered  = u.sent and q.sent_unrendered,
+        first_sent_at    = case when u.sent then q.first_sent_at end,
+        key_window_until = case when u.sent then q.key_window_until end,
+        last_code        = coalesce(nullif(@code::text, ''), q.last_code)
+    from (select @outcome::text <> 'not_sent' as sent) u
     where q.id = @id and q.status in ('unknown', 'parked', 'dead')
     returning q.id
 )
@@ -78,9 +81,9 @@ select r.id, 'resolved', @outcome::text, nullif(@code::text, ''), nullif(@respon
 from resolved r;
 
 -- name: OutboxOperatorRedriveAll :many
--- Dead and parked intents, the oldest first, except those that may have been sent and must not be sent
--- twice. What somebody else is changing right now is skipped. attempts_used begins anew; an approval is asked for again. One
--- that left its ordering key's order stays out of it.
+-- Redrives dead and parked intents, the oldest first. It leaves out those that may have been sent and must not be sent
+-- twice, and skips rows that another transaction has locked. attempts_used starts at 0 again, and an approval is needed
+-- again. An intent that left its order stays out of it.
 with picked as materialized (
     select array(
         select q.id

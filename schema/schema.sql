@@ -232,9 +232,9 @@ declare
     v_head bigint;
     v_last bigint;
 begin
-    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are checked
-    -- outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true, refuse_intent
-    -- finds the argument.
+    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are
+    -- checked outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true,
+    -- refuse_intent finds the argument.
     if (octet_length(enqueue.scope) <= 255
        and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
        and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
@@ -260,8 +260,8 @@ begin
             enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
     end if;
 
-    -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because a
-    -- transaction that this insert waited for has committed.
+    -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
+    -- a transaction that this insert waited for has committed.
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
@@ -297,18 +297,20 @@ begin
     end if;
 
     -- Two writers W1 and W2 of one ordering key, and a worker F that finishes the head of the key:
-    --   * W1 locks, numbers its row, inserts and commits. W2 waits for the lock, then sees W1's row. W2 takes a higher number
-    --     and is blocked.
+    --   * W1 locks, numbers its row, inserts and commits. W2 waits for the lock, then sees W1's row. W2 takes a higher
+    --     number and is blocked.
     --   * W1 rolls back. W2 sees no row and becomes the head.
     --   * F holds the lock, deletes the head and promotes the next row. W2 sees the result.
-    --   * W2 is REPEATABLE READ and its snapshot is older than W1 or F. If it misses the head, the unique index on heads stops
-    --     it (40001). If it sees a head that is gone, it is blocked until the worker's sweep promotes it.
+    --   * W2 is REPEATABLE READ and its snapshot is older than W1 or F. If it misses the head, the unique index on
+    --     heads stops it (40001). If it sees a head that is gone, it is blocked until the worker's sweep promotes it.
+    --
     -- The number is the clock in microseconds, but always higher than that of the rows in front. The clock alone is not
-    -- enough: it can be set back, or be another server's after a failover. The maximum alone is not enough: an old snapshot
-    -- misses rows. A sequence starts at 1 after a switchover by logical replication, which does not copy sequences.
+    -- enough: it can be set back, or be another server's after a failover. The maximum alone is not enough: an old
+    -- snapshot misses rows. A sequence starts at 1 after a switchover by logical replication, which does not copy
+    -- sequences.
     perform pg_advisory_xact_lock(samekey.ordering_lock(enqueue.ordering_key));
-    -- Two lookups, each by its own index: the head, and the last blocked row. For EXISTS over both, the planner may scan the
-    -- queue instead.
+    -- Two lookups, each by its own index: the head, and the last blocked row. For EXISTS over both, the planner may
+    -- scan the queue instead.
     select (select max(q.seq) from samekey.outbox_queue q
             where q.ordering_key = enqueue.ordering_key collate "C" and q.ordering_key is not null and q.status <> 'blocked'),
            (select q.seq from samekey.outbox_queue q

@@ -37,8 +37,8 @@ type OutboxEnqueueParams struct {
 	RequestedBy  *string
 }
 
-// The intent: written once, never changed.
-// Every semantic is in the SQL function, so that psql, triggers and other languages have the same.
+// Intents (samekey.outbox): one insert, and what people read.
+// All rules are in the SQL function, so psql, triggers and other languages get the same behavior.
 func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, OutboxEnqueue,
 		arg.Scope,
@@ -72,7 +72,7 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        h.final_status, h.at as finished_at, h.code as finished_code
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity' -- Go's time has no infinity
+left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
 left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.id = any (cast($2::text[] as uuid[]))
 order by o.id desc
@@ -114,12 +114,12 @@ type OutboxEntriesRow struct {
 	FinishedCode   *string
 }
 
-// The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
+// The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
 //
-// The ids come as text: an application may use pgx's exec mode or the simple protocol, which cannot encode arrays of uuid.
+// The ids are passed as text[]: pgx's exec mode and simple protocol cannot encode uuid[].
 //
-// Go's time has no
-// infinity: one such value, which samekey.enqueue refuses and an owner may have written, must not hide the page that it is on.
+// time.Time has no infinity. samekey.enqueue refuses infinite times, but the owner of the table can write one, and it
+// must not make a whole page unreadable.
 func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([]OutboxEntriesRow, error) {
 	rows, err := q.db.Query(ctx, OutboxEntries, arg.WithPayload, arg.Ids)
 	if err != nil {
@@ -193,7 +193,7 @@ type OutboxHistoryRow struct {
 	Reason       *string
 }
 
-// What happened to an intent, in order.
+// The events of an intent, in order.
 func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHistoryRow, error) {
 	rows, err := q.db.Query(ctx, OutboxHistory, id)
 	if err != nil {
@@ -254,7 +254,8 @@ type OutboxListActiveParams struct {
 	MaxCount int32
 }
 
-// What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
+// Intents that a worker has yet to finish. It reads the queue's primary key backwards; the queue is short in normal
+// operation.
 func (q *Queries) OutboxListActive(ctx context.Context, arg OutboxListActiveParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListActive,
 		arg.Status,
@@ -306,18 +307,18 @@ type OutboxListAllParams struct {
 	MaxCount int32
 }
 
-// What people read. Each list finds ids, newest first, from one index that is already in that order, so that a page
-// costs its own rows and those that its filters drop; OutboxEntries then looks the ids up. A cursor is the last id of a
-// page: ids are no strict order of time (UUIDs of version 7, made by writers whose clocks differ), but each intent keeps
-// its place. Absent filters are empty, or 0 for the age.
+// Lists. Each OutboxList query returns ids, newest first, from one index in that order, so a page costs its own rows
+// and those that its filters drop. OutboxEntries then reads the intents. The cursor is the last id of a page. The order
+// of ids is almost the order of time (version 7 UUIDs from writers with different clocks), and each intent keeps its
+// place. An absent filter is an empty text, or 0 for the age.
 //
-// `offset 0` keeps the plan a look-up of the outbox by primary key for each row that the index gives; a hash join would
-// read all of both tables. The limit stays a parameter: a generic plan has to assume a tenth of all rows for it, and so
-// never looks cheaper than one for the arguments (a generic one walks the queue's primary key for a state that nothing is
-// in: a million rows). Over 1 million finished and 1 million in the queue, a page of each resting state takes under 1 ms.
-// States without an index in their order (leased, unknown, answered; refused and cancelled where nearly all are
-// delivered) cost one scan of the narrow queue, or of the history: 0.3 to 0.5 s on a busy machine of two cores.
-// Intents of any state: the primary key, backwards.
+// `offset 0` forces a lookup in outbox by primary key for each row from the index; a hash join would read both tables.
+// The limit is a parameter: the planner assumes a tenth of all rows for it, so a generic plan never looks cheaper than
+// a plan for the actual arguments. (A generic plan walks the queue's primary key, a million rows, for a state that no
+// intent is in.) With 1 million finished and 1 million queued intents, a page of awaiting_approval, parked or dead ones
+// takes under 1 ms. A page of leased, unknown or answered intents scans the queue; a page of refused or cancelled ones
+// scans the history if nearly all are delivered: 0.3 to 0.5 s on a busy machine with two cores.
+// Intents in any state. It reads the primary key backwards.
 func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListAll,
 		arg.Before,
@@ -371,7 +372,7 @@ type OutboxListAttentionParams struct {
 	MaxCount int32
 }
 
-// What waits for a person, by outbox_queue_attention, whose predicate is repeated here.
+// Intents that wait for a person. The first condition repeats the predicate of outbox_queue_attention.
 func (q *Queries) OutboxListAttention(ctx context.Context, arg OutboxListAttentionParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListAttention,
 		arg.Status,
@@ -430,7 +431,7 @@ type OutboxListByKeyParams struct {
 	MaxCount int32
 }
 
-// Intents of one key: the unique index starts with it.
+// Intents of one key. The unique index starts with the key.
 func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListByKey,
 		arg.IdemKey,
@@ -487,7 +488,7 @@ type OutboxListFinishedParams struct {
 	MaxCount int32
 }
 
-// What is finished: outbox_history_finish, backwards.
+// Finished intents. It reads outbox_history_finish backwards.
 func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinishedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListFinished,
 		arg.Status,
@@ -543,7 +544,7 @@ type OutboxLoadRow struct {
 	MessageID    *string
 }
 
-// What a claim's answer was too small for. It locks nothing and waits for nobody: a slow reader holds up itself alone.
+// Reads the payloads that a claim did not return. It takes no locks, so a slow reader delays no other worker.
 func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoadRow, error) {
 	rows, err := q.db.Query(ctx, OutboxLoad, ids)
 	if err != nil {

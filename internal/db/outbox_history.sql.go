@@ -30,9 +30,9 @@ type OutboxHistoryAnswerRow struct {
 	Resolved     bool
 }
 
-// What happened to an intent, in order.
-// The answer that an answered intent was given: by an attempt, a look-up, a zombie or a person, whichever came last. The
-// late answer of an attempt that was not the last one sent counts for nothing.
+// Events of an intent that a worker needs.
+// The outcome of an answered intent: from an attempt, a lookup, a late attempt or a person, whichever is the latest. A
+// late outcome counts only if it belongs to the last attempt that was sent.
 func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryAnswerRow, error) {
 	row := q.db.QueryRow(ctx, OutboxHistoryAnswer, id)
 	var i OutboxHistoryAnswerRow
@@ -62,8 +62,8 @@ type OutboxHistoryLastResponseRow struct {
 	Response     []byte
 }
 
-// What the vendor last answered to an attempt of an intent whose outcome is unknown, for its look-up. What was answered
-// before the intent was known to be unsent, as by a person, is about something else, and so is the late answer of an
+// The vendor's last response to an attempt of an intent with an unknown outcome. The lookup may need it. Responses from
+// before first_sent_at do not count: the intent was known to be unsent after them. Neither does a late response to an
 // attempt that was not the last one sent.
 func (q *Queries) OutboxHistoryLastResponse(ctx context.Context, id uuid.UUID) (OutboxHistoryLastResponseRow, error) {
 	row := q.db.QueryRow(ctx, OutboxHistoryLastResponse, id)

@@ -75,9 +75,10 @@ type OutboxSendsStoreRow struct {
 	MessageID   *string
 }
 
-// What was fixed before an intent's first send.
-// Keeps what an attempt is about to send, while its claim holds, and returns what is kept: this, or what an attempt before
-// it has kept. No row: somebody else has taken the intent over, or is keeping something in this very moment.
+// The rendered request of an intent, stored before its first attempt.
+// Stores what an attempt is about to send, if its claim is still valid, and returns what is stored: this request, or
+// the one that an earlier attempt stored. No row: another worker has taken the intent over, or is storing a request
+// right now.
 func (q *Queries) OutboxSendsStore(ctx context.Context, arg OutboxSendsStoreParams) ([]OutboxSendsStoreRow, error) {
 	rows, err := q.db.Query(ctx, OutboxSendsStore,
 		arg.ID,

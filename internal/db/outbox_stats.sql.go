@@ -31,8 +31,8 @@ set intents = excluded.intents, oldest_due_at = excluded.oldest_due_at, handled 
     taken_at = clock_timestamp()
 `
 
-// Counts for whoever watches with SQL.
-// One scan of the queue, which holds unfinished intents only. What is no longer there is removed, in the same statement.
+// Counts of unfinished intents, for dashboards.
+// Counts with one scan of the queue, and deletes the rows of pairs that are gone.
 func (q *Queries) OutboxStatsRefresh(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, OutboxStatsRefresh)
 	return err

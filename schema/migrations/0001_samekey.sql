@@ -14,9 +14,11 @@
 --   rate_limits       how much of a destination's rate is used, for all workers together
 --   workers           the running workers
 --   outbox_stats      counts per action and state, for dashboards
---   migrations        the schema version; river_*: the job queue River (https://riverqueue.com), with migrations of its own
+--   migrations        the schema version
+--   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
 --
--- To write an intent in SQL, call samekey.enqueue. To find an intent, read outbox by idem_key and join the others by id:
+-- To write an intent in SQL, call samekey.enqueue. To find an intent, read outbox by idem_key and join the others by
+-- id:
 --
 --   select o.id, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code
 --   from samekey.outbox o
@@ -26,12 +28,12 @@
 --
 -- Do not change rows by hand: the worker's commands (approve, redrive, resolve, cancel) record who did it and why.
 --
--- States (status): a new intent is pending, or blocked behind an earlier one with its ordering key. A worker's claim makes
--- it leased for one attempt. The attempt ends it as delivered or refused, schedules a retry (pending), or leaves the outcome
--- unknown, and then the worker looks it up. An answered intent has its outcome and waits for the application's callback
--- (Apply). Three states wait for a person: awaiting_approval, parked (the outcome is unknown and nothing can find it out)
--- and dead (no attempt is left, or the request cannot succeed). Delivered, refused and cancelled intents are finished: they
--- leave outbox_queue, and the final state is in outbox_history.
+-- States (status): a new intent is pending, or blocked behind an earlier one with its ordering key. A worker's claim
+-- makes it leased for one attempt. The attempt ends it as delivered or refused, schedules a retry (pending), or leaves
+-- the outcome unknown, and then the worker looks it up. An answered intent has its outcome and waits for the
+-- application's callback (Apply). Three states wait for a person: awaiting_approval, parked (the outcome is unknown and
+-- nothing can find it out) and dead (no attempt is left, or the request cannot succeed). Delivered, refused and
+-- cancelled intents are finished: they leave outbox_queue, and the final state is in outbox_history.
 --
 -- Conventions
 --   * Times come from clock_timestamp(), not from the transaction's start: a long transaction must not backdate a row.
@@ -40,20 +42,20 @@
 --
 -- Advisory locks. These are all the lock numbers that samekey uses. schema/locks.go in the source has the same table.
 --
---   lock                                          form          number              held
---   samekey.key_lock(scope, idem_key)             one bigint    seed 7309453201     by the transaction that works on the key
---   samekey.ordering_lock(ordering_key)           one bigint    seed 8243107313     by a transaction that writes or finishes
---                                                                                   an intent with this ordering key
---   (samekey.worker_class(), workers.id)          two integers  class 1935764331    by the worker's session, while it runs
---   migration                                     one bigint    7309453202          by Migrate and Grant, while they run
---   hashtextextended(database name, 0)            one bigint    seed 0              by samekeytest, in another database
+--   lock                                   form          number            held by
+--   samekey.key_lock(scope, idem_key)      one bigint    seed 7309453201   the transaction that works on the key
+--   samekey.ordering_lock(ordering_key)    one bigint    seed 8243107313   a transaction that writes or ends an intent
+--                                                                          with this ordering key
+--   (samekey.worker_class(), workers.id)   two integers  class 1935764331  the worker's session, while it runs
+--   migration                              one bigint    7309453202        Migrate and Grant, while they run
+--   hashtextextended(database name, 0)     one bigint    seed 0            samekeytest, in another database
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- An intent (outbox message). The row never changes, so that a claim or a settle, which update outbox_queue, never copies
--- the payload.
+-- An intent (outbox message). The row never changes, so that a claim or a settle, which update outbox_queue, never
+-- copies the payload.
 --
--- The table has no CHECKs. samekey.enqueue validates every row, and no role but the owner can insert in another way (a test
--- of the grants holds this). Ten CHECKs on one row took 85 us, as long as the insert itself.
+-- The table has no CHECKs. samekey.enqueue validates every row, and no role but the owner can insert in another way (a
+-- test of the grants holds this). Ten CHECKs on one row took 85 us, as long as the insert itself.
 create table samekey.outbox (
     id            uuid        primary key,
     scope         text        collate "C" not null, -- whose key it is, such as acme/orders.create
@@ -170,8 +172,8 @@ create table samekey.outbox_history (
 );
 create unique index outbox_history_finish on samekey.outbox_history (intent_id) where final_status is not null;
 
--- The rendered request of an intent, stored before the first attempt if the action renders one. Every attempt sends these
--- bytes, even if the configuration has changed since.
+-- The rendered request of an intent, stored before the first attempt if the action renders one. Every attempt sends
+-- these bytes, even if the configuration has changed since.
 create table samekey.outbox_sends (
     intent_id    uuid        primary key,
     carried_key  text        collate "C" not null, -- the delivery key in the form that the vendor accepts
@@ -186,8 +188,8 @@ create table samekey.outbox_sends (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore expires_at.
--- A record without completed_at belongs to a request that is in progress.
+-- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
+-- expires_at. A record without completed_at belongs to a request that is in progress.
 create table samekey.processed_events (
     idem_key         text        collate "C" not null,
     scope            text        collate "C" not null,
@@ -241,11 +243,11 @@ create table samekey.endpoints (
     constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)
 );
 
--- Which destinations, and which actions of them, are paused, with the person and the reason. A pause that has ended stays
--- in the table as a record.
+-- Which destinations, and which actions of them, are paused, with the person and the reason. A pause that has ended
+-- stays in the table as a record.
 --
--- An operator can also pause the destination's queue in River. Workers copy that pause here, since River deletes the row of
--- a queue that no worker has used for a day. river_queue_created_at tells which row of River's was copied.
+-- An operator can also pause the destination's queue in River. Workers copy that pause here, since River deletes the
+-- row of a queue that no worker has used for a day. river_queue_created_at tells which row of River's was copied.
 create table samekey.pauses (
     id                     bigint      generated always as identity primary key,
     destination            text        collate "C" not null,
@@ -271,9 +273,9 @@ create table samekey.pauses (
 -- A destination, or an action of it, has at most one pause by a person and one by River in force.
 create unique index pauses_in_force on samekey.pauses (destination, action, (river_queue_created_at is not null)) where ended_at is null;
 
--- A leaky bucket per destination, shared by all workers: level calls were in it at updated_at, and it leaks at the rate.
--- The row does not store a time until which the budget is used up: such a time is wrong once the clock is set back or the
--- rate changes.
+-- A leaky bucket per destination, shared by all workers: level calls were in it at updated_at, and it leaks at the
+-- rate. The row does not store a time until which the budget is used up: such a time is wrong once the clock is set
+-- back or the rate changes.
 create table samekey.rate_limits (
     destination text             collate "C" primary key,
     level       double precision not null default 0,
@@ -304,12 +306,13 @@ create table samekey.outbox_stats (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- Functions. Those that samekey.enqueue calls are written in PL/pgSQL: before Postgres 18, PL/pgSQL plans a function in SQL
--- again at each call unless it is inlined (130 us of 290 us per intent). Comparisons name COLLATE "C", since an argument
--- has the collation of the expression that the caller passed.
+-- Functions. Those that samekey.enqueue calls are written in PL/pgSQL: before Postgres 18, PL/pgSQL plans a function in
+-- SQL again at each call unless it is inlined (130 us of 290 us per intent). Comparisons name COLLATE "C", since an
+-- argument has the collation of the expression that the caller passed.
 
--- Derives the idempotency key that the vendor gets: a version 8 UUID from the hash of the four parts, each with its length
--- before it, so that two different lists of parts never hash the same bytes. samekey.DeliveryKey in Go does the same.
+-- Derives the idempotency key that the vendor gets: a version 8 UUID from the hash of the four parts, each with its
+-- length before it, so that two different lists of parts never hash the same bytes. samekey.DeliveryKey in Go does the
+-- same.
 create function samekey.delivery_key(scope text, idem_key text, action text, part text) returns uuid
     language plpgsql immutable strict parallel safe
     set search_path = pg_catalog, pg_temp
@@ -326,8 +329,8 @@ begin
 end
 $$;
 
--- Returns the 8 hex digits that logs and errors print instead of a key. Key.Hash in Go does the same. Use it to find the
--- intent that a log line is about.
+-- Returns the 8 hex digits that logs and errors print instead of a key. Key.Hash in Go does the same. Use it to find
+-- the intent that a log line is about.
 create function samekey.key_hash(scope text, idem_key text) returns text
     language sql immutable strict parallel safe
     set search_path = pg_catalog, pg_temp
@@ -387,12 +390,13 @@ as $$
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- The rules of an intent. outbox.Intent and samekey.Key in Go have the same rules: a test runs one table of intents through
--- both.
+-- The rules of an intent. outbox.Intent and samekey.Key in Go have the same rules: a test runs one table of intents
+-- through both.
 
--- Reports whether the payload is one JSON document in UTF-8, as json.Valid in Go does. The cast to json checks the syntax
--- only: duplicate members, "\u0000", lone surrogates and 1e400 pass. The error is caught, since its text quotes the payload.
--- Go accepts 10,000 levels of nesting and Postgres more, so the depth is computed if the payload has that many brackets.
+-- Reports whether the payload is one JSON document in UTF-8, as json.Valid in Go does. The cast to json checks the
+-- syntax only: duplicate members, "\u0000", lone surrogates and 1e400 pass. The error is caught, since its text quotes
+-- the payload. Go accepts 10,000 levels of nesting and Postgres more, so the depth is computed if the payload has that
+-- many brackets.
 create function samekey.is_json(payload bytea) returns boolean
     language plpgsql immutable
     set search_path = pg_catalog, pg_temp
@@ -416,7 +420,8 @@ exception when invalid_text_representation or character_not_in_repertoire or unt
 end
 $$;
 
--- Returns what is wrong with the headers, or null. Headers that the worker sets and headers that hold secrets are refused.
+-- Returns what is wrong with the headers, or null. Headers that the worker sets and headers that hold secrets are
+-- refused.
 create function samekey.headers_refusal(headers jsonb) returns text
     language plpgsql immutable
     set search_path = pg_catalog, pg_temp
@@ -452,8 +457,8 @@ begin
 end
 $$;
 
--- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule (also as
--- its column) and what to do. It never quotes a value, so none reaches the server's log.
+-- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
+-- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
 create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
     ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text) returns void
     language plpgsql
@@ -516,8 +521,8 @@ begin
 end
 $$;
 
--- Handles an intent that exists already: returns its id, or raises. It runs as a statement of its own, since the row may be
--- newer than the snapshot of the insert that met it.
+-- Handles an intent that exists already: returns its id, or raises. It runs as a statement of its own, since the row
+-- may be newer than the snapshot of the insert that met it.
 create function samekey.enqueue_duplicate(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean) returns uuid
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -552,16 +557,16 @@ end
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- Writes an intent in the caller's transaction and returns its id. The call is idempotent: the same key, action, part and
--- payload returns the first id.
+-- Writes an intent in the caller's transaction and returns its id. The call is idempotent: the same key, action, part
+-- and payload returns the first id.
 --
--- Errors: SK001 if the intent exists with another payload; SK002 if it exists and must_be_new is set; SK003 if the scope
--- belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent transaction
--- interferes. Errors go to the server's log, so the only value that they contain is the action.
+-- Errors: SK001 if the intent exists with another payload; SK002 if it exists and must_be_new is set; SK003 if the
+-- scope belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent
+-- transaction interferes. Errors go to the server's log, so the only value that they contain is the action.
 --
--- An empty part, ordering_key, trace_context or requested_by means none. The function runs as its owner: a role needs EXECUTE
--- and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a key at the
--- vendor, or one effect would change its key between two attempts.
+-- An empty part, ordering_key, trace_context or requested_by means none. The function runs as its owner: a role needs
+-- EXECUTE and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a
+-- key at the vendor, or one effect would change its key between two attempts.
 create function samekey.enqueue(
     scope         text,
     idem_key      text,
@@ -588,9 +593,9 @@ declare
     v_head bigint;
     v_last bigint;
 begin
-    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are checked
-    -- outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true, refuse_intent
-    -- finds the argument.
+    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are
+    -- checked outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true,
+    -- refuse_intent finds the argument.
     if (octet_length(enqueue.scope) <= 255
        and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
        and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
@@ -616,8 +621,8 @@ begin
             enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
     end if;
 
-    -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because a
-    -- transaction that this insert waited for has committed.
+    -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
+    -- a transaction that this insert waited for has committed.
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
@@ -653,18 +658,20 @@ begin
     end if;
 
     -- Two writers W1 and W2 of one ordering key, and a worker F that finishes the head of the key:
-    --   * W1 locks, numbers its row, inserts and commits. W2 waits for the lock, then sees W1's row. W2 takes a higher number
-    --     and is blocked.
+    --   * W1 locks, numbers its row, inserts and commits. W2 waits for the lock, then sees W1's row. W2 takes a higher
+    --     number and is blocked.
     --   * W1 rolls back. W2 sees no row and becomes the head.
     --   * F holds the lock, deletes the head and promotes the next row. W2 sees the result.
-    --   * W2 is REPEATABLE READ and its snapshot is older than W1 or F. If it misses the head, the unique index on heads stops
-    --     it (40001). If it sees a head that is gone, it is blocked until the worker's sweep promotes it.
+    --   * W2 is REPEATABLE READ and its snapshot is older than W1 or F. If it misses the head, the unique index on
+    --     heads stops it (40001). If it sees a head that is gone, it is blocked until the worker's sweep promotes it.
+    --
     -- The number is the clock in microseconds, but always higher than that of the rows in front. The clock alone is not
-    -- enough: it can be set back, or be another server's after a failover. The maximum alone is not enough: an old snapshot
-    -- misses rows. A sequence starts at 1 after a switchover by logical replication, which does not copy sequences.
+    -- enough: it can be set back, or be another server's after a failover. The maximum alone is not enough: an old
+    -- snapshot misses rows. A sequence starts at 1 after a switchover by logical replication, which does not copy
+    -- sequences.
     perform pg_advisory_xact_lock(samekey.ordering_lock(enqueue.ordering_key));
-    -- Two lookups, each by its own index: the head, and the last blocked row. For EXISTS over both, the planner may scan the
-    -- queue instead.
+    -- Two lookups, each by its own index: the head, and the last blocked row. For EXISTS over both, the planner may
+    -- scan the queue instead.
     select (select max(q.seq) from samekey.outbox_queue q
             where q.ordering_key = enqueue.ordering_key collate "C" and q.ordering_key is not null and q.status <> 'blocked'),
            (select q.seq from samekey.outbox_queue q
@@ -687,9 +694,10 @@ begin
 end
 $$;
 
--- The same for a payload of type text, json or jsonb: the intent's payload is its text in UTF-8 (jsonb has changed spacing and
--- the order of members). A literal without a type is text, so backslashes stay; write bytes as '\x00ff'::bytea. Some clients
--- send bytes as text in that form (pgx in its simple protocol and exec modes): such a text is refused.
+-- The same for a payload of type text, json or jsonb: the intent's payload is its text in UTF-8 (jsonb has changed
+-- spacing and the order of members). A literal without a type is text, so backslashes stay; write bytes as
+-- '\x00ff'::bytea. Some clients send bytes as text in that form (pgx in its simple protocol and exec modes): such a
+-- text is refused.
 create function samekey.enqueue(
     scope         text,
     idem_key      text,
