@@ -81,7 +81,7 @@ type Delivery[T any] struct {
 	// unless they have an ordering key.
 	Endpoint func(call *Call) string
 
-	// StoredEndpoint says that Endpoint returns names in samekey.endpoints, under the action's destination (package
+	// StoredEndpoint declares that Endpoint returns names in samekey.endpoints, under the action's destination (package
 	// outbox/endpoints writes them). The endpoint's URL and secrets are read right before its calls, in one statement for
 	// all that were claimed together, and are in call.Endpoint.
 	//
@@ -93,7 +93,7 @@ type Delivery[T any] struct {
 	// The policy needs a Deadline, since an endpoint that cannot be reached spends no attempts.
 	StoredEndpoint bool
 
-	// Proxied says that requests go through a proxy, a sidecar or a gateway, which can send late what it has taken: a request
+	// Proxied declares that requests go through a proxy, a sidecar or a gateway, which can send late what it has taken: a request
 	// that timed out could arrive after lookups have found nothing and the intent was sent again. So [Dispatcher.Check]
 	// refuses the policy's ResendAbsent. Packages httpvendor and stripevendor set Proxied if they are given a proxy. They
 	// cannot see a sidecar (Envoy, Istio, Linkerd, an egress gateway).

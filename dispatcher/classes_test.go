@@ -19,20 +19,20 @@ import (
 // up, what waits for a person, and how often the vendor was called.
 
 // classBundle is a dispatcher that delivers charge_card under one class.
-func classSetup(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), options ...dispatcher.Option) (*bundle, *dispatcher.Dispatcher) {
+func classSetup(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), options ...option) (*bundle, *dispatcher.Dispatcher) {
 	t.Helper()
 	b := setup(t)
 	return b, b.handles(class, change, options...)
 }
 
-func (b *bundle) handles(class dispatcher.Class, change func(*dispatcher.Policy), options ...dispatcher.Option) *dispatcher.Dispatcher {
+func (b *bundle) handles(class dispatcher.Class, change func(*dispatcher.Policy), options ...option) *dispatcher.Dispatcher {
 	p := policyOf(class)
 	if change != nil {
 		change(&p)
 	}
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", p, b.post, options...)
+	handle(d, "charge_card", p, b.post, options...)
 	return d
 }
 
@@ -98,7 +98,7 @@ func unsentIsSentAgain(t *testing.T, class dispatcher.Class) {
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.wantStatus(id, "pending")
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent = 0 and first_sent_at is null and window_ends is null`); n != 1 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used = 0 and first_sent_at is null and key_window_until is null`); n != 1 {
 		t.Error("an unsent attempt spent an attempt or began the key window")
 	}
 	b.elapse(backoff)
@@ -188,7 +188,7 @@ func TestIrreversibleWriteIsLookedUpAfterATimeout(t *testing.T) {
 
 func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), fault samekeytest.Fault, code string) {
 	b := setup(t)
-	d := b.handles(class, change, dispatcher.WithLookup(b.lookUp))
+	d := b.handles(class, change, withLookup(b.lookUp))
 	id, approval := b.insert("charge_card"), ""
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -286,7 +286,7 @@ func TestKilledWorkersIrreversibleWriteIsLookedUpOnceItsLeaseRanOut(t *testing.T
 
 func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
 	b := setup(t)
-	d := b.handles(class, nil, dispatcher.WithLookup(b.lookUp))
+	d := b.handles(class, nil, withLookup(b.lookUp))
 	id := b.insert("charge_card")
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -323,13 +323,13 @@ func TestIntentsThatKillTheirWorkersEndAsDead(t *testing.T) {
 	id := b.insert("charge_card")
 	for range 3 {
 		// As a killed worker leaves it: leased to a worker whose lock is gone.
-		b.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 999, attempt = attempt + 1, repeatable = true,
-			sent_attempt = attempt + 1, lease_until = clock_timestamp() - interval '1 s', due_at = clock_timestamp() + interval '1 h'`)
-		if b.count(`select spent from samekey.outbox_queue`) == 2 {
+		b.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 999, attempt = attempt + 1, safe_to_resend = true,
+			last_sent_attempt = attempt + 1, lease_until = clock_timestamp() - interval '1 s', due_at = clock_timestamp() + interval '1 h'`)
+		if b.count(`select attempts_used from samekey.outbox_queue`) == 2 {
 			break
 		}
 		d2 := b.dispatcher() // one that handles something else, but sweeps for all
-		d2.Handle("other", dispatcher.Policy{Class: dispatcher.Read}, b.post)
+		handle(d2, "other", dispatcher.Policy{Class: dispatcher.Read}, b.post)
 		b.expect(d2, nothing)
 	}
 	b.expect(d, dispatcher.Summary{Dead: 1})

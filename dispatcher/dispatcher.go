@@ -15,25 +15,25 @@ import (
 	"github.com/samekey/samekey/internal/names"
 )
 
-// Config is a dispatcher's settings; nil and the zero value of each field are the defaults.
+// Config holds a dispatcher's settings. Nil, and the zero value of each field, are the defaults.
 type Config struct {
-	// Logger gets structured logs: a line per failed attempt and per thing that a person should know. A key appears
-	// as a short hash; payloads, answers and header values never do. Default: slog.Default().
+	// Logger gets a line for each failed attempt and for each event that a person should know. A key appears as a short hash.
+	// Payloads, responses and header values do not appear. Default: slog.Default().
 	Logger *slog.Logger
 
-	// Name is this worker's in samekey.workers and in logs. Default: host name and process id. At most 255 bytes.
+	// Name is this worker's name in samekey.workers and in logs, at most 255 bytes. Default: host name and process id.
 	Name string
 
-	// SweepInterval is how often every node looks for intents that nobody holds. It bounds what a lost notification
-	// costs, and half the time after which a killed worker's intents are taken over. Default 400 ms; 10 ms to 1 min.
+	// SweepInterval is how often the worker looks for intents that no worker holds. It is the longest delay after a lost
+	// notification, and half the time until the intents of a killed worker are taken over. Default 400 ms; 10 ms to 1 min.
 	SweepInterval time.Duration
 
-	// StopTimeout is how long [Dispatcher.Run] lets calls under way go on after its context ended; then their contexts
-	// are cancelled, and what they came to is settled. Default 20 s: within the 30 s that Kubernetes allows. 1 ms to 24 h.
+	// StopTimeout is how long calls in progress may continue after the context of [Dispatcher.Run] has ended. Then their
+	// contexts are cancelled, and their outcomes are recorded. Default 20 s, less than the 30 s of Kubernetes; 1 ms to 24 h.
 	StopTimeout time.Duration
 
-	// Retention is how long a finished intent that was written without a processed record is kept. (One with a record
-	// is kept as long as the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
+	// Retention is how long a finished intent without a processed record is kept. (An intent with a record is kept as long as
+	// the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
 	Retention time.Duration
 }
 
@@ -55,15 +55,15 @@ func (c *Config) withDefaults() Config {
 	return out
 }
 
-// Dispatcher delivers intents: it claims them, calls the handlers and settles what came of it. Make one per process
-// with [New], register what it handles, then [Dispatcher.Run] it.
+// Dispatcher delivers intents: it claims them, calls each action's Send, and records the outcomes. Make one per process with
+// [New], register actions with [Handle], then call [Dispatcher.Run].
 type Dispatcher struct {
 	pool    *pgxpool.Pool
 	config  Config
 	log     *slog.Logger
 	repeats *repeats // the handler of log
 
-	mu           sync.Mutex // guards what follows until the first Run or Drain, after which it does not change
+	mu           sync.Mutex // guards the next fields until the first Run or Drain; then they do not change
 	actions      map[string]*action
 	registered   []*action // in order
 	destinations map[string]*destination
@@ -71,11 +71,11 @@ type Dispatcher struct {
 
 	shift, riverPatience, alarmAfter, stopMargin time.Duration // constants; tests shorten them
 
-	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests take the jitter out of it
-	drawID func() int32                              // a worker's id; tests make it one that is taken
+	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests remove its jitter
+	drawID func() int32                              // a worker's id; tests draw one that is taken
 
 	running sync.Mutex           // held by the one Run or Drain
-	node    atomic.Pointer[node] // the one that Run has at work
+	node    atomic.Pointer[node] // of a Run in progress
 }
 
 // destination is a vendor account, shared by the actions that name it.
@@ -92,16 +92,17 @@ func (dest *destination) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
-// New makes a dispatcher for the database of a pool. While it runs, it works on connections of its own, made as the pool
-// makes them: to the same servers, with the same hooks and as many at most. They need room for the claims and settles of
-// each destination, for River and for Applies, which take half of them at most: at least 4; 10 are plenty for most. One more
-// holds the session. The pool itself is not used and not
-// closed. It must not be a pooler's in transaction mode.
+// New makes a dispatcher for the database of a pool. While the dispatcher runs, it uses connections of its own, with the
+// pool's configuration: the same servers, the same hooks, and the same maximum. The pool itself is neither used nor closed.
+// It must connect to Postgres directly, and not through a pooler in transaction mode.
 //
-// The worker's connections get the settings that its promises need, after the hooks: synchronous_commit on, read
-// committed, limits of time that fit the actions (docs/worker.md has all). search_path is left to the hooks. A statement
-// cannot run in pgx's exec mode or the simple protocol there, and uses cache_describe instead; an attempt to connect ends
-// after five seconds, unless the pool says otherwise.
+// Claims and settles of each destination, River, and Applies share these connections; Applies use at most half of them. The
+// maximum must be at least 4, and 10 is enough for most. The worker's session uses one more.
+//
+// After the pool's hooks, each connection gets the settings that the worker's promises need: synchronous_commit on, read
+// committed, timeouts that fit the actions (docs/worker.md lists them). The hooks set the search_path. pgx's exec mode and
+// simple protocol cannot be used, and are replaced by cache_describe. An attempt to connect ends after five seconds, unless
+// the pool sets another limit.
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
@@ -113,8 +114,8 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	return d
 }
 
-// Destination declares a vendor account and its limits. outbox.Pause stops its claims on every node, and so does pausing its
-// River queue, "samekey_" and the name, from River UI too.
+// Destination declares a vendor account and its limits. outbox.Pause stops its claims in every worker. So does pausing its
+// River queue, "samekey_" and the name, also in River UI.
 func (d *Dispatcher) Destination(name string, limits Limits) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,8 +127,8 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 	dest.given, dest.limits = append(dest.given, limits), limits.withDefaults()
 }
 
-// Vendor describes the vendor account behind a destination. Its actions carry the delivery key as it says, their policies
-// default to its window, and Check refuses what contradicts it.
+// Vendor describes the vendor account behind a destination. The destination's actions send the delivery key in the vendor's
+// form, their policies default to its window, and Check returns what contradicts it.
 func (d *Dispatcher) Vendor(destination string, vendor Vendor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

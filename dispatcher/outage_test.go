@@ -220,7 +220,7 @@ func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
 	d := b.dispatcherOn(pool, dispatcher.Config{StopTimeout: 200 * time.Millisecond})
 	d.SetStopMargin(500 * time.Millisecond)
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
 	id := b.insert("charge_card")
 	r := b.start(d)
 	wait(b, "the call", g.began)
@@ -250,7 +250,7 @@ func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T)
 		b.start(b.gated(b.db.Pool, g, p))
 	}
 	b.untilLogged(keptText)
-	spent := func() int { return b.count(`select spent from samekey.outbox_queue`) }
+	spent := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
 	for i := range 3 {
 		before := spent()
 		b.elapse(lease)

@@ -69,7 +69,7 @@ func Refused(r Response) Outcome { return Outcome{kind: outcomeRefused, response
 // is parked.
 func Accepted(r Response) Outcome { return Outcome{kind: outcomeAccepted, response: r} }
 
-// Retry reports that the vendor says that it did not act, and can be asked again: a 429, or an answer that means "still
+// Retry reports that the vendor did not act, by its own account, and can be asked again: a 429, or an answer that means "still
 // running under this key". It spends no attempt. The next call waits for [Outcome.After] or the policy's backoff, whichever
 // is longer. Many in a row slow down the destination or the endpoint ([Limits.BreakAfter]).
 //
@@ -177,7 +177,7 @@ const (
 	codePanic     = "panic"
 	codeNoOutcome = "no_outcome"
 	codePayload   = "payload" // the payload did not decode: the vendor was not called
-	codeProxy     = "proxy"   // the request would have gone through a proxy, see package httpclient
+	codeProxy     = "proxy"   // the request would have used a proxy, see package httpclient
 )
 
 var (

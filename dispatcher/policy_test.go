@@ -8,20 +8,21 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
 )
 
-func ok(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-	return dispatcher.Answer{Code: "200"}, nil
+func ok(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 }
 
 func TestCheckAcceptsTheLimits(t *testing.T) {
 	d := dispatcher.New(nil, &dispatcher.Config{Name: strings.Repeat("n", 255), SweepInterval: 10 * time.Millisecond})
 	d.Destination(strings.Repeat("d", 56), dispatcher.Limits{Concurrency: 10_000})
-	d.Handle(strings.Repeat("a", 63), dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour, Lease: 24 * time.Hour, Attempts: 1000,
+	handle(d, strings.Repeat("a", 63), dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour, Lease: 24 * time.Hour, Attempts: 1000,
 		ResponseCap: 1 << 20, MaxBackoff: 30 * 24 * time.Hour, Destination: strings.Repeat("d", 56)}, ok)
-	d.Handle("short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100 * time.Millisecond, Lease: 200 * time.Millisecond, Attempts: 1,
+	handle(d, "short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100 * time.Millisecond, Lease: 200 * time.Millisecond, Attempts: 1,
 		Backoff: time.Millisecond, SettlingDelay: time.Millisecond, Deadline: time.Second}, ok)
-	d.Handle("forever", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever}, ok)
+	handle(d, "forever", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever}, ok)
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func TestRetryHorizonMayFillTheKeyWindow(t *testing.T) {
 	for window, fits := range map[time.Duration]bool{horizon: true, horizon - time.Nanosecond: false} {
 		d := dispatcher.New(nil, nil)
 		policy.KeyWindow = window
-		d.Handle("charge_card", policy, ok)
+		handle(d, "charge_card", policy, ok)
 		if err := d.Check(); (err == nil) != fits {
 			t.Errorf("window %v: Check says %v", window, err)
 		}
@@ -84,14 +85,14 @@ func TestRetryHorizonMayFillTheKeyWindow(t *testing.T) {
 func TestDefaultAttemptsFitTheKeyWindow(t *testing.T) {
 	for _, window := range []time.Duration{time.Minute, time.Hour, 24 * time.Hour, 30 * 24 * time.Hour, dispatcher.Forever} {
 		d := dispatcher.New(nil, nil)
-		d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: window}, ok)
+		handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: window}, ok)
 		if err := d.Check(); err != nil {
 			t.Errorf("window %v: %v", window, err)
 		}
 	}
 	// One attempt alone does not fit.
 	d := dispatcher.New(nil, nil)
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 39 * time.Second}, ok)
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 39 * time.Second}, ok)
 	if d.Check() == nil {
 		t.Error("a window that is shorter than one attempt was accepted")
 	}
@@ -126,11 +127,13 @@ func TestPayloadNumbersKeepEveryDigit(t *testing.T) {
 	}
 	got := make(chan amounts, 1)
 	d := b.dispatcher()
-	dispatcher.Handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.Read},
-		func(_ context.Context, _ *dispatcher.Call, a amounts) (dispatcher.Answer, error) {
+	dispatcher.Handle(d, outbox.NewAction[amounts]("charge_card"), dispatcher.Delivery[amounts]{
+		Policy: dispatcher.Policy{Class: dispatcher.Read},
+		Send: func(_ context.Context, _ *dispatcher.Call, a amounts) (dispatcher.Outcome, error) {
 			got <- a
-			return dispatcher.Answer{}, nil
-		})
+			return dispatcher.Delivered(dispatcher.Response{}), nil
+		},
+	})
 	b.exec(`select samekey.enqueue('tenant/orders', 'k', 'charge_card', '{"a":9007199254740993,"n":0.10000000000000000555}')`)
 	b.expect(d, delivered)
 	if a := wait(b, "the handler ran", got); a.A != 9007199254740993 || a.N != "0.10000000000000000555" {
