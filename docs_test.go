@@ -75,8 +75,7 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 	}
 }
 
-// What these pages show in Go is part of an example, which is compiled, and run
-// where it has an output.
+// What these pages show in Go is part of an example, which is compiled, and run where it has an output.
 func TestGoCodeInCallersPageIsFromExamples(t *testing.T) {
 	var examples strings.Builder // all test files, indentation removed
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {

@@ -88,8 +88,8 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	if err != nil {
 		return answer{}, m.doError("look up", err)
 	}
-	// The savepoint exists from here on. At the end it is released, after a rollback to it of whatever must not stay. This
-	// also happens if fn panics, for a caller that recovers.
+	// The savepoint exists from here on. At the end it is released, after a rollback to it of whatever must not stay.
+	// This also happens if fn panics, for a caller that recovers.
 	keep, inside := false, &gate{}
 	defer func() {
 		idle := inside.close()

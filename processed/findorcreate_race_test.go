@@ -14,8 +14,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// What can happen between FindOrCreate's statements, and to them, as the comment
-// in findorcreate.go lists it.
+// What can happen between FindOrCreate's statements, and to them, as the comment in findorcreate.go lists it.
 
 func TestFindOrCreateWaitsForRunningInsert(t *testing.T) {
 	for name, owner := range owners() {

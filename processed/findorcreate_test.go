@@ -311,8 +311,7 @@ func TestErrorInsideDoLeavesTheTransactionUsable(t *testing.T) {
 	b.stored(0, 0, 1)
 }
 
-// The intent goes with the row: a function that fails after it takes both back,
-// and the next one makes both.
+// The intent goes with the row: a function that fails after it takes both back, and the next one makes both.
 func TestIntentExistsIfAndOnlyIfItsRowDoes(t *testing.T) {
 	b := setupTickets(t)
 	own := errors.New("own")

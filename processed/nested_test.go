@@ -154,8 +154,7 @@ func TestRunInDoThatGetsNoConnectionSaysWhy(t *testing.T) {
 	}
 }
 
-// A goroutine that was started inside may go on with the context: nothing is held
-// any more.
+// A goroutine that was started inside may go on with the context: nothing is held any more.
 func TestContextOutlivesItsCall(t *testing.T) {
 	b := setup(t)
 	pool := b.pool(b.db.DSN, 1, nil)

@@ -104,9 +104,8 @@ func TestTwentyCallsOnOneKeyLeaveThePoolToOthers(t *testing.T) {
 	b.stored(1, 1, 1)
 }
 
-// With the lock turned off, two first attempts run side by side. The winner is
-// stopped in the middle of its COMMIT, its record written and not yet visible;
-// the loser has to wait for it.
+// With the lock turned off, two first attempts run side by side. The winner is stopped in the middle of its COMMIT, its
+// record written and not yet visible; the loser has to wait for it.
 func TestPrimaryKeyAloneLetsOneAttemptWin(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {

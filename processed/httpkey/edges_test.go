@@ -23,8 +23,8 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// A redirect that keeps the method sends the same request elsewhere: as an answer
-// of its own it would make the request there a second one under a used key.
+// A redirect that keeps the method sends the same request elsewhere: as an answer of its own it would make the request
+// there a second one under a used key.
 func TestAMuxRedirectDoesNotUseUpTheKey(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /orders/", created)

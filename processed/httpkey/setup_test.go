@@ -26,8 +26,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// bundle is a service on a database of its own, behind a real socket. Its table
-// has one row for each effect.
+// bundle is a service on a database of its own, behind a real socket. Its table has one row for each effect.
 type bundle struct {
 	t     *testing.T
 	db    *samekeytest.DB
@@ -199,8 +198,7 @@ func (b *bundle) sameAs(first, again reply) {
 	}
 }
 
-// holds checks how many effects and records there are, and how often the handler
-// ran.
+// holds checks how many effects and records there are, and how often the handler ran.
 func (b *bundle) holds(effects, records, ran int) {
 	b.t.Helper()
 	var have [3]int
