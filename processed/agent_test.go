@@ -220,7 +220,7 @@ func TestWantedSecondReminderIsSent(t *testing.T) {
 	arguments := []byte(`{"to":"ann","in_days":3}`)
 	for name, value := range map[string]func(call int) (string, error){
 		"another call id": func(call int) (string, error) { return samekey.ToolCallKey(fmt.Sprint("call_", call), "run-7") },
-		"another turn": func(call int) (string, error) { // of an API that counts anew
+		"another turn": func(call int) (string, error) { // of an API that numbers calls per answer
 			return samekey.ToolCallKey("call_0", "run-7", fmt.Sprint("turn-", call))
 		},
 		"another step": func(call int) (string, error) {

@@ -415,7 +415,7 @@ func TestAbsoluteStateNeedsNoKey(t *testing.T) {
 	if b.count("lines where quantity = 3 and version = 2") != 1 {
 		t.Error("three times 3 is not 3")
 	}
-	ok(t, set(5, 2)) // somebody else
+	ok(t, set(5, 2)) // another customer's setting
 	if err := set(3, 1); !errors.Is(err, errChanged) {
 		t.Errorf("a late repetition: %v", err)
 	}

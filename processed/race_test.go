@@ -93,7 +93,7 @@ func TestTwentyCallsOnOneKeyLeaveThePoolToOthers(t *testing.T) {
 			}
 		})
 	}
-	others.Wait() // the first still runs, and nobody waited for it
+	others.Wait() // none of them waited for the first, which still runs
 	if _, err := pool.Exec(ctx, "select 1"); err != nil {
 		t.Errorf("an unrelated query: %v", err)
 	}
@@ -183,7 +183,7 @@ func TestRecordPrunedAfterLostInsertMeansOneMoreRun(t *testing.T) {
 	acquired := 0
 	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
 		config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
-			if acquired++; acquired == 2 { // the loser comes back for its look-up
+			if acquired++; acquired == 2 { // the loser comes back for its lookup
 				_, err := b.db.Exec(ctx, "with r as (delete from samekey.processed_events), q as (delete from samekey.outbox_queue) delete from samekey.outbox")
 				return err == nil, err
 			}

@@ -21,7 +21,7 @@ type driverError string
 func (e driverError) Error() string    { return "driver: " + string(e) }
 func (e driverError) SQLState() string { return string(e) }
 
-// Nothing was stored, and nothing was wrong with what was asked for.
+// Nothing was stored, and the request itself was valid.
 func TestSessionEndedByTheServerIsSafeToRetry(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(ctx context.Context, tx samekey.Tx) error
@@ -68,7 +68,7 @@ func TestSessionEndedByTheServerIsSafeToRetry(t *testing.T) {
 				t.Errorf("Do: SafeToRetry is not %v: %v", c.safe, err)
 			}
 			_ = tx.Rollback(t.Context())
-			b.mustPlace(request(t, "k", `2`), order{"o1", 7}) // as if nobody had come
+			b.mustPlace(request(t, "k", `2`), order{"o1", 7}) // the key is unused
 		})
 	}
 }

@@ -364,7 +364,7 @@ func TestEachRunStartsWithTheRoutersFirstState(t *testing.T) {
 		})
 	})
 	b.want(b.post("k1", "{}"), 201, "")
-	if got := <-pattern; got != "/v1/2" { // what a log further out reads
+	if got := <-pattern; got != "/v1/2" { // read by an outer log
 		t.Errorf("the pattern is %s", got)
 	}
 	b.holds(1, 1, 2)

@@ -42,7 +42,7 @@ func setup(t *testing.T, o httpkey.Options, handler http.HandlerFunc) *bundle {
 	return setupOn(t, o, nil, handler, nil)
 }
 
-// setupOn is setup with another pool, and with something further out.
+// setupOn is setup with another pool and an outer handler.
 func setupOn(t *testing.T, o httpkey.Options, pool *pgxpool.Pool, handler http.HandlerFunc, outer func(http.Handler) http.Handler) *bundle {
 	t.Helper()
 	b := &bundle{t: t, db: samekeytest.NewDB(t), log: &logbook{}}
