@@ -4,9 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,37 +13,14 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 )
 
-// statements counts those whose text holds like.
-type statements struct {
-	like string
-	n    atomic.Int64
-}
-
-func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, s.like) {
-		s.n.Add(1)
-	}
-	return ctx
-}
-func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 // tracedBy is a pool whose statements are counted.
-func (b *bundle) tracedBy(s *statements) *pgxpool.Pool {
+func (b *bundle) tracedBy(s *dbtest.Statements) *pgxpool.Pool {
 	b.Helper()
-	config, err := pgxpool.ParseConfig(b.db.DSN)
-	if err != nil {
-		b.Fatal(err)
-	}
-	config.ConnConfig.Tracer = s
-	pool, err := pgxpool.NewWithConfig(b.ctx, config)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(pool.Close)
-	return pool
+	return dbtest.Pool(b, b.db.DSN, func(config *pgxpool.Config) { config.ConnConfig.Tracer = s })
 }
 
 // metered is a vendor that notes when each call came.
@@ -103,9 +78,8 @@ func TestLookUpsCountTowardsTheRate(t *testing.T) {
 	m, limits := meter(b), dispatcher.Limits{Rate: 10, Burst: 2}
 	ask := postTo(b.client, m.URL)
 	d := b.breaking(dispatcher.NonIdempotentWrite, limits, b.post,
-		dispatcher.WithLookup(func(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
-			answer, err := ask(ctx, call)
-			return dispatcher.Found(answer), err
+		withLookup(func(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			return ask(ctx, call)
 		}))
 	b.insertMany("charge_card", 12)
 	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = now()`)
@@ -134,25 +108,25 @@ func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
 
 func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
 	b := setup(t)
-	takes := &statements{like: "RateLimitsTake :"}
+	takes := &dbtest.Statements{Like: "RateLimitsTake :"}
 	d := b.dispatcherOn(b.tracedBy(takes), dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{})
 	d.Destination("slow", dispatcher.Limits{Rate: 1.0 / 3600})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Destination = "slow"
-	d.Handle("send_receipt", p, b.post)
+	handle(d, "send_receipt", p, b.post)
 	b.insertMany("send_receipt", 10)
 	b.start(d)
 	b.until("one is sent", func() bool { return b.unspent("send_receipt") == 9 })
 	b.sweeps(d, 120*time.Millisecond)
-	before := takes.n.Load()
+	before := takes.Count()
 	b.insertMany("charge_card", 100)
 	b.until("the others are delivered", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where action = 'charge_card'`) == 0
 	})
 	b.sweeps(d, 300*time.Millisecond)
-	if n := takes.n.Load() - before; n != 0 {
+	if n := takes.Count() - before; n != 0 {
 		t.Errorf("it was asked %d times whether the hour is over", n)
 	}
 	if n := b.unspent("send_receipt"); n != 9 {

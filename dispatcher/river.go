@@ -32,7 +32,7 @@ func (drainArgs) Kind() string { return "samekey.drain" }
 type drainWorker struct {
 	river.WorkerDefaults[drainArgs]
 	node *node
-	stop context.Context // ends when the dispatcher stops: before River's own stop
+	stop context.Context //nolint:containedctx // ends when the dispatcher stops: before River's own stop
 }
 
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed

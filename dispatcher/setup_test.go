@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,12 +16,11 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -32,10 +30,7 @@ func TestMain(m *testing.M) {
 		workerMain()
 		return
 	}
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = parallel.Value.Set("6") // these tests wait more than they work
-	}
+	dbtest.Parallel("6") // these tests wait more than they work
 	goleak.VerifyTestMain(unhurried{m})
 }
 
@@ -51,14 +46,14 @@ func (m unhurried) Run() int {
 }
 
 // patience bounds every wait in these tests; what is waited for usually takes milliseconds.
-const patience = 30 * time.Second
+const patience = dbtest.Patience
 
 // bundle is a test's world: a database, a vendor over sockets, and what the dispatchers logged.
 type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
-	vendor *samekeytest.VendorServer
-	ctx    context.Context
+	vendor *samekeytest.Vendor
+	ctx    context.Context //nolint:containedctx // the test's
 	logs   *logs
 	client *http.Client
 	keys   int
@@ -168,27 +163,13 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 // until waits for a condition; its deadline is the only thing that makes it fail.
 func (b *bundle) until(what string, condition func() bool) {
 	b.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			b.Fatalf("waited %v in vain until %s", patience, what)
-		}
-	}
+	dbtest.Until(b, what, condition)
 }
 
 // wait receives from a signal.
-func wait[T any](b *bundle, what string, signal <-chan T) (value T) {
+func wait[T any](b *bundle, what string, signal <-chan T) T {
 	b.Helper()
-	select {
-	case value = <-signal:
-	case <-time.After(patience):
-		b.Fatalf("waited %v in vain until %s", patience, what)
-	}
-	return value
+	return dbtest.Receive(b, what, signal)
 }
 
 // elapse lets d pass for all that is stored.
@@ -204,23 +185,12 @@ type charge struct {
 func (b *bundle) insert(action string, change ...func(*outbox.Intent)) uuid.UUID {
 	b.Helper()
 	b.keys++
-	key, err := samekey.NewKey(fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
-	if err != nil {
-		b.Fatal(err)
-	}
+	key := dbtest.Key(b, fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
 	in := outbox.Intent{Key: key, Action: action, Payload: charge{Order: key.Value, Amount: b.keys}}
 	for _, fn := range change {
 		fn(&in)
 	}
-	var id uuid.UUID
-	err = pgx.BeginFunc(b.ctx, b.db, func(tx pgx.Tx) error {
-		id, err = outbox.Insert(b.ctx, tx, in)
-		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return id
+	return dbtest.Insert(b, b.db, in)
 }
 
 // insertMany commits n plain intents by one statement.
@@ -237,18 +207,13 @@ func ordered(key string) func(*outbox.Intent) {
 // exec runs a statement that must succeed.
 func (b *bundle) exec(sql string, args ...any) {
 	b.Helper()
-	if _, err := b.db.Exec(b.ctx, sql, args...); err != nil {
-		b.Fatal(err)
-	}
+	dbtest.Exec(b, b.db, sql, args...)
 }
 
 // value reads one value.
-func value[T any](b *bundle, sql string, args ...any) (v T) {
+func value[T any](b *bundle, sql string, args ...any) T {
 	b.Helper()
-	if err := b.db.QueryRow(b.ctx, sql, args...).Scan(&v); err != nil {
-		b.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return dbtest.Value[T](b, b.db, sql, args...)
 }
 
 func (b *bundle) count(sql string, args ...any) int { b.Helper(); return value[int](b, sql, args...) }
@@ -282,8 +247,7 @@ func (b *bundle) untilFinished() {
 // history is an intent's timeline as "event:outcome:code", one word for each.
 func (b *bundle) history(id uuid.UUID) string {
 	b.Helper()
-	return value[string](b, `select coalesce(string_agg(concat_ws(':', h.event, h.outcome, h.code), ' ' order by h.id), '')
-		from samekey.outbox_history h where h.intent_id = $1`, id)
+	return dbtest.History(b, b.db, id)
 }
 
 func (b *bundle) wantHistory(id uuid.UUID, want string) {
@@ -307,73 +271,114 @@ func (b *bundle) wantCalls(want int) {
 	}
 }
 
+// Most tests deliver raw payloads, of actions whose names are texts.
+type (
+	delivery = dispatcher.Delivery[[]byte]
+	handler  = func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error)
+	option   = func(*delivery)
+)
+
+// handle registers an action. The options add to its delivery.
+func handle(d *dispatcher.Dispatcher, action string, p dispatcher.Policy, send handler, options ...option) {
+	dl := delivery{Policy: p}
+	if send != nil {
+		dl.Send = func(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			return send(ctx, call)
+		}
+	}
+	for _, option := range options {
+		option(&dl)
+	}
+	dispatcher.Handle(d, outbox.NewAction[[]byte](action), dl)
+}
+
+func withLookup(fn func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error)) option {
+	return func(dl *delivery) { dl.Lookup = fn }
+}
+
+func withApply(fn func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error) option {
+	return func(dl *delivery) { dl.Apply = fn }
+}
+
+func withRender(fn func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error)) option {
+	return func(dl *delivery) { dl.Render = fn }
+}
+
+func withEndpoint(fn func(*dispatcher.Call) string) option {
+	return func(dl *delivery) { dl.Endpoint = fn }
+}
+
+func withStoredEndpoint(fn func(*dispatcher.Call) string) option {
+	return func(dl *delivery) { dl.Endpoint, dl.StoredEndpoint = fn, true }
+}
+
 // post calls the vendor as an integration does: the delivery key in a header, and the vendor's statuses as our errors.
-func (b *bundle) post(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (b *bundle) post(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	return postTo(b.client, b.vendor.URL)(ctx, call)
 }
 
-func postTo(client *http.Client, url string) dispatcher.Handler {
-	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func postTo(client *http.Client, url string) handler {
+	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/"+call.Action, bytes.NewReader(call.Payload))
 		if err != nil {
-			return dispatcher.Answer{}, err
+			return dispatcher.Outcome{}, err
 		}
 		request.GetBody = nil // one attempt is one request
 		request.Header.Set("Idempotency-Key", call.DeliveryKey.String())
 		request.Header.Set("Samekey-Attempt", fmt.Sprint(call.Attempt))
-		answer, err := do(client, request)
+		response, err := do(client, request)
 		var op *net.OpError
 		switch {
 		case errors.As(err, &op) && op.Op == "dial":
-			return dispatcher.Answer{}, dispatcher.Unsent(err) // this vendor redirects nobody, so the dial was the first
+			return dispatcher.Unsent(err), nil // this vendor redirects nobody, so the dial was the first
 		case err != nil:
-			return dispatcher.Answer{}, err
-		case answer.Code == "402":
-			return answer, dispatcher.Refused(answer)
-		case answer.Code == "429":
-			return answer, dispatcher.RetryAfter(time.Second, errors.New("429"))
-		case answer.Code > "299":
-			return answer, dispatcher.Unknown(answer, fmt.Errorf("status %s", answer.Code))
+			return dispatcher.Outcome{}, err
+		case response.Code == "402":
+			return dispatcher.Refused(response), nil
+		case response.Code == "429":
+			return dispatcher.Retry(response).After(time.Second), nil
+		case response.Code > "299":
+			return dispatcher.Unknown(response).Because(fmt.Errorf("status %s", response.Code)), nil
 		}
-		return answer, nil
+		return dispatcher.Delivered(response), nil
 	}
 }
 
-func do(client *http.Client, request *http.Request) (dispatcher.Answer, error) {
+func do(client *http.Client, request *http.Request) (dispatcher.Response, error) {
 	response, err := client.Do(request)
 	if err != nil {
-		return dispatcher.Answer{}, err
+		return dispatcher.Response{}, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return dispatcher.Answer{}, err
+		return dispatcher.Response{}, err
 	}
 	code := fmt.Sprint(response.StatusCode)
 	if stored := response.Header.Get("Stored-Status"); stored != "" {
 		code = stored
 	}
-	return dispatcher.Answer{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
+	return dispatcher.Response{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
 }
 
-// lookUp asks the vendor what became of a delivery key.
-func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
+// lookUp asks the vendor whether it acted under a delivery key.
+func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.vendor.URL+"/lookup?key="+call.DeliveryKey.String(), nil)
 	if err != nil {
-		return dispatcher.Finding{}, err
+		return dispatcher.Outcome{}, err
 	}
-	answer, err := do(b.client, request)
+	response, err := do(b.client, request)
 	switch {
 	case err != nil:
-		return dispatcher.Finding{}, err
-	case answer.Code == "404":
-		return dispatcher.Absent(answer), nil
-	case answer.Code == "402":
-		return dispatcher.FoundRefused(answer), nil
-	case answer.Code > "299":
-		return dispatcher.Finding{}, fmt.Errorf("status %s", answer.Code)
+		return dispatcher.Outcome{}, err
+	case response.Code == "404":
+		return dispatcher.Absent(response), nil
+	case response.Code == "402":
+		return dispatcher.Refused(response), nil
+	case response.Code > "299":
+		return dispatcher.Outcome{}, fmt.Errorf("status %s", response.Code)
 	}
-	return dispatcher.Found(answer), nil
+	return dispatcher.Delivered(response), nil
 }
 
 // logs collects what is logged.

@@ -43,7 +43,7 @@ func periodicJobs() (jobs []*river.PeriodicJob) {
 type upkeepWorker struct {
 	river.WorkerDefaults[upkeepArgs]
 	upkeep *upkeep
-	stop   context.Context // as of a drainWorker: upkeep can wait, a stop cannot
+	stop   context.Context //nolint:containedctx // as of a drainWorker: upkeep can wait, a stop cannot
 }
 
 func (w *upkeepWorker) Timeout(*river.Job[upkeepArgs]) time.Duration { return time.Minute }

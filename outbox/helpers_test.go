@@ -1,7 +1,6 @@
 package outbox_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -20,42 +20,18 @@ var ada = outbox.By{Actor: "ada", Reason: "seen in the vendor's dashboard"}
 
 func newKey(t testing.TB, value string, scope ...string) samekey.Key {
 	t.Helper()
-	if len(scope) == 0 {
-		scope = []string{"acme", "orders.create"}
-	}
-	key, err := samekey.NewKey(value, scope...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return dbtest.Key(t, value, scope...)
 }
 
 // insert writes one intent and commits. Without a key it gets one of its own.
 func insert(t testing.TB, on *samekeytest.DB, in outbox.Intent) uuid.UUID {
 	t.Helper()
-	if in.Key.IsZero() {
-		in.Key = newKey(t, samekey.Mint())
-	}
-	if in.Payload == nil {
-		in.Payload = struct{}{}
-	}
-	var id uuid.UUID
-	err := pgx.BeginFunc(t.Context(), on, func(tx pgx.Tx) (err error) {
-		id, err = outbox.Insert(t.Context(), tx, in)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
+	return dbtest.Insert(t, on, in)
 }
 
-func count(t testing.TB, on *samekeytest.DB, query string, args ...any) (n int) {
+func count(t testing.TB, on *samekeytest.DB, query string, args ...any) int {
 	t.Helper()
-	if err := on.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return dbtest.Value[int](t, on, query, args...)
 }
 
 func get(t testing.TB, on *samekeytest.DB, id uuid.UUID) outbox.Entry {
@@ -98,11 +74,6 @@ func newGuardedDB(t testing.TB) *samekeytest.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// No test here kills the server, and waiting for the disk is most of its time.
-	if _, err := on.Exec(t.Context(), `do $$ begin execute format('alter database %I set synchronous_commit = off', current_database()); end $$`); err != nil {
-		t.Fatal(err)
-	}
-	on.Reset()
 	return on
 }
 
@@ -148,14 +119,7 @@ type worker struct {
 // newWorker holds the session lock that a claim asks for, until the test ends.
 func newWorker(t testing.TB, on *samekeytest.DB, id int32) *worker {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), on.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(samekey.worker_class(), $1)", id); err != nil {
-		t.Fatal(err)
-	}
+	dbtest.LiveWorker(t, on, id)
 	return &worker{t: t, q: db.New(on.Pool), on: on, id: id}
 }
 
@@ -225,20 +189,10 @@ func (w *worker) late(c db.OutboxQueueClaimRow, outcome string) (resolved, logge
 // eventually waits until a condition in the database holds.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	dbtest.Until(t, what, holds)
 }
 
 // waiting is how many sessions of this database wait for a lock.
 func waiting(t testing.TB, on *samekeytest.DB) int {
-	return count(t, on, "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
+	return dbtest.LockWaits(t, on)
 }

@@ -16,7 +16,7 @@ const lineTables = `
 create table lines (id text primary key, quantity int not null, version int not null default 1);
 create table accounts (id text primary key, balance bigint not null)`
 
-var errChanged = errors.New("somebody else changed it: read it again and decide anew")
+var errChanged = errors.New("another caller changed it: read it again and decide again")
 
 // setQuantity writes an absolute value, so it can be repeated without a key. The
 // version keeps a late repetition from undoing later changes.

@@ -16,8 +16,8 @@ import (
 //
 //	go test -run '^$' -bench Commit -benchtime 5s ./processed
 //
-// Bare is begin, two inserts (the order, a row as wide as a record), commit: the transaction of somebody who writes
-// such a table by hand. The two take turns, so that both meet the same machine.
+// Bare is begin, two inserts (the order, a row as wide as a record), commit: the transaction of a service that
+// writes such a table by hand. The two take turns, so that both meet the same machine.
 func BenchmarkCommit(b *testing.B) {
 	db := samekeytest.NewDB(b)
 	for _, sql := range []string{

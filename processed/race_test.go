@@ -173,7 +173,7 @@ func (b *bundle) waiting(event string) {
 	deadline := time.Now().Add(20 * time.Second)
 	for b.count("pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and wait_event = $1", event) == 0 {
 		if time.Now().After(deadline) {
-			b.t.Fatalf("nobody waits for a lock of type %s", event)
+			b.t.Fatalf("no session waits for a lock of type %s", event)
 		}
 	}
 }

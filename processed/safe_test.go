@@ -206,7 +206,7 @@ func TestACancellationBehindAnOrderingKeyIsACancellation(t *testing.T) {
 	b.stored(0, 0, 0)
 }
 
-// A connection that a pooler or somebody has robbed of its prepared statements is not used again.
+// A connection that lost its prepared statements, as behind a pooler, is not used again.
 func TestAConnectionWithoutItsStatementsIsReplaced(t *testing.T) {
 	b := setup(t)
 	pool := b.pool(b.db.DSN, 1, nil)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/internal/hook"
 	"github.com/samekey/samekey/internal/wiretest"
 	"github.com/samekey/samekey/processed"
@@ -27,20 +28,12 @@ func wired(t *testing.T, size int32) (*bundle, *wiretest.Proxy) {
 // pool is another pool of the bundle's database, closed at the end.
 func (b *bundle) pool(dsn string, size int32, change func(*pgxpool.Config)) *pgxpool.Pool {
 	b.t.Helper()
-	config, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	config.MaxConns = size
-	if change != nil {
-		change(config)
-	}
-	pool, err := pgxpool.NewWithConfig(b.t.Context(), config)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(pool.Close)
-	return pool
+	return dbtest.Pool(b.t, dsn, func(config *pgxpool.Config) {
+		config.MaxConns = size
+		if change != nil {
+			change(config)
+		}
+	})
 }
 
 // trips are those of the work, without the notifications that follow it.

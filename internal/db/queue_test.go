@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -33,32 +34,17 @@ func newQueue(t *testing.T) *queue {
 // live holds a worker's session lock until the test ends.
 func (s *queue) live(worker int32) {
 	s.Helper()
-	conn, err := s.Acquire(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.Cleanup(func() {
-		_, _ = conn.Exec(context.WithoutCancel(s.Context()), `select pg_advisory_unlock_all()`)
-		conn.Release()
-	})
-	if _, err := conn.Exec(s.Context(), `select pg_advisory_lock(samekey.worker_class(), $1)`, worker); err != nil {
-		s.Fatal(err)
-	}
+	dbtest.LiveWorker(s, s.DB, worker)
 }
 
 func (s *queue) exec(sql string, args ...any) {
 	s.Helper()
-	if _, err := s.Exec(s.Context(), sql, args...); err != nil {
-		s.Fatalf("%s: %v", sql, err)
-	}
+	dbtest.Exec(s, s.DB, sql, args...)
 }
 
-func (s *queue) text(sql string, args ...any) (v string) {
+func (s *queue) text(sql string, args ...any) string {
 	s.Helper()
-	if err := s.QueryRow(s.Context(), sql, args...).Scan(&v); err != nil {
-		s.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return dbtest.Value[string](s, s.DB, sql, args...)
 }
 
 // insert writes an intent of action charge, and sets columns of its row in the queue.

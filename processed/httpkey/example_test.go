@@ -166,8 +166,8 @@ type call struct {
 }
 
 var (
-	errAgain   = errors.New("nobody knows yet: make the call again later, with the same key")
-	errTooLate = errors.New("the key may be new again: find out what became of the call in another way")
+	errAgain   = errors.New("the outcome is unknown: make the call again later, with the same key")
+	errTooLate = errors.New("the key may be new again: look up the outcome of the call in another way")
 )
 
 // retention is documented by the service; 72 hours is the default.

@@ -179,7 +179,7 @@ func partsOf(body []byte, boundary string) ([][]string, error) {
 	for {
 		part, err := reader.NextRawPart()
 		switch {
-		case err == io.EOF: // not errors.Is: a form that breaks off wraps it
+		case err == io.EOF: //nolint:errorlint // itself: a form that breaks off wraps it
 			return parts, nil
 		case err != nil:
 			return nil, errForm

@@ -54,7 +54,7 @@ func FuzzKeyHeader(f *testing.F) {
 	})
 }
 
-// FuzzFingerprint spells each request anew, which changes no fingerprint, and then asks for something else, which does.
+// FuzzFingerprint respells each request, which keeps its fingerprint, and then changes its meaning, which does not.
 func FuzzFingerprint(f *testing.F) {
 	for _, path := range []string{"/", "/a/b", "/a%2Fb", "/%7Ea/", "/é", "//a", "/a;b", "/%25"} {
 		for _, query := range []string{"", "a=1", "a=1&b=2&a=3", "b=%ff&a", "a=1;b", "%zz", "a=+"} {

@@ -1,6 +1,7 @@
 package httpkey_test
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -65,7 +66,7 @@ func TestAnAnswerWithoutATypeHasTheSameOneEachTime(t *testing.T) {
 func TestAnswersWithoutABodyReplay(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
-		if _, err := w.Write([]byte("no")); err != http.ErrBodyNotAllowed {
+		if _, err := w.Write([]byte("no")); !errors.Is(err, http.ErrBodyNotAllowed) {
 			t.Errorf("a body with 204: %v", err)
 		}
 	})

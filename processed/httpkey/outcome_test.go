@@ -232,7 +232,7 @@ func TestTransactionsThatCollideAreRunAgainWithTheWholeBody(t *testing.T) {
 		t.Errorf("%d of 8 saw a state of their own, %v", distinct, err)
 	}
 	if b.ran.Load() == 8 {
-		t.Log("nobody collided")
+		t.Log("no request collided")
 	}
 }
 

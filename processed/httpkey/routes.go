@@ -16,7 +16,8 @@ type routeContext interface {
 // routes is the context of one call of the handler. It returns a copy of the router's state that belongs to this call,
 // so that the next call is routed like the first one.
 type routes struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context itself
+
 	mu     sync.Mutex
 	copies map[routeContext]routeContext // by their original
 }
