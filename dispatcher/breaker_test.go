@@ -18,8 +18,8 @@ import (
 // unspent counts the action's intents that no claim has touched: due, with no attempt, no key window and no history.
 func (b *bundle) unspent(action string) int {
 	b.Helper()
-	return b.count(`select count(*) from samekey.outbox_queue q where q.action = $1 and q.status = 'pending' and q.attempt = 0 and q.spent = 0
-		and q.first_sent_at is null and q.window_ends is null and q.due_at <= now()
+	return b.count(`select count(*) from samekey.outbox_queue q where q.action = $1 and q.status = 'pending' and q.attempt = 0 and q.attempts_used = 0
+		and q.first_sent_at is null and q.key_window_until is null and q.due_at <= now()
 		and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`, action)
 }
 
@@ -51,7 +51,7 @@ func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
 			if n := b.unspent("charge_card"); n != 200-sum.Total() {
 				t.Errorf("%d intents are as they were written, want all but %d", n, sum.Total())
 			}
-			if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 				t.Errorf("%d intents had something spent", n)
 			}
 			logged := b.logs.String()
@@ -130,7 +130,7 @@ func TestABurstOfRefusedCredentialsPausesTheDestinationAndSpendsNothing(t *testi
 			if n := b.unspent("charge_card"); n != 47 {
 				t.Errorf("%d intents are as they were written", n)
 			}
-			if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 				t.Errorf("%d intents had something spent", n)
 			}
 		})
@@ -154,7 +154,7 @@ func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
 	if n := b.unspent("charge_card"); n != 10_000-sum.Retried {
 		t.Errorf("%d intents are as they were written", n)
 	}
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 		t.Errorf("%d intents had something spent", n)
 	}
 	b.untilLogged("wants fewer calls")

@@ -130,7 +130,7 @@ func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err err
 	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
 		written.Tx = tx
-		began, err := q.OutboxQueueHeld(ctx, c.held())
+		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
 			return fenced(err)
 		}
@@ -161,8 +161,8 @@ func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err err
 	return answer.Outcome, err
 }
 
-func (c *claim) held() db.OutboxQueueHeldParams {
-	return db.OutboxQueueHeldParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker}
+func (c *claim) held() db.OutboxQueueCheckClaimParams {
+	return db.OutboxQueueCheckClaimParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker}
 }
 
 var (
@@ -179,7 +179,7 @@ func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answe
 			return nil, err
 		}
 	}
-	rows, err := q.OutboxQueueFinishApplied(ctx, db.OutboxQueueFinishAppliedParams{
+	rows, err := q.OutboxQueueFinish(ctx, db.OutboxQueueFinishParams{
 		ID: c.ID, Attempt: c.Attempt, Worker: c.worker, Began: began, Outcome: answer.Outcome, Code: answer.Code})
 	if err != nil {
 		return nil, err
@@ -210,7 +210,7 @@ func notFinished(ctx context.Context, q *db.Queries, began string) error {
 func (n *node) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
 	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
-		began, err := q.OutboxQueueHeld(ctx, c.held())
+		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err == nil {
 			promoted, err = n.finishApplied(ctx, q, c, answer, began)
 		}

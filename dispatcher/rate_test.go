@@ -101,7 +101,7 @@ func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
 	id := b.insert("charge_card")
 	outbox.Flush(b.db.Pool, "charge_card")
 	b.untilStatus(id, "delivered")
-	if left := value[float64](b, `select owed from samekey.rate_limits`); left > 1 {
+	if left := value[float64](b, `select level from samekey.rate_limits`); left > 1 {
 		t.Errorf("for one intent %v permits were taken", left)
 	}
 }
@@ -206,7 +206,7 @@ func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
 func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
 	tk := newTaking(setup(t), 1, 10)
 	tk.wantGiven(10)
-	tk.exec(`update samekey.rate_limits set counted_at = counted_at + interval '2 hours'`)
+	tk.exec(`update samekey.rate_limits set updated_at = updated_at + interval '2 hours'`)
 	if wait := tk.wantGiven(0); wait > time.Second {
 		t.Fatalf("the wait is %v", wait)
 	}
@@ -285,16 +285,16 @@ func TestAnAbsurdRateRowHealsItself(t *testing.T) {
 	for _, at := range []string{"'infinity'", "'-infinity'", "'4000-01-01'", "'4000-01-01 BC'", "clock_timestamp()", "clock_timestamp() + interval '1 hour'"} {
 		for _, owed := range []string{"'Infinity'", "'NaN'", "'-Infinity'", "-5", "1e300", "1e-300"} {
 			tk := newTaking(b, 100, 10)
-			tk.exec(`update samekey.rate_limits set counted_at = ` + at + `, owed = ` + owed)
+			tk.exec(`update samekey.rate_limits set updated_at = ` + at + `, level = ` + owed)
 			if row := tk.take(); row.Given == 0 && row.WaitUs > 10_000 {
-				t.Fatalf("counted_at %s, owed %s: the wait is %d us", at, owed, row.WaitUs)
+				t.Fatalf("updated_at %s, level %s: the wait is %d us", at, owed, row.WaitUs)
 			}
 			tk.elapse(100 * time.Millisecond)
 			if row := tk.take(); row.Given == 0 || row.Given > 10 {
-				t.Fatalf("counted_at %s, owed %s: given %d", at, owed, row.Given)
+				t.Fatalf("updated_at %s, level %s: given %d", at, owed, row.Given)
 			}
-			if n := b.count(`select count(*) from samekey.rate_limits where counted_at between now() - interval '1 minute' and now() and owed between 0 and 2e6`); n != 1 {
-				t.Fatalf("counted_at %s, owed %s: the row is not in order", at, owed)
+			if n := b.count(`select count(*) from samekey.rate_limits where updated_at between now() - interval '1 minute' and now() and level between 0 and 2e6`); n != 1 {
+				t.Fatalf("updated_at %s, level %s: the row is not in order", at, owed)
 			}
 		}
 	}
@@ -309,7 +309,7 @@ func TestTakesAtOnceAreGivenTheBudgetOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(tk.ctx))
-	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set owed = owed`); err != nil {
+	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set level = level`); err != nil {
 		t.Fatal(err)
 	}
 	tk.p.MaxCount = 15

@@ -127,7 +127,7 @@ func (n *node) insertDrain(ctx context.Context, client *riverClient, l *lane) (i
 func (n *node) forgetDrain(ctx context.Context, id int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if _, err := n.q.RiverDrainForget(ctx, id); err != nil {
+	if _, err := n.q.RiverDrainDelete(ctx, id); err != nil {
 		n.log.DebugContext(ctx, "dispatcher: a drain job stays in River's table", slog.Int64("job", id), slog.String("error", errorText(err)))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -223,7 +224,7 @@ func (b *bundle) status(id uuid.UUID) string {
 	b.Helper()
 	return value[string](b, `select coalesce(
 		(select q.status from samekey.outbox_queue q where q.id = $1),
-		(select h.finished from samekey.outbox_history h where h.intent_id = $1 and h.finished is not null), 'lost')`, id)
+		(select h.final_status from samekey.outbox_history h where h.intent_id = $1 and h.final_status is not null), 'lost')`, id)
 }
 
 func (b *bundle) wantStatus(id uuid.UUID, want string) {

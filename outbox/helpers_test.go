@@ -62,7 +62,7 @@ func newGuardedDB(t testing.TB) *samekeytest.DB {
 				raise exception 'no such transition: % > %', before, after;
 			end if;
 			if tg_op = 'DELETE' then
-				select finished into after from samekey.outbox_history where intent_id = old.id and finished is not null;
+				select final_status into after from samekey.outbox_history where intent_id = old.id and final_status is not null;
 				if after is null or not (before || '>' || after = any (array[`+pairs+`''])) then
 					raise exception 'no such transition: % > %', before, after;
 				end if;
@@ -89,15 +89,15 @@ func force(t testing.TB, on *samekeytest.DB, id uuid.UUID, status outbox.Status,
 			if _, err := tx.Exec(t.Context(), `delete from samekey.outbox_queue where id = $1`, id); err != nil {
 				return err
 			}
-			_, err := tx.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event, outcome, finished, code)
+			_, err := tx.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event, outcome, final_status, code)
 				values ($1, 'attempt', case when $2 <> 'cancelled' then $2 end, $2, '200')`, id, status)
 			return err
 		}
 		_, err := tx.Exec(t.Context(), `
 			update samekey.outbox_queue
-			set status = $2, attempt = case when $3 then 3 else 0 end, sent_attempt = case when $3 then 3 else 0 end,
-			    spent = case when $3 then 3 else 0 end, first_sent_at = case when $3 then clock_timestamp() end,
-			    repeatable = $4, last_code = case when $3 then 'timeout' end,
+			set status = $2, attempt = case when $3 then 3 else 0 end, last_sent_attempt = case when $3 then 3 else 0 end,
+			    attempts_used = case when $3 then 3 else 0 end, first_sent_at = case when $3 then clock_timestamp() end,
+			    safe_to_resend = $4, last_code = case when $3 then 'timeout' end,
 			    leased_by = case when $2 = 'leased' then 7 end,
 			    lease_until = case when $2 = 'leased' then clock_timestamp() + interval '1 minute' end
 			where id = $1`, id, status, sent, repeatable)
@@ -130,7 +130,7 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 		q = w.q
 	}
 	claims, err := q.OutboxQueueClaim(w.t.Context(), db.OutboxQueueClaimParams{
-		Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute, Repeatable: repeatable, Destination: "none", MaxBytes: 1 << 22, InlineBytes: 1 << 22,
+		Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute, SafeToResend: repeatable, Destination: "none", MaxBytes: 1 << 22, InlineBytes: 1 << 22,
 		KeyWindow: pgtype.Interval{},
 	})
 	if err != nil {
@@ -140,9 +140,9 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 }
 
 // claimAnswered takes what is due of an action and has only its Apply to come.
-func (w *worker) claimAnswered(action string) []db.OutboxAppliesClaimRow {
+func (w *worker) claimAnswered(action string) []db.OutboxAnsweredClaimRow {
 	w.t.Helper()
-	claims, err := w.q.OutboxAppliesClaim(w.t.Context(), db.OutboxAppliesClaimParams{Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute})
+	claims, err := w.q.OutboxAnsweredClaim(w.t.Context(), db.OutboxAnsweredClaimParams{Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func (w *worker) settle(c db.OutboxQueueClaimRow, status outbox.Status, outcome,
 	w.t.Helper()
 	settled, err := w.q.OutboxQueueSettle(w.t.Context(), db.OutboxQueueSettleParams{
 		Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}, Statuses: []string{string(status)}, Delays: []int64{0},
-		Spents: []int32{1}, Unsends: []bool{false}, Keeps: []bool{false}, Leaves: []bool{false}, Events: []string{"attempt"},
+		AttemptsUsed: []int32{1}, ClearSent: []bool{false}, KeepLease: []bool{false}, LeaveOrder: []bool{false}, Events: []string{"attempt"},
 		Outcomes: []string{outcome}, Codes: []string{code}, Errors: []string{""}, ResponseTypes: []string{""},
 		Responses: [][]byte{nil}, TookUs: []int64{1000}, Worker: w.id,
 	})

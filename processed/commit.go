@@ -43,7 +43,7 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, began tim
 	batch := &pgx.Batch{}
 	deadline, bounded := ctx.Deadline()
 	if bounded = bounded && q.waits(); bounded {
-		batch.Queue(db.ProcessedEventsWaitAtMost, max(time.Until(deadline).Milliseconds(), 1))
+		batch.Queue(db.ProcessedEventsSetLockTimeout, max(time.Until(deadline).Milliseconds(), 1))
 	}
 	// The record comes before the intents: an attempt that lost must learn it from the record, and not from an intent
 	// whose payload names a row of the losing attempt.
@@ -105,7 +105,7 @@ func (m *memory) unlessEnded(ctx context.Context, conn *pgx.Conn, began time.Tim
 		within, cancel := grace(ctx)
 		defer cancel()
 		var at time.Time
-		if replaced(ofRecord(conn.QueryRow(within, db.ProcessedEventsSameTransaction, began).Scan(&at))) {
+		if replaced(ofRecord(conn.QueryRow(within, db.ProcessedEventsCheckTransaction, began).Scan(&at))) {
 			ended = m.replacedError()
 		}
 	}

@@ -105,7 +105,7 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, began time.Ti
 		// that (25P02).
 		rollback(ctx, conn)
 	} else {
-		m.insertRecord(batch, db.ProcessedEventsSameTransaction, []any{began})
+		m.insertRecord(batch, db.ProcessedEventsCheckTransaction, []any{began})
 		batch.Queue("rollback")
 	}
 	batch.Queue("begin isolation level read committed")

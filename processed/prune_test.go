@@ -31,7 +31,7 @@ func (b *bundle) prune(how processed.Pruning) processed.Pruned {
 func (b *bundle) finish(k, part, window string) {
 	b.t.Helper()
 	b.exec("delete from samekey.outbox_queue q using samekey.outbox o where o.id = q.id and o.idem_key = $1 and o.part = $2", k, part)
-	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, finished, window_ends)
+	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, final_status, key_window_until)
 		select id, 'attempt', 'delivered', 'delivered', `+window+` from samekey.outbox where idem_key = $1 and part = $2`, k, part)
 	b.exec("insert into samekey.outbox_sends (intent_id, carried_key) select id, 'k' from samekey.outbox where idem_key = $1 and part = $2", k, part)
 }
@@ -260,8 +260,8 @@ func TestPruneAgainstCallsWithTheSameKey(t *testing.T) {
 func TestPruneMakesProgressUnderStatementTimeout(t *testing.T) {
 	b := setup(t)
 	const total = 30_000
-	b.exec(fmt.Sprintf(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at)
-		select 'k' || i, 's', sha256('x'), 1, 'done', now(), now() - i * interval '1 ms' from generate_series(1, %d) i`, total))
+	b.exec(fmt.Sprintf(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, completed_at, expires_at)
+		select 'k' || i, 's', sha256('x'), 1, now(), now() - i * interval '1 ms' from generate_series(1, %d) i`, total))
 	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
 		config.ConnConfig.RuntimeParams["statement_timeout"] = "5s"
 	})
@@ -310,7 +310,7 @@ func TestPruneRetriesAPageAfterStatementTimeout(t *testing.T) {
 func TestPruneLocksAtMostAThousandKeys(t *testing.T) {
 	b := setup(t)
 	b.exec(`with o as (select samekey.enqueue('acme/orders.create', 'k' || i, 'charge_card', '{}') as id from generate_series(1, 1001) i),
-		h as (insert into samekey.outbox_history (intent_id, event, finished) select id, 'attempt', 'delivered' from o)
+		h as (insert into samekey.outbox_history (intent_id, event, final_status) select id, 'attempt', 'delivered' from o)
 		select count(*) from o`)
 	b.exec("delete from samekey.outbox_queue")
 	samekeytest.Elapse(t, b.db, 73*time.Hour)

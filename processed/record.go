@@ -15,7 +15,7 @@ import (
 // find scans the row of ProcessedEventsFind. It is nil if there is none.
 func find(row pgx.Row) (*db.ProcessedEventsFindRow, error) {
 	var r db.ProcessedEventsFindRow
-	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.Status, &r.Failed, &r.ResponseCode, &r.ResponseHeaders, &r.ResponseBody)
+	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.InProgress, &r.Failed, &r.ResponseCode, &r.ResponseHeaders, &r.ResponseBody)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -30,7 +30,7 @@ func (m *memory) replay(record *db.ProcessedEventsFindRow) (answer, error) {
 	if err := m.compare(record); err != nil {
 		return answer{}, err
 	}
-	if record.Status != "done" {
+	if record.InProgress {
 		return answer{}, m.named(ErrInFlight)
 	}
 	return answer{

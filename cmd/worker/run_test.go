@@ -106,7 +106,7 @@ func TestASignalInMidCallFinishesTheCallAndClaimsNoMore(t *testing.T) {
 	if n := vendor.Counts().Calls; n != 2 {
 		t.Errorf("%d calls were made, want the 2 of before the signal", n)
 	}
-	if n := count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`); n != 2 {
+	if n := count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`); n != 2 {
 		t.Errorf("%d deliveries are recorded, want 2", n)
 	}
 	if n := count(t, db, `select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null and attempt <= 1`); n != 3 {
@@ -168,7 +168,7 @@ func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	if n := count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`); n != 2 {
+	if n := count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`); n != 2 {
 		t.Errorf("%d deliveries are recorded, want 2", n)
 	}
 }
