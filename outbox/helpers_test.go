@@ -44,7 +44,7 @@ func get(t testing.TB, on *samekeytest.DB, id uuid.UUID) outbox.Entry {
 }
 
 // newGuardedDB is a database in which a change of state that the table of
-// transitions does not have is an error, whoever makes it.
+// transitions does not have is an error.
 func newGuardedDB(t testing.TB) *samekeytest.DB {
 	t.Helper()
 	on := samekeytest.NewDB(t)
