@@ -188,7 +188,7 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	other := shop("shop-2")
 	other.Secrets, other.OtherSecrets = []string{"plain-text-secret", "k"}, true
 	put(t, on, other)
-	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it says that it is one of Standard Webhooks
+	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it claims the form of Standard Webhooks
 	if err := endpoints.Put(t.Context(), on, other); err == nil {
 		t.Error("a broken whsec_ is taken")
 	}
