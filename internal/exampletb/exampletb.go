@@ -1,4 +1,4 @@
-// Package exampletb gives runnable examples what only tests get: a testing.TB, for samekeytest.NewDB.
+// Package exampletb gives runnable examples a testing.TB, which samekeytest.NewDB needs.
 package exampletb
 
 import (
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// New returns one, and what to defer. A failure ends the example by a panic.
+// New returns a testing.TB and a function to defer. A failure panics.
 func New() (tb testing.TB, done func()) {
 	t := &exampleTB{}
 	return t, t.cleanUp
