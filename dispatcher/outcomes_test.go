@@ -54,7 +54,7 @@ func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...option) (*bundl
 	return b, d, s
 }
 
-func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
+func TestRefusedFinishesTheIntent(t *testing.T) {
 	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
 	b.vendor.Next(samekeytest.Fault402)
 	id := b.insert("charge_card")
@@ -66,7 +66,7 @@ func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
 	}
 }
 
-func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
+func TestRetryThirtyTimesSpendsNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts, p.Backoff, p.MaxBackoff, p.Destination = 1, time.Millisecond, time.Millisecond, "patient"
 	b, d, s := scriptedSetup(t, p)
@@ -89,7 +89,7 @@ func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
 	}
 }
 
-func TestRetryAfterIsHeldToTheSecond(t *testing.T) {
+func TestAfterIsExact(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.Backoff = time.Millisecond
 	b, d, s := scriptedSetup(t, p)
@@ -102,7 +102,7 @@ func TestRetryAfterIsHeldToTheSecond(t *testing.T) {
 	b.expect(d, retried)
 }
 
-func TestDeadRestsUntilAPersonRedrivesIt(t *testing.T) {
+func TestDeadRestsUntilRedriven(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b, d, s := scriptedSetup(t, policyOf(class))
@@ -127,7 +127,7 @@ func (b *bundle) redrive(id [16]byte) {
 	}
 }
 
-func TestRedriveTwiceRunsOncePerRedriveWithTheSameKeyAndBytes(t *testing.T) {
+func TestRedriveUsesTheSameKeyAndBytes(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Attempts = 1
 	b, d, s := scriptedSetup(t, p)
@@ -137,7 +137,7 @@ func TestRedriveTwiceRunsOncePerRedriveWithTheSameKeyAndBytes(t *testing.T) {
 	for range 2 {
 		b.redrive(id)
 		if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err == nil {
-			t.Fatal("a second redrive of what is due already was accepted")
+			t.Fatal("a second redrive of a due intent was accepted")
 		}
 		b.expect(d, dispatcher.Summary{Dead: 1})
 	}
@@ -165,7 +165,7 @@ func TestAttemptsUsedUpMakeTheIntentDead(t *testing.T) {
 	}
 }
 
-func TestThePolicysDeadlineIsHeldOnBothSides(t *testing.T) {
+func TestPolicyDeadline(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.Deadline = time.Hour
 	b, d, s := scriptedSetup(t, p)
@@ -180,7 +180,7 @@ func TestThePolicysDeadlineIsHeldOnBothSides(t *testing.T) {
 	}
 }
 
-func TestAnIntentsOwnDeadlineIsHeldOnBothSides(t *testing.T) {
+func TestIntentDeadline(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
 	in := func(age time.Duration) func(*outbox.Intent) {
 		return func(in *outbox.Intent) { in.Deadline = time.Now().Add(age) }
@@ -195,7 +195,7 @@ func TestAnIntentsOwnDeadlineIsHeldOnBothSides(t *testing.T) {
 	}
 }
 
-func TestAnIntentIsNotSentBeforeItIsDue(t *testing.T) {
+func TestNothingIsSentBeforeDueAt(t *testing.T) {
 	b, d, _ := scriptedSetup(t, policyOf(dispatcher.Read))
 	id := b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
 	b.elapse(59 * time.Minute)
@@ -205,7 +205,7 @@ func TestAnIntentIsNotSentBeforeItIsDue(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
+func TestPanicIsUnknownAndOthersGoOn(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
 	bad := b.insert("charge_card")
 	for range 3 {
@@ -224,7 +224,7 @@ func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
 	}
 }
 
-func TestAHandlerThatIgnoresItsContextStillHasItsAnswerSettled(t *testing.T) {
+func TestLateOutcomeIsStillSettled(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Timeout = time.Second
 	b := setup(t)
@@ -249,7 +249,7 @@ func lookingUp(o *dispatcher.Outcome, err *error) option {
 	})
 }
 
-func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T) {
+func TestLookupOutcomes(t *testing.T) {
 	evidence := dispatcher.Response{Code: "evidence", Body: []byte("as the vendor's list says")}
 	for _, c := range []struct {
 		name    string
@@ -282,7 +282,7 @@ func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T
 	}
 }
 
-func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *testing.T) {
+func TestResendAfterTwoAbsentLookups(t *testing.T) {
 	for name, resend := range map[string]bool{"parked": false, "sent once more": true} {
 		t.Run(name, func(t *testing.T) {
 			absent, err := dispatcher.Absent(dispatcher.Response{Code: "404"}), error(nil)
@@ -321,7 +321,7 @@ func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *tes
 	}
 }
 
-func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
+func TestAcceptedIsLookedUpUntilDone(t *testing.T) {
 	pending, err := dispatcher.Accepted(dispatcher.Response{Code: "202"}).After(time.Minute), error(nil)
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), lookingUp(&pending, &err))
 	s.next = answering(dispatcher.Accepted(dispatcher.Response{Code: "202", Body: []byte("job 7")}).After(time.Minute))
@@ -345,7 +345,7 @@ func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
 	}
 }
 
-func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
+func TestAcceptedWithoutLookupIsParkedAfterCompletionTime(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = time.Hour
 	b, d, s := scriptedSetup(t, p)
@@ -363,7 +363,7 @@ func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
 }
 
 // The vendor that has accepted a call and can then not be asked does not get more time by that.
-func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.T) {
+func TestAcceptedIsParkedAfterCompletionTime(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = 5 * time.Hour
 	found, err := dispatcher.Outcome{}, errors.New("the vendor is away")
@@ -384,7 +384,7 @@ func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.
 	}
 }
 
-func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) {
+func TestFailedLookupIsRetriedAndNeverSends(t *testing.T) {
 	found, err := dispatcher.Delivered(dispatcher.Response{Code: "200"}), errors.New("the vendor is away")
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts = 3
@@ -409,7 +409,7 @@ func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) 
 	}
 }
 
-func TestAnApprovalIsGoodForOneAttemptAndARedriveAsksAgain(t *testing.T) {
+func TestApprovalIsGoodForOneAttempt(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.IrreversibleWrite))
 	id := b.insert("charge_card")
 	b.expect(d, awaiting)
@@ -443,7 +443,7 @@ func TestRejectedIsNeverSent(t *testing.T) {
 	}
 }
 
-func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
+func TestResolvedAsDeliveredRunsApply(t *testing.T) {
 	told := make(chan dispatcher.Settled, 1)
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite),
 		withApply(func(_ context.Context, _ pgx.Tx, _ []byte, o dispatcher.Settled) error {
@@ -470,7 +470,7 @@ func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
 	}
 }
 
-func TestAPersonsWordThatItWasNotSentLetsARedriveSendItOnce(t *testing.T) {
+func TestResolvedAsNotSentCanBeRedriven(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b, d, s := scriptedSetup(t, policyOf(class))
@@ -501,7 +501,7 @@ func TestAPersonsWordThatItWasNotSentLetsARedriveSendItOnce(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsCutAtTheResponseCap(t *testing.T) {
+func TestResponseCap(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.ResponseCap = 4
 	b, d, _ := scriptedSetup(t, p)
