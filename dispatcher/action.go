@@ -105,6 +105,13 @@ type Delivery[T any] struct {
 	// sent in another form is not sent: it is looked up, or parked. An empty form is not compared. Vendors' packages set both;
 	// set them in a Send of your own if its requests may change.
 	KeyForm, RequestForm string
+
+	// Vendor describes the vendor account behind the destination, as [Dispatcher.Vendor] does. Packages of vendors set it.
+	Vendor Vendor
+
+	// Mistakes are what a package of a vendor found wrong when it made this Delivery. [Dispatcher.Check] returns them. The
+	// mistakes in the action itself have no Item.
+	Mistakes ConfigErrors
 }
 
 // Rendered is what each attempt of an intent sends. It is made once, by [Delivery].Render, and stored, so every attempt
@@ -128,7 +135,7 @@ type Settled struct {
 //
 // For an action whose name is known only at run time, use an outbox.Action[[]byte].
 func Handle[T any](d *Dispatcher, action outbox.Action[T], delivery Delivery[T]) {
-	d.register(delivery.erase(action.Name()))
+	d.register(delivery.erase(action.Name()), delivery.Vendor, delivery.Mistakes)
 }
 
 // action is a registered action. It is a [Delivery] without its type.
@@ -194,7 +201,7 @@ func (dl Delivery[T]) erase(name string) *action {
 }
 
 // register adds an action to its destination, and notes what is wrong with it.
-func (d *Dispatcher) register(a *action) {
+func (d *Dispatcher) register(a *action, vendor Vendor, mistakes ConfigErrors) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	item := itemAction(a.name)
@@ -215,6 +222,8 @@ func (d *Dispatcher) register(a *action) {
 		dest.declared = true
 	}
 	dest.actions = append(dest.actions, a)
+	d.describe(dest, vendor)
+	d.mistakes.joinFor(item, mistakes)
 	d.actions[a.name] = a
 	d.registered = append(d.registered, a)
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
-	"github.com/samekey/samekey/samekeytest"
 )
 
 // applied is the application's table, written to by Apply alone.
@@ -33,7 +32,7 @@ func TestApplyCommitsWithTheEndOfTheIntent(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
-	b.vendor.Next(samekeytest.Fault402)
+	b.vendor.Next("402")
 	declined := b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Refused: 1})
 	paid := b.insert("charge_card")

@@ -27,7 +27,7 @@ func (d *Dispatcher) Check() error {
 	for _, name := range slices.Sorted(maps.Keys(d.destinations)) {
 		dest := d.destinations[name]
 		for _, limits := range dest.given {
-			limits.check(&errs, itemDestination(name), dest.hasEndpoints())
+			limits.check(&errs, itemDestination(name), dest.hasEndpoints() || len(dest.actions) == 0)
 		}
 	}
 	d.resolve()

@@ -97,11 +97,15 @@ func (e *ConfigErrors) Add(item, field, format string, args ...any) {
 // Join adds the mistakes in an error that a Check or a constructor has returned.
 func (e *ConfigErrors) Join(err error) {
 	var more ConfigErrors
-	if !errors.As(err, &more) {
-		return
+	if errors.As(err, &more) {
+		e.joinFor("", more)
 	}
+}
+
+// joinFor adds mistakes; those without an item get this one.
+func (e *ConfigErrors) joinFor(item string, more ConfigErrors) {
 	for _, one := range more {
-		e.Add(one.Item, one.Field, one.format, one.args...)
+		e.Add(or(one.Item, item), one.Field, one.format, one.args...)
 	}
 }
 

@@ -132,9 +132,24 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 func (d *Dispatcher) Vendor(destination string, vendor Vendor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	dest := d.destination(destination)
+	d.describe(d.destination(destination), vendor)
+}
+
+// describe sets what is known of a destination's vendor. The zero Vendor changes nothing.
+func (d *Dispatcher) describe(dest *destination, vendor Vendor) {
+	item := itemDestination(dest.name)
+	switch dest.vendor {
+	case vendor:
+		return
+	case Vendor{}:
+	default:
+		if vendor != (Vendor{}) {
+			d.mistakes.Add(item, "Vendor", "described twice, and differently")
+		}
+		return
+	}
 	dest.vendor = vendor
-	vendor.check(&d.mistakes, itemDestination(destination))
+	vendor.check(&d.mistakes, item)
 }
 
 func (d *Dispatcher) destination(name string) *destination {

@@ -16,8 +16,8 @@ import (
 
 // troubles are what a vendor does to a call, one by one or in any row.
 var troubles = []samekeytest.Fault{
-	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.Fault500,
-	samekeytest.Fault500After, samekeytest.Fault429, samekeytest.Fault402, samekeytest.FaultTruncate,
+	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, "500",
+	"500_after", "429", "402", samekeytest.FaultTruncate,
 }
 
 // runOf is one intent of a class, a random row of troubles, and random times between the drains.

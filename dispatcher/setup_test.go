@@ -57,7 +57,7 @@ const patience = 30 * time.Second
 type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
-	vendor *samekeytest.VendorServer
+	vendor *samekeytest.Vendor
 	ctx    context.Context
 	logs   *logs
 	client *http.Client
