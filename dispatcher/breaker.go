@@ -239,33 +239,26 @@ func (b *breaker) ceiling(wait time.Duration, times int) time.Duration {
 	return min(wait, b.maxDelay)
 }
 
-// healthOf is what the end of a call says of the vendor, whatever it means for its intent. A handler that panicked, or
-// whose payload did not decode, has said nothing; neither has one that was cut off by a stop.
-func healthOf(err error) health {
-	if err == nil {
-		return healthGood
-	}
+// healthOf is what the outcome of a call says about the vendor, whatever it means for the intent. A function that panicked
+// or returned a wrong outcome says nothing, nor does a payload that did not decode, or a call that a stop cut off.
+func healthOf(o Outcome, lookup bool) health {
 	var panicked *panicError
-	failure := classify(err, true)
-	switch failure.verdict {
-	case verdictUnsent:
+	switch {
+	case o.mistake, o.kind == outcomeDead && o.response.Code == codePayload:
+		return healthNone
+	case o.kind == outcomeFailed, o.kind == outcomeUnknown && !lookup: // a lookup that cannot tell was answered
+		if errors.As(o.reason, &panicked) || errors.Is(o.reason, context.Canceled) {
+			return healthNone
+		}
 		return healthBad
-	case verdictDenied:
+	case o.kind == outcomeUnsent:
+		return healthBad
+	case o.kind == outcomeDenied:
 		return healthDenied
-	case verdictRetryAfter:
-		if failure.account {
-			return healthThrottled
-		}
+	case o.kind == outcomeRetry && o.account:
+		return healthThrottled
+	case o.kind == outcomeRetry:
 		return healthLater
-	case verdictUnknown:
-		if errors.As(err, &panicked) || errors.Is(err, context.Canceled) {
-			return healthNone
-		}
-		return healthBad
-	case verdictDead:
-		if failure.answer.Code == codePayload {
-			return healthNone
-		}
 	}
 	return healthGood
 }

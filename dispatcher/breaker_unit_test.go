@@ -3,7 +3,6 @@ package dispatcher
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -257,33 +256,41 @@ func TestABreakerThatIsTurnedOffNeverOpens(t *testing.T) {
 	c.wantAdmitted(32, 32)
 }
 
-func TestWhatTheEndOfACallSaysOfTheVendor(t *testing.T) {
+func TestHealthOf(t *testing.T) {
 	broken := errors.New("connection reset by peer")
+	failed := func(err error) Outcome { return conclude(Outcome{}, err, false) }
 	for _, test := range []struct {
-		name string
-		err  error
-		want health
+		name    string
+		outcome Outcome
+		want    health
 	}{
-		{"delivered", nil, healthGood},
-		{"refused", Refused(Answer{Code: "card_declined"}), healthGood},
-		{"dead", Dead(Answer{Code: "404"}, broken), healthGood},
-		{"later", RetryAfter(time.Second, broken), healthLater},
-		{"429 for the account", NotBefore(time.Minute, Throttled(time.Second, broken)), healthThrottled},
-		{"429 without a time", Throttled(0, broken), healthThrottled},
-		{"202", Accepted(Answer{}, time.Second), healthGood},
-		{"503", fmt.Errorf("wrapped: %w", Unknown(Answer{Code: "503"}, broken)), healthBad},
-		{"unlisted", broken, healthBad},
-		{"timeout", context.DeadlineExceeded, healthBad},
+		{"delivered", Delivered(Response{}), healthGood},
+		{"refused", Refused(Response{Code: "card_declined"}), healthGood},
+		{"dead", Dead(Response{Code: "404"}), healthGood},
+		{"stuck", Stuck(Response{Code: "500"}), healthGood},
+		{"later", Retry(Response{}).After(time.Second), healthLater},
+		{"429 for the account", Retry(Response{}).After(time.Second).ForAccount(), healthThrottled},
+		{"429 without a time", Retry(Response{}).ForAccount(), healthThrottled},
+		{"202", Accepted(Response{}), healthGood},
+		{"503", Unknown(Response{Code: "503"}).Because(broken), healthBad},
+		{"an error", failed(broken), healthBad},
+		{"timeout", failed(context.DeadlineExceeded), healthBad},
 		{"unsent", Unsent(broken), healthBad},
-		{"a dial", &net.OpError{Op: "dial", Err: broken}, healthBad},
-		{"401", Denied(Answer{Code: "401"}, broken), healthDenied},
-		{"a panic of the handler", &panicError{value: "x"}, healthNone},
-		{"a stop", context.Canceled, healthNone},
-		{"a payload that does not decode", Dead(Answer{Code: codePayload}, broken), healthNone},
+		{"an error that is ErrUnsent", failed(ErrUnsent), healthBad},
+		{"a dial", failed(&net.OpError{Op: "dial", Err: broken}), healthBad},
+		{"401", Denied(Response{Code: "401"}), healthDenied},
+		{"a panic", failed(&panicError{value: "x"}), healthNone},
+		{"a stop", failed(context.Canceled), healthNone},
+		{"no outcome", failed(nil), healthNone},
+		{"absent from a Send", conclude(Absent(Response{}), nil, false), healthNone},
+		{"a payload that does not decode", Dead(Response{Code: codePayload}).Because(broken), healthNone},
 	} {
-		if got := healthOf(test.err); got != test.want {
+		if got := healthOf(test.outcome, false); got != test.want {
 			t.Errorf("%s: %d, want %d", test.name, got, test.want)
 		}
+	}
+	if got := healthOf(Unknown(Response{Code: "200"}), true); got != healthGood {
+		t.Errorf("a lookup that cannot tell: %d", got)
 	}
 }
 

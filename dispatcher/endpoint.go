@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -12,25 +11,6 @@ import (
 
 	"github.com/samekey/samekey/internal/db"
 )
-
-// WithEndpoint says which of many independent endpoints behind an action a call goes to, such as the receiver of a webhook,
-// so that one that hangs or fails does not hold up the others: at most [Limits.PerEndpoint] calls are under way to each in
-// this process, and each has a breaker of its own, by the destination's rules. fn is called after each claim, before a look-up
-// too; it must not call out. It returns a name, such as a host or the id of a receiver, from the payload or a header; an
-// empty one, or a panic, means that the call is no endpoint's and goes by the destination's concurrency alone.
-//
-// An intent whose endpoint is busy or fails is put off: it is due again later, unsent, with nothing spent, no line in its
-// history and no slot taken. The delays grow with what waits for the endpoint, up to 1 minute, and up to 10 where it has
-// been in trouble for long or more than 30,000 wait. Within them intents of one endpoint overtake each other, unless they have an ordering key.
-func WithEndpoint(fn func(call *Call) string) Option {
-	return func(a *action) error {
-		if fn == nil {
-			return errors.New("WithEndpoint has no function")
-		}
-		a.endpoint = fn
-		return nil
-	}
-}
 
 // endpoints are those of a lane that have calls under way, or that there is something to remember of.
 //
@@ -200,14 +180,7 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 		return 0, true
 	}
 	c.visit.breaker = nil
-	row, calls := &c.OutboxQueueClaimRow, false
-	switch c.Status {
-	case statusUnknown:
-		_, calls = c.action.beforeLookup(row)
-	default:
-		_, calls = c.action.beforeSend(row)
-	}
-	if !calls {
+	if !c.calls {
 		return 0, true
 	}
 	call := c.call()
@@ -227,13 +200,13 @@ func (l *lane) enter(c *claim, epoch int) (delay time.Duration, ok bool) {
 }
 
 // judge tells a claim's breaker what its call says of the vendor, as soon as it has ended.
-func (n *node) judge(c *claim, code string, err error) {
+func (n *node) judge(c *claim, code string, outcome Outcome) {
 	v := &c.visit
 	if v.told || v.breaker == nil {
 		return
 	}
-	v.told, v.health = true, healthOf(err)
-	if after := askedWait(err); v.health == healthThrottled && after > 0 { // no failure, and there may be many
+	v.told, v.health = true, healthOf(outcome, c.Status == statusUnknown)
+	if after := outcome.wait(); v.health == healthThrottled && after > 0 { // no failure, and there may be many
 		if held := v.breaker.throttle(v.epoch, after, time.Now()); held > 0 {
 			n.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
 				append(c.where(), slog.String("code", clean(code, codeLimit)), slog.Duration("again_in", held))...)

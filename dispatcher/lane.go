@@ -310,6 +310,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	var on, off []*claim
 	var delays []time.Duration
 	for _, c := range claims {
+		c.resting, c.calls = a.beforeCall(&c.OutboxQueueClaimRow)
 		if delay, ok := l.enter(c, epoch); !ok {
 			off, delays = append(off, c), append(delays, delay)
 			continue

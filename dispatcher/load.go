@@ -96,10 +96,7 @@ func (l *lane) sending(ctx context.Context, a *action, claims []*claim) {
 	p.Forever, p.KeyWindow = a.keyWindow()
 	var marking []*claim
 	for _, c := range claims {
-		if c.Status != statusLeased {
-			continue
-		}
-		if _, send := a.beforeSend(&c.OutboxQueueClaimRow); send {
+		if c.Status == statusLeased && c.calls {
 			p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
 			marking = append(marking, c)
 		}

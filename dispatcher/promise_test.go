@@ -16,8 +16,8 @@ import (
 
 // troubles are what a vendor does to a call, one by one or in any row.
 var troubles = []samekeytest.Fault{
-	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.Fault500,
-	samekeytest.Fault500After, samekeytest.Fault429, samekeytest.Fault402, samekeytest.FaultTruncate,
+	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, "500",
+	"500_after", "429", "402", samekeytest.FaultTruncate,
 }
 
 // runOf is one intent of a class, a random row of troubles, and random times between the drains.
@@ -45,9 +45,9 @@ func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
 			for seed := range uint64(runs) {
 				random := rand.New(rand.NewPCG(seed, uint64(class)))
 				r := &runOf{bundle: b, class: class, random: random, sent: -1}
-				var options []dispatcher.Option
+				var options []option
 				if random.IntN(3) > 0 {
-					options = append(options, dispatcher.WithLookup(b.lookUp))
+					options = append(options, withLookup(b.lookUp))
 				}
 				r.d = b.handles(class, func(p *dispatcher.Policy) {
 					if !keyless || len(options) > 0 {

@@ -118,8 +118,8 @@ func TestAWorkerWhoseIDIsAStrangersGoesOnUnderAnother(t *testing.T) {
 	later := claimOne(t, n)
 	n.open.Add(2)
 	var settled [2]bool
-	n.results <- resultOf(c, nil, &settled[0])
-	n.results <- resultOf(later, nil, &settled[1])
+	n.results <- resultOf(c, Delivered(Response{Code: "200"}), &settled[0])
+	n.results <- resultOf(later, Delivered(Response{Code: "200"}), &settled[1])
 	close(n.results)
 	s.run(t.Context())
 	if !settled[0] || !settled[1] {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -22,8 +23,10 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
-	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
-		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	Handle(d, outbox.NewAction[[]byte]("charge_card"), Delivery[[]byte]{
+		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
+	})
 	n, err := d.newNode(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -70,11 +73,13 @@ func claimOne(t *testing.T, n *node) *claim {
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
-	return &claim{OutboxQueueClaimRow: rows[0], action: a, worker: n.session.id(), asked: time.Now()}
+	c := &claim{OutboxQueueClaimRow: rows[0], action: a, worker: n.session.id(), asked: time.Now()}
+	c.resting, c.calls = a.beforeCall(&c.OutboxQueueClaimRow)
+	return c
 }
 
-func resultOf(c *claim, err error, settled *bool) result {
-	return result{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, err),
+func resultOf(c *claim, o Outcome, settled *bool) result {
+	return result{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, o),
 		settled: func(s bool) { *settled = s }}
 }
 
@@ -95,7 +100,7 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a batch that is refused is tried until then
 	defer cancel()
 	var settledFirst, settledSecond bool
-	settle(ctx, s, []result{resultOf(first, nil, &settledFirst), resultOf(second, nil, &settledSecond)})
+	settle(ctx, s, []result{resultOf(first, Delivered(Response{Code: "200"}), &settledFirst), resultOf(second, Delivered(Response{Code: "200"}), &settledSecond)})
 	if settledFirst || !settledSecond {
 		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", settledFirst, settledSecond)
 	}
@@ -106,7 +111,7 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 
 // The worker is the same: only the attempt's number tells the two apart.
 func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
-	for name, err := range map[string]error{"delivered": nil, "to be retried": errors.New("reset")} {
+	for name, outcome := range map[string]Outcome{"delivered": Delivered(Response{}), "to be retried": Unknown(Response{})} {
 		t.Run(name, func(t *testing.T) {
 			on, n, s := settling(t)
 			first := claimOne(t, n)
@@ -115,7 +120,7 @@ func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
 			}
 			second := claimOne(t, n)
 			var settled bool
-			settle(t.Context(), s, []result{resultOf(first, err, &settled)})
+			settle(t.Context(), s, []result{resultOf(first, outcome, &settled)})
 			var held bool
 			if err := on.QueryRow(t.Context(), `select exists (select from samekey.outbox_queue where status = 'leased' and attempt = $1)`, second.Attempt).Scan(&held); err != nil {
 				t.Fatal(err)
@@ -142,31 +147,32 @@ func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
 	var settled bool
-	settle(t.Context(), s, []result{resultOf(c, errors.New("reset"), &settled)})
-	settle(t.Context(), s, []result{resultOf(c, errors.New("reset"), &settled)})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false), &settled)})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false), &settled)})
 	if got := timeline(t, on); got != "attempt:1" {
 		t.Errorf("the history is %q", got)
 	}
 }
 
 func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
+	done, lost := Delivered(Response{Code: "200"}), Unknown(Response{})
 	for _, c := range []struct {
 		status  string // in which the late answer finds the intent
 		later   bool   // another attempt was sent meanwhile
-		err     error
+		outcome Outcome
 		want    string // the status after it
 		history string
 	}{
-		{"unknown", false, nil, "answered", "late:1"},
-		{"parked", false, nil, "answered", "late:1"},
-		{"unknown", false, Refused(Answer{Code: "402"}), "answered", "late:1"},
-		{"unknown", false, errors.New("reset"), "unknown", "late:1"},
-		{"unknown", true, nil, "unknown", "late:1"},
-		{"parked", true, nil, "parked", "late:1"},
-		{"dead", false, nil, "answered", "late:1"},
-		{"dead", true, nil, "dead", "late:1"},
-		{"dead", false, errors.New("reset"), "dead", "late:1"},
-		{"pending", false, nil, "pending", "late:1"},
+		{"unknown", false, done, "answered", "late:1"},
+		{"parked", false, done, "answered", "late:1"},
+		{"unknown", false, Refused(Response{Code: "402"}), "answered", "late:1"},
+		{"unknown", false, lost, "unknown", "late:1"},
+		{"unknown", true, done, "unknown", "late:1"},
+		{"parked", true, done, "parked", "late:1"},
+		{"dead", false, done, "answered", "late:1"},
+		{"dead", true, done, "dead", "late:1"},
+		{"dead", false, lost, "dead", "late:1"},
+		{"pending", false, done, "pending", "late:1"},
 	} {
 		t.Run(c.status, func(t *testing.T) {
 			on, n, s := settling(t)
@@ -182,7 +188,7 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 				t.Fatal(err)
 			}
 			var settled bool
-			r := resultOf(first, c.err, &settled)
+			r := resultOf(first, c.outcome, &settled)
 			settle(t.Context(), s, []result{r})
 			settle(t.Context(), s, []result{r}) // once more changes nothing
 			var status string
@@ -204,10 +210,10 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := claimOne(t, n)
-	second.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
+	second.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
 	var settled bool
-	settle(t.Context(), s, []result{resultOf(second, nil, &settled)})
-	settle(t.Context(), s, []result{resultOf(first, Refused(Answer{Code: "402"}), &settled)})
+	settle(t.Context(), s, []result{resultOf(second, Delivered(Response{Code: "200"}), &settled)})
+	settle(t.Context(), s, []result{resultOf(first, Refused(Response{Code: "402"}), &settled)})
 	answer, err := n.q.OutboxHistoryAnswer(t.Context(), second.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +234,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 	told := func(c *claim) string {
 		t.Helper()
-		answer, err := n.lastAnswer(t.Context(), c)
+		answer, err := n.lastResponse(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -245,11 +251,11 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 	second := claimOne(t, n)
 	orphan(second)
-	settle(t.Context(), s, []result{resultOf(first, Unknown(Answer{Code: "500", Body: []byte("first")}, nil), &settled)})
+	settle(t.Context(), s, []result{resultOf(first, Unknown(Response{Code: "500", Body: []byte("first")}), &settled)})
 	if got := told(second); got != "nothing" {
 		t.Errorf("is told %s by an attempt that was not the last", got)
 	}
-	settle(t.Context(), s, []result{resultOf(second, Unknown(Answer{Code: "502", ContentType: "text/plain", Body: []byte("second")}, nil), &settled)})
+	settle(t.Context(), s, []result{resultOf(second, Unknown(Response{Code: "502", ContentType: "text/plain", Body: []byte("second")}), &settled)})
 	if got := told(second); got != "502 text/plain second" || timeline(t, on) != "late:1 late:2" {
 		t.Errorf("is told %s, after %s", got, timeline(t, on))
 	}
@@ -258,14 +264,14 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 // Without what was answered a look-up might ask another question: it is not made, and spends nothing.
 func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	_, n, _ := settling(t)
-	n.lanes[0].actions[0].lookup = func(context.Context, *Call) (Finding, error) {
+	n.lanes[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
 		t.Error("the vendor was asked")
-		return Finding{}, nil
+		return Outcome{}, nil
 	}
 	c := claimOne(t, n)
 	c.action.policy.Attempts = 1
-	c.Status, c.asked = statusUnknown, time.Now().Add(-time.Hour) // there is no time left to read it
-	s := n.lookUp(c)
+	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
+	s := n.deliver(c)
 	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.spent != 0 || s.delay != time.Second {
 		t.Errorf("it came to %+v", s)
 	}
@@ -273,9 +279,9 @@ func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 
 func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	on, n, s := settling(t)
-	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+	n.lanes[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("a call began after the stop")
-		return Answer{}, nil
+		return Delivered(Response{}), nil
 	}
 	c := claimOne(t, n)
 	close(n.stopping)
@@ -386,9 +392,9 @@ func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 	withPolicy(n)
 	a := n.lanes[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = NonIdempotentWrite, 0
-	a.handle = func(context.Context, *Call) (Answer, error) {
+	a.send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("it was sent")
-		return Answer{}, nil
+		return Delivered(Response{}), nil
 	}
 	first := claimOne(t, n)
 	n.lanes[0].sending(t.Context(), a, []*claim{first})
@@ -425,7 +431,10 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended, settled := make(chan struct{}), true
-	go func() { defer close(ended); s.persist(ctx, []result{resultOf(c, nil, &settled)}) }()
+	go func() {
+		defer close(ended)
+		s.persist(ctx, []result{resultOf(c, Delivered(Response{Code: "200"}), &settled)})
+	}()
 	for deadline := time.Now().Add(20 * time.Second); !n.behind.Load(); {
 		if time.Now().After(deadline) {
 			t.Fatal("claims go on")
@@ -441,7 +450,7 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 		t.Error("the outcome counts as written")
 	}
 	s.pool, s.q = n.pool, back
-	settle(t.Context(), s, []result{resultOf(c, nil, &settled)})
+	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}), &settled)})
 	if !settled || n.behind.Load() {
 		t.Errorf("with the database: settled %v, claims stopped %v", settled, n.behind.Load())
 	}
@@ -454,9 +463,9 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 	mustExec(t, on, `delete from samekey.outbox_queue`)
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'ordered-' || g, 'charge_card', '{}', ordering_key => 'account') from generate_series(1, 2) g`)
 	c := claimOne(t, n)
-	c.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
+	c.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
 	var settled bool
-	settle(t.Context(), s, []result{resultOf(c, nil, &settled)})
+	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}), &settled)})
 	outcome, err := n.applyOnce(t.Context(), c)
 	if err != nil || outcome != outcomeDelivered {
 		t.Fatalf("the Apply came to %q, %v", outcome, err)
@@ -469,9 +478,9 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 
 // The secrets of an endpoint are for its calls alone.
 func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
-	var told *Outcome
+	var told *Settled
 	a := actionOf(IdempotentWrite, 5)
-	a.apply = func(_ context.Context, _ pgx.Tx, o Outcome) error { told = &o; return nil }
+	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
 	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
 	if err := (&node{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
 		t.Errorf("told %+v, %v", told, err)
@@ -483,7 +492,7 @@ func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
 		for _, resend := range []bool{true, false} {
 			a := actionOf(class, 5)
 			a.policy.ResendAbsent = resend
-			if may := a.attempt(); may.Once != (class != Read) || may.Direct != resend {
+			if may := a.requests(); may.Once != (class != Read) || may.Direct != resend {
 				t.Errorf("%v, ResendAbsent %t: one request %t, no proxy %t", class, resend, may.Once, may.Direct)
 			}
 		}
@@ -527,7 +536,7 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 			var settled bool
 			ended := make(chan struct{})
 			go func() { defer close(ended); s.run(t.Context()) }()
-			n.results <- resultOf(claimed, nil, &settled)
+			n.results <- resultOf(claimed, Delivered(Response{Code: "200"}), &settled)
 			close(n.results)
 			eventually(t, "it is counted as held up", func() bool { return n.stuck.Load() == 1 })
 			eventually(t, "its lease is renewed", func() bool {
@@ -560,7 +569,7 @@ func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 	const text = "a\x00b\xff"
 	for name, s := range map[string]settlement{
-		"code": {answer: Answer{Code: text}}, "type": {answer: Answer{ContentType: text}}, "error": {err: text},
+		"code": {answer: Response{Code: text}}, "type": {answer: Response{ContentType: text}}, "error": {err: text},
 	} {
 		t.Run(name, func(t *testing.T) {
 			on, n, settler := settling(t)
@@ -578,7 +587,7 @@ func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 func TestABatchIsBoundedByItsBytes(t *testing.T) {
 	s := &settler{in: make(chan result, 3)}
 	for range 3 {
-		s.in <- result{claim: &claim{}, settlement: settlement{answer: Answer{Body: make([]byte, settleBytes/2)}}}
+		s.in <- result{claim: &claim{}, settlement: settlement{answer: Response{Body: make([]byte, settleBytes/2)}}}
 	}
 	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
 		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
@@ -602,12 +611,12 @@ func TestALogNamesAKeyByItsHash(t *testing.T) {
 // Where the endpoint is not there any more, an unknown intent is parked in the end.
 func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
-	a.lookup = func(context.Context, *Call) (Finding, error) { t.Error("it was asked"); return Finding{}, nil }
+	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("it was asked"); return Outcome{}, nil }
 	n := &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}
 	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
-		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint}
+		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.Spent = statusUnknown, spent
-		if s := n.lookUp(c); s.status != want || s.spent != int(spent)+1 {
+		if s := n.deliver(c); s.status != want || s.spent != int(spent)+1 {
 			t.Errorf("after %d look-ups: %+v", spent, s)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -13,8 +14,10 @@ import (
 func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Helper()
 	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
-	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
-		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	Handle(d, outbox.NewAction[[]byte]("charge_card"), Delivery[[]byte]{
+		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
+	})
 	n, err := d.newNode(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -71,9 +74,9 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 	on, n, settler := settling(t)
 	withPolicy(n)
 	calls := 0
-	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+	n.lanes[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		calls++
-		return Answer{Code: "200"}, nil
+		return Delivered(Response{Code: "200"}), nil
 	}
 	other, worker := sweeping(t, on), n.session.id()
 	c := claimOne(t, n)

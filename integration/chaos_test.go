@@ -20,8 +20,8 @@ func TestRandomKillsAndALyingVendorNeitherLoseNorDoubleAnEffect(t *testing.T) {
 	b := setup(t, &samekeytest.VendorOptions{Faults: samekeytest.FaultPlan{
 		Every: 2, Calls: 2,
 		Faults: []samekeytest.Fault{
-			samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.Fault500,
-			samekeytest.Fault500After, samekeytest.Fault429, samekeytest.FaultTruncate,
+			samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, "500",
+			"500_after", "429", samekeytest.FaultTruncate,
 		},
 	}})
 	config := workerConfig{Apply: true, Concurrency: 8}

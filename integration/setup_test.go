@@ -23,7 +23,7 @@ import (
 type bundle struct {
 	*samekeytest.DB
 	t                 testing.TB
-	vendor            *samekeytest.VendorServer
+	vendor            *samekeytest.Vendor
 	appDSN, workerDSN string
 }
 

@@ -77,7 +77,7 @@ func (c *crash) eventuallyClosed() {
 	c.t.Helper()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for deadline := time.Now().Add(patience); c.vendor.Open() > 0; <-look.C {
+	for deadline := time.Now().Add(patience); c.vendor.Counts().Open > 0; <-look.C {
 		if time.Now().After(deadline) {
 			c.t.Fatal("the vendor still has an open call")
 		}

@@ -74,7 +74,7 @@ func outcomes(from outbox.Status) (to []outbox.Status) {
 	return to
 }
 
-func TestEveryQueryThatChangesAStateMakesOnlyTransitionsOfTheTable(t *testing.T) {
+func TestQueriesMakeOnlyListedTransitions(t *testing.T) {
 	changes := regexp.MustCompile(`(?i)(update|delete from|insert into) samekey\.outbox_queue\b`)
 	found := []string{}
 	for name, text := range queries(t) {

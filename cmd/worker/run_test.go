@@ -72,7 +72,7 @@ actions:
 func TestTheWorkerDeliversWhatItsFileNames(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	insert(t, db, "charge_card", 20)
-	vendor.Next(samekeytest.FaultLoseAnswer, samekeytest.Fault500After, samekeytest.Fault402)
+	vendor.Next(samekeytest.FaultLoseAnswer, "500_after", "402")
 	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL)))
 	wait(t, func(ctx context.Context) error { return vendor.WaitEffects(ctx, 19) })
 	if status, body := p.probe(t, "/healthz"); status != 200 {

@@ -15,8 +15,8 @@ import (
 // faults are what the vendors do to the first call of every second key. All kinds are dealt out equally often.
 var faults = []samekeytest.Fault{
 	samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.FaultTruncate,
-	samekeytest.Fault500, samekeytest.Fault500After, samekeytest.FaultRetryAfter(503, "1"), samekeytest.Fault429,
-	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, samekeytest.FaultSlow(400 * time.Millisecond),
+	"500", "500_after", "503(1)", "429",
+	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, "slow(400 * time.Millisecond)",
 }
 
 // vendor is a vendor's process and its control.
