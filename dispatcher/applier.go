@@ -338,7 +338,7 @@ func (ap *applier) giveBack(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	for _, p := range putOffsByWorker(back) {
-		_, err := ap.node.q.OutboxQueuePutOff(ctx, *p)
+		_, err := ap.node.q.OutboxQueuePostpone(ctx, *p)
 		if err == nil {
 			continue
 		}
@@ -352,16 +352,16 @@ func (ap *applier) giveBack(ctx context.Context) {
 
 // putOffsByWorker makes the parameters that give claims back, by the id under which they were claimed. It is one, unless a
 // stranger took the id.
-func putOffsByWorker(claims []*claim) map[int32]*db.OutboxQueuePutOffParams {
-	by := map[int32]*db.OutboxQueuePutOffParams{}
+func putOffsByWorker(claims []*claim) map[int32]*db.OutboxQueuePostponeParams {
+	by := map[int32]*db.OutboxQueuePostponeParams{}
 	for _, c := range claims {
 		p := by[c.worker]
 		if p == nil {
-			p = &db.OutboxQueuePutOffParams{Worker: c.worker}
+			p = &db.OutboxQueuePostponeParams{Worker: c.worker}
 			by[c.worker] = p
 		}
 		p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
-		p.Delays, p.Unsends = append(p.Delays, 0), append(p.Unsends, false)
+		p.Delays, p.ClearSent = append(p.Delays, 0), append(p.ClearSent, false)
 	}
 	return by
 }
@@ -430,7 +430,7 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := ap.node.q.OutboxAppliesClaim(claiming, db.OutboxAppliesClaimParams{
+	rows, err := ap.node.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
 		Action: of.action.name, Worker: worker, MaxCount: int32(slots), Lease: of.action.policy.Lease})
 
 	ap.mu.Lock()
@@ -439,14 +439,14 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	of.due = of.due || err != nil || len(rows) == slots // there may be more
 	for _, row := range rows {
 		ap.node.open.Add(1)
-		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.Spent))
+		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.AttemptsUsed))
 	}
 	return len(rows), false, err
 }
 
-func answeredClaim(r db.OutboxAppliesClaimRow, a *action, asked time.Time, worker int32) *claim {
+func answeredClaim(r db.OutboxAnsweredClaimRow, a *action, asked time.Time, worker int32) *claim {
 	return &claim{action: a, asked: asked, worker: worker, unloaded: true, OutboxQueueClaimRow: db.OutboxQueueClaimRow{
-		ID: r.ID, Status: r.Status, Attempt: r.Attempt, Spent: r.Spent, OrderingKey: r.OrderingKey,
+		ID: r.ID, Status: r.Status, Attempt: r.Attempt, AttemptsUsed: r.AttemptsUsed, OrderingKey: r.OrderingKey,
 	}}
 }
 

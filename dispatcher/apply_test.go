@@ -48,7 +48,7 @@ func TestApplyCommitsWithTheEndOfTheIntent(t *testing.T) {
 
 	// One transaction wrote both.
 	if n := b.count(`select count(*) from payments p join samekey.outbox_history h on h.intent_id = p.intent
-		where h.finished is not null and h.xmin::text = p.xmin::text`); n != 2 {
+		where h.final_status is not null and h.xmin::text = p.xmin::text`); n != 2 {
 		t.Errorf("%d of 2 payments were written in the transaction that finished the intent", n)
 	}
 }

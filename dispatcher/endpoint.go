@@ -266,14 +266,14 @@ func (l *lane) leave(c *claim) {
 func (l *lane) putOff(ctx context.Context, claims []*claim, delays []time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	p := db.OutboxQueuePutOffParams{Worker: claims[0].worker}
+	p := db.OutboxQueuePostponeParams{Worker: claims[0].worker}
 	for i, c := range claims {
 		p.Ids = append(p.Ids, c.ID)
 		p.Attempts = append(p.Attempts, c.Attempt)
 		p.Delays = append(p.Delays, delays[i].Microseconds())
-		p.Unsends = append(p.Unsends, c.FirstSend)
+		p.ClearSent = append(p.ClearSent, c.FirstSend)
 	}
-	if _, err := l.node.q.OutboxQueuePutOff(ctx, p); err == nil {
+	if _, err := l.node.q.OutboxQueuePostpone(ctx, p); err == nil {
 		now := time.Now() // after the statement, by whose clock they are due
 		for i, c := range claims {
 			if !c.visit.broken {

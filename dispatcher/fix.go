@@ -27,21 +27,21 @@ const (
 
 // fix makes and stores what the claim is about to send. If ok is false it is not sent, and s holds the reason.
 func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
-	if c.CarriedKey != "" || c.Plain || !c.action.fixes() {
+	if c.CarriedKey != "" || c.SentUnrendered || !c.action.fixes() {
 		return settlement{}, true
 	}
 	key, rendered, err := c.action.toFix(ctx, c)
 	if err != nil {
 		return c.action.deadUnsent(&c.OutboxQueueClaimRow, "render", err), false
 	}
-	p := db.OutboxSendsFixParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker, CarriedKey: key}
+	p := db.OutboxSendsStoreParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker, CarriedKey: key}
 	if rendered != nil {
 		p.RequestType, p.Request = &rendered.Type, rendered.Request
 		if rendered.MessageID != "" {
 			p.MessageID = &rendered.MessageID
 		}
 	}
-	rows, err := n.q.OutboxSendsFix(ctx, p)
+	rows, err := n.q.OutboxSendsStore(ctx, p)
 	if err != nil || len(rows) == 0 {
 		return n.notSent(ctx, c, "dispatcher: the request could not be stored; nothing was sent", err), false
 	}

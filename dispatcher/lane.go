@@ -281,7 +281,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	if len(rows) == 0 {
 		return 0, may, nil
 	}
-	full = len(rows) == may || rows[0].Cut // there may be more
+	full = len(rows) == may || rows[0].HasMore // there may be more
 	var latest time.Time
 	claims := make([]*claim, len(rows))
 	for i := range rows {
@@ -296,7 +296,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 	if full {
 		may = len(rows)
 	}
-	if rows[0].Unread {
+	if rows[0].PayloadDeferred {
 		if err := l.read(ctx, claims); err != nil {
 			l.breaker.unused(epoch, len(rows))
 			delay := time.Second // no hot loop against a connection that is too slow
@@ -321,7 +321,7 @@ func (l *lane) claim(ctx context.Context, index, slots int) (got, may int, err e
 		l.readEndpoints(ctx, on)
 		l.rate.unused(uncallable(on)) // what rests for one that is stopped takes nothing from the others
 	}
-	if rows[0].Unread {
+	if rows[0].PayloadDeferred {
 		l.sending(ctx, a, on)
 	}
 	for _, c := range on {
@@ -364,12 +364,12 @@ func (l *lane) allowed(ctx context.Context, a *action, from time.Time, want int)
 
 func (l *lane) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, Mark: from, Worker: l.node.session.id(), Destination: l.name, MaxCount: int32(maxCount),
+		Action: a.name, DueFrom: from, Worker: l.node.session.id(), Destination: l.name, MaxCount: int32(maxCount),
 		MaxBytes: l.load.limit, InlineBytes: inlineBytes,
-		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, Reserve: a.policy.Timeout + windowMargin,
-		Fixes: a.fixes(), SentTo: a.sentTo(),
+		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
+		Renders: a.fixes(), SentTo: a.sentTo(),
 	}
-	p.Forever, p.KeyWindow = a.keyWindow()
+	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	return p
 }
 

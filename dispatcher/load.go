@@ -18,7 +18,7 @@ import (
 //	the worker is stopped while it loads      the load is cut off, and what was claimed is given back, due at once
 //	killed or halted while it loads           what may be repeated is sent by whoever takes it over; the rest was leased as
 //	                                          unsent (see OutboxQueueClaim), and is pending again
-//	stopped, taken over, and goes on          OutboxQueueSending finds the fence closed for what may not be repeated; the rest
+//	stopped, taken over, and goes on          OutboxQueueMarkSending finds the fence closed for what may not be repeated; the rest
 //	                                          meets the attempt's deadline, as any zombie does
 //	the intent is pruned meanwhile            it is not: an intent in the queue stays
 
@@ -92,8 +92,8 @@ func (l *lane) sending(ctx context.Context, a *action, claims []*claim) {
 	if a.policy.Class.repeatable() || len(claims) == 0 {
 		return
 	}
-	p := db.OutboxQueueSendingParams{Worker: claims[0].worker, Fixes: a.fixes()}
-	p.Forever, p.KeyWindow = a.keyWindow()
+	p := db.OutboxQueueMarkSendingParams{Worker: claims[0].worker, Renders: a.fixes()}
+	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	var marking []*claim
 	for _, c := range claims {
 		if c.Status == statusLeased && c.calls {
@@ -106,7 +106,7 @@ func (l *lane) sending(ctx context.Context, a *action, claims []*claim) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	marked, err := l.node.q.OutboxQueueSending(ctx, p)
+	marked, err := l.node.q.OutboxQueueMarkSending(ctx, p)
 	if err != nil {
 		l.node.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", l.name), slog.String("error", errorText(err)))
 	}

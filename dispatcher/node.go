@@ -27,7 +27,8 @@ type node struct {
 	shift, riverPatience, alarmAfter, stopMargin time.Duration
 	draw                                         func(ceiling time.Duration) time.Duration
 
-	calls    context.Context // of handlers, look-ups and applies: outlives the claims, ends at a hard stop
+	// Of handlers, look-ups and applies: outlives the claims, ends at a hard stop.
+	calls    context.Context //nolint:containedctx // a life cycle, not a request
 	results  chan result
 	applier  *applier
 	sweepNow chan struct{} // something may have changed that the sweep looks at

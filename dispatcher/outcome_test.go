@@ -70,7 +70,7 @@ func TestErrUnsentSpendsNothing(t *testing.T) {
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.wantHistory(id, "attempt:unsent:unsent")
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent = 0 and first_sent_at is null`); n != 1 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used = 0 and first_sent_at is null`); n != 1 {
 		t.Error("an unsent attempt was spent")
 	}
 }

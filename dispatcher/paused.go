@@ -12,7 +12,7 @@ func (n *node) mirrorPauses(ctx context.Context) error {
 	if err := n.q.PausesExpire(ctx); err != nil {
 		return fmt.Errorf("dispatcher: end pauses whose time is over: %w", err)
 	}
-	changes, err := n.q.PausesMirror(ctx)
+	changes, err := n.q.PausesSyncRiver(ctx)
 	if err != nil {
 		return fmt.Errorf("dispatcher: copy River's pauses: %w", err)
 	}

@@ -27,7 +27,7 @@ func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 // beforeSend decides whether a pending intent is sent.
 func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	p := a.policy
-	s = settlement{event: "attempt", spent: int(row.Spent), unsend: row.FirstSend}
+	s = settlement{event: "attempt", spent: int(row.AttemptsUsed), unsend: row.FirstSend}
 	switch {
 	case a.moved(row):
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, codeMoved
@@ -45,7 +45,7 @@ func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "deadline"
 	case p.Class == IrreversibleWrite && row.ApprovedAt == nil:
 		s.status, s.outcome, s.answer.Code = statusAwaiting, outcomeAwaiting, "approval"
-	case p.Class.repeatable() && int(row.Spent) >= p.Attempts:
+	case p.Class.repeatable() && int(row.AttemptsUsed) >= p.Attempts:
 		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "attempts"
 	default:
 		return s, true
@@ -56,7 +56,7 @@ func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 
 // beforeLookup decides whether an unknown intent is looked up.
 func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
-	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(row.Spent), leave: a.policy.PassFailed}
+	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(row.AttemptsUsed), leave: a.policy.PassFailed}
 	accepted := row.LastCode != nil && *row.LastCode == codeAccepted
 	switch settling := a.policy.SettlingDelay - settlingOrphans; {
 	case accepted && row.FirstSentAt != nil && row.Now.Sub(*row.FirstSentAt) >= a.policy.CompletionTime:
@@ -72,7 +72,7 @@ func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok boo
 		// The worker that took the intent over does not know the policy, and waited settlingOrphans. Wait for the rest.
 		s.status, s.outcome, s.leave = statusUnknown, outcomeRetry, false
 		s.answer.Code, s.delay = "settling", settling
-	case int(row.Spent) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
+	case int(row.AttemptsUsed) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
 		s.answer.Code = "attempts"
 	default:
 		return s, true
@@ -167,7 +167,7 @@ func (n *node) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
 
 // lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
 func (n *node) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := n.q.OutboxHistoryLastAnswer(ctx, c.ID)
+	last, err := n.q.OutboxHistoryLastResponse(ctx, c.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -190,7 +190,7 @@ func (n *node) notSent(ctx context.Context, c *claim, message string, err error)
 // givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was sent,
 // nothing is spent, and the intent is due.
 func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
-	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.Spent),
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.AttemptsUsed),
 		unsend: row.FirstSend, answer: Response{Code: "given_back"}}
 	switch row.Status {
 	case statusUnknown:
@@ -203,6 +203,6 @@ func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 
 // deadUnsent is the settlement of an attempt that ends before its call until a person has corrected something.
 func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
-	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(row.Spent), unsend: row.FirstSend,
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(row.AttemptsUsed), unsend: row.FirstSend,
 		leave: a.policy.PassFailed, answer: Response{Code: code}, err: withoutURL(err)}
 }

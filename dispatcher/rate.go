@@ -87,7 +87,7 @@ func (r *rate) take(ctx context.Context, q *db.Queries, destination string, a *a
 		return 0, true, nil
 	}
 	row, err := r.ask(ctx, q, db.RateLimitsTakeParams{
-		Destination: destination, Action: a.name, Mark: from, MaxCount: int32(want),
+		Destination: destination, Action: a.name, DueFrom: from, MaxCount: int32(want),
 		Rate: r.perSecond, Burst: int32(r.burst), Batch: int32(r.batch)})
 	switch {
 	case lostRace(err):

@@ -32,7 +32,7 @@ func (drainArgs) Kind() string { return "samekey.drain" }
 type drainWorker struct {
 	river.WorkerDefaults[drainArgs]
 	node *node
-	stop context.Context // ends when the dispatcher stops: before River's own stop
+	stop context.Context //nolint:containedctx // ends when the dispatcher stops: before River's own stop
 }
 
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed
@@ -127,7 +127,7 @@ func (n *node) insertDrain(ctx context.Context, client *riverClient, l *lane) (i
 func (n *node) forgetDrain(ctx context.Context, id int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if _, err := n.q.RiverDrainForget(ctx, id); err != nil {
+	if _, err := n.q.RiverDrainDelete(ctx, id); err != nil {
 		n.log.DebugContext(ctx, "dispatcher: a drain job stays in River's table", slog.Int64("job", id), slog.String("error", errorText(err)))
 	}
 }

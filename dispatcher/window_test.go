@@ -110,8 +110,8 @@ func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.insert("charge_card")
 	b.expect(d, delivered)
-	if n := b.count(`select count(*) from samekey.outbox_history where finished is not null
-		and window_ends between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
+	if n := b.count(`select count(*) from samekey.outbox_history where final_status is not null
+		and key_window_until between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
 		t.Error("the event that finished the intent does not say when the vendor forgets the key")
 	}
 }

@@ -70,7 +70,7 @@ func TestRandomKillsAndALyingVendorNeitherLoseNorDoubleAnEffect(t *testing.T) {
 	b.count(clients*each, "orders")
 	b.count(clients*each, "receipts")
 	b.count(clients*each, "(select distinct item from orders) items")
-	b.count(clients*each, "samekey.outbox_history where finished = 'delivered'")
+	b.count(clients*each, "samekey.outbox_history where final_status = 'delivered'")
 	samekeytest.AssertEffects(t, b.vendor, clients*each)
 	for _, key := range one[[]string](b, `select array_agg(delivery_key::text) from samekey.outbox`) {
 		samekeytest.AssertOneEffect(t, b.vendor, key)

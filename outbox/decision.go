@@ -19,7 +19,7 @@ type decision struct {
 	id   uuid.UUID
 	by   By
 	q    *db.Queries
-	row  db.OutboxPeopleLockRow
+	row  db.OutboxOperatorLockRow
 	wake []string
 }
 
@@ -31,10 +31,10 @@ func decide(ctx context.Context, on DB, verb string, id uuid.UUID, by By, change
 	d := &decision{verb: verb, id: id, by: by}
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
 		d.q = db.New(tx)
-		if err := d.q.OutboxPeopleLockOrder(ctx, id); err != nil {
+		if err := d.q.OutboxOperatorLockOrder(ctx, id); err != nil {
 			return err
 		}
-		if d.row, err = d.q.OutboxPeopleLock(ctx, id); errors.Is(err, pgx.ErrNoRows) {
+		if d.row, err = d.q.OutboxOperatorLock(ctx, id); errors.Is(err, pgx.ErrNoRows) {
 			return d.missing(ctx)
 		} else if err != nil {
 			return err
@@ -60,7 +60,7 @@ func flush(on DB, actions []string) {
 
 // missing returns why an intent has no row in the queue.
 func (d *decision) missing(ctx context.Context) error {
-	status, err := d.q.OutboxPeopleFinished(ctx, d.id)
+	status, err := d.q.OutboxOperatorFinalStatus(ctx, d.id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ErrNotFound
 	}
@@ -88,7 +88,7 @@ func (d *decision) refused(now Status, do string) error {
 
 // unsent returns an error if the intent may have been sent and must not be sent twice.
 func (d *decision) unsent() error {
-	if d.row.Sent && !d.row.Repeatable {
+	if d.row.Sent && !d.row.SafeToResend {
 		return d.refused(Status(d.row.Status), "it may have been sent and must not be sent twice: find out what the vendor did, and Resolve it; "+
 			"resolved as not sent, it can be redriven or cancelled")
 	}
@@ -104,13 +104,13 @@ func (d *decision) finish(ctx context.Context, event string, states ...Status) e
 	switch status := Status(d.row.Status); {
 	case d.row.Sent && status != StatusParked && status != StatusDead:
 		return d.refused(status, "it may have been sent at an earlier attempt: wait until it is finished, dead or parked")
-	case d.row.Sent && d.row.Repeatable:
+	case d.row.Sent && d.row.SafeToResend:
 		return d.refused(status, "it may have been sent: Redrive it, or Resolve it; resolved as not sent, it can be cancelled")
 	}
 	if err := d.unsent(); err != nil {
 		return err
 	}
-	err := d.changed(d.q.OutboxPeopleFinish(ctx, db.OutboxPeopleFinishParams{
+	err := d.changed(d.q.OutboxOperatorCancel(ctx, db.OutboxOperatorCancelParams{
 		ID: d.id, Event: event, Actor: d.by.Actor, Reason: d.by.Reason,
 	}))
 	if err != nil || d.row.OrderingKey == nil {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
@@ -94,11 +93,10 @@ func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UU
 // prepare checks the intent and gives it its key.
 func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	key := in.Key
+	if err := keyed.CheckTx(tx); err != nil {
+		return keyed.Intent{}, err
+	}
 	switch t := tx.(type) {
-	case nil:
-		return keyed.Intent{}, errors.New("tx is nil: insert the intent in the transaction of the rows that it belongs to")
-	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
-		return keyed.Intent{}, fmt.Errorf("tx is a %T, which would commit the intent by itself: begin a transaction", tx)
 	case keyed.Tx:
 		if key.IsZero() {
 			key = t.RequestKey()

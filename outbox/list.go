@@ -91,11 +91,11 @@ func (f Filter) ids(ctx context.Context, q *db.Queries) ([]uuid.UUID, error) {
 			Status: &status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	case slices.Contains(resting, f.Status):
-		return q.OutboxListResting(ctx, db.OutboxListRestingParams{
+		return q.OutboxListAttention(ctx, db.OutboxListAttentionParams{
 			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	default:
-		return q.OutboxListWorking(ctx, db.OutboxListWorkingParams{
+		return q.OutboxListActive(ctx, db.OutboxListActiveParams{
 			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	}

@@ -38,7 +38,7 @@ func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
 			return d.refused(StatusAwaitingApproval, "its requester cannot approve it: another person has to")
 		}
 		d.due(d.row.Action)
-		return d.changed(d.q.OutboxPeopleApprove(ctx, db.OutboxPeopleApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
+		return d.changed(d.q.OutboxOperatorApprove(ctx, db.OutboxOperatorApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
 	})
 }
 

@@ -167,7 +167,7 @@ func TestRedriveKeepsDeliveryKeyAndBytes(t *testing.T) {
 			t.Fatalf("a second redrive before the attempt: %v, want a StateError", err)
 		}
 		c := w.claimOne("charge_card", true)
-		if c.DeliveryKey != first.DeliveryKey || string(c.Payload) != `{"amount": 1.00}` || c.Spent != 0 || c.Attempt <= first.Attempt {
+		if c.DeliveryKey != first.DeliveryKey || string(c.Payload) != `{"amount": 1.00}` || c.AttemptsUsed != 0 || c.Attempt <= first.Attempt {
 			t.Errorf("the redriven claim is %+v", c)
 		}
 		if more := w.claim(nil, "charge_card", true); len(more) != 0 {

@@ -135,15 +135,15 @@ func entry(r db.OutboxEntriesRow) Entry {
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
 		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
-		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.Spent)), FirstSentAt: orZero(r.FirstSentAt),
-		WindowEnds: orZero(r.WindowEnds), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
+		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
+		WindowEnds: orZero(r.KeyWindowUntil), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
 	}
 	if e.Deadline.IsZero() {
 		e.Deadline = time.Time{} // in no time zone
 	}
-	if r.Finished != nil {
-		e.Status, e.Code = Status(*r.Finished), orZero(r.FinishedCode)
+	if r.FinalStatus != nil {
+		e.Status, e.Code = Status(*r.FinalStatus), orZero(r.FinishedCode)
 	}
 	return e
 }
@@ -152,7 +152,7 @@ func event(r db.OutboxHistoryRow) Event {
 	return Event{
 		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
 		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
-		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), Finished: Status(orZero(r.Finished)),
+		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), Finished: Status(orZero(r.FinalStatus)),
 	}
 }
 

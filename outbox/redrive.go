@@ -28,7 +28,7 @@ func Redrive(ctx context.Context, on DB, id uuid.UUID, by By) error {
 			return err
 		}
 		d.due(d.row.Action)
-		return d.changed(d.q.OutboxPeopleRedrive(ctx, db.OutboxPeopleRedriveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
+		return d.changed(d.q.OutboxOperatorRedrive(ctx, db.OutboxOperatorRedriveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
 	})
 }
 
@@ -48,7 +48,7 @@ func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	}
 	var actions []string
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
-		actions, err = db.New(tx).OutboxPeopleRedriveAll(ctx, db.OutboxPeopleRedriveAllParams{
+		actions, err = db.New(tx).OutboxOperatorRedriveAll(ctx, db.OutboxOperatorRedriveAllParams{
 			Statuses: statuses, Action: f.Action, Code: f.Code, Scope: f.Scope, Part: f.Part, IdemKey: f.Key,
 			AgeUs: f.OlderThan.Microseconds(), MaxCount: f.limit(), Actor: by.Actor, Reason: by.Reason,
 		})

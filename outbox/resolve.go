@@ -13,6 +13,7 @@ import (
 // Outcome is what really happened to an intent, as a person found out.
 type Outcome string
 
+// The outcomes of [Resolve].
 const (
 	Delivered Outcome = "delivered" // the vendor did it
 	Refused   Outcome = "refused"   // the vendor said no, such as a declined card
@@ -54,7 +55,7 @@ func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) erro
 		if r.Outcome != NotSent {
 			d.due(d.row.Action)
 		}
-		return d.changed(d.q.OutboxPeopleResolve(ctx, db.OutboxPeopleResolveParams{
+		return d.changed(d.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{
 			ID: d.id, Outcome: string(r.Outcome), Code: r.Code, ResponseType: r.ResponseType, Response: r.Response,
 			Actor: by.Actor, Reason: by.Reason,
 		}))

@@ -15,8 +15,8 @@ import (
 func TestTheTablesAllowExactlyTheStatesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	for constraint, want := range map[string][]outbox.Status{
-		"outbox_queue_status":     outbox.Unfinished,
-		"outbox_history_finished": outbox.Finished,
+		"outbox_queue_status":         outbox.Unfinished,
+		"outbox_history_final_status": outbox.Finished,
 	} {
 		var definition string
 		err := db.QueryRow(t.Context(), "select pg_get_constraintdef(oid) from pg_constraint where conname = $1", constraint).Scan(&definition)
@@ -45,23 +45,23 @@ func TestEveryStateCanBeReachedAndEveryUnfinishedOneBeLeft(t *testing.T) {
 // changes it makes: what it is told by its caller ("settle" takes any outcome of
 // a claimed intent) counts too.
 var queriesThatChangeStates = map[string]map[outbox.Status][]outbox.Status{
-	"OutboxAppliesClaim":       {},
-	"OutboxQueueClaim":         {outbox.StatusPending: {outbox.StatusLeased}},
-	"OutboxQueueSettle":        {outbox.StatusLeased: outcomes(outbox.StatusLeased), outbox.StatusUnknown: outcomes(outbox.StatusUnknown), outbox.StatusAnswered: outcomes(outbox.StatusAnswered)},
-	"OutboxQueuePutOff":        {outbox.StatusLeased: {outbox.StatusPending}},
-	"OutboxQueueSettleLate":    {outbox.StatusUnknown: {outbox.StatusAnswered}, outbox.StatusParked: {outbox.StatusAnswered}},
-	"OutboxQueueFinishApplied": {outbox.StatusAnswered: {outbox.StatusDelivered, outbox.StatusRefused}},
-	"OutboxQueuePromote":       {outbox.StatusBlocked: {outbox.StatusPending}},
-	"OutboxQueueRelease":       {outbox.StatusLeased: {outbox.StatusPending, outbox.StatusUnknown}},
-	"OutboxQueueRenew":         {},
-	"OutboxQueueSending":       {},
-	"OutboxQueueRestore":       {"": {outbox.StatusPending}},
-	"OutboxPeopleFinish": {outbox.StatusPending: {outbox.StatusCancelled}, outbox.StatusBlocked: {outbox.StatusCancelled}, outbox.StatusAwaitingApproval: {outbox.StatusCancelled},
+	"OutboxAnsweredClaim":    {},
+	"OutboxQueueClaim":       {outbox.StatusPending: {outbox.StatusLeased}},
+	"OutboxQueueSettle":      {outbox.StatusLeased: outcomes(outbox.StatusLeased), outbox.StatusUnknown: outcomes(outbox.StatusUnknown), outbox.StatusAnswered: outcomes(outbox.StatusAnswered)},
+	"OutboxQueuePostpone":    {outbox.StatusLeased: {outbox.StatusPending}},
+	"OutboxQueueSettleLate":  {outbox.StatusUnknown: {outbox.StatusAnswered}, outbox.StatusParked: {outbox.StatusAnswered}},
+	"OutboxQueueFinish":      {outbox.StatusAnswered: {outbox.StatusDelivered, outbox.StatusRefused}},
+	"OutboxQueuePromote":     {outbox.StatusBlocked: {outbox.StatusPending}},
+	"OutboxQueueRelease":     {outbox.StatusLeased: {outbox.StatusPending, outbox.StatusUnknown}},
+	"OutboxQueueRenew":       {},
+	"OutboxQueueMarkSending": {},
+	"OutboxQueueRestore":     {"": {outbox.StatusPending}},
+	"OutboxOperatorCancel": {outbox.StatusPending: {outbox.StatusCancelled}, outbox.StatusBlocked: {outbox.StatusCancelled}, outbox.StatusAwaitingApproval: {outbox.StatusCancelled},
 		outbox.StatusParked: {outbox.StatusCancelled}, outbox.StatusDead: {outbox.StatusCancelled}},
-	"OutboxPeopleApprove":    {outbox.StatusAwaitingApproval: {outbox.StatusPending}},
-	"OutboxPeopleResolve":    {outbox.StatusUnknown: {outbox.StatusAnswered, outbox.StatusParked}, outbox.StatusParked: {outbox.StatusAnswered}, outbox.StatusDead: {outbox.StatusAnswered}},
-	"OutboxPeopleRedrive":    {outbox.StatusParked: {outbox.StatusPending}, outbox.StatusDead: {outbox.StatusPending}},
-	"OutboxPeopleRedriveAll": {outbox.StatusParked: {outbox.StatusPending}, outbox.StatusDead: {outbox.StatusPending}},
+	"OutboxOperatorApprove":    {outbox.StatusAwaitingApproval: {outbox.StatusPending}},
+	"OutboxOperatorResolve":    {outbox.StatusUnknown: {outbox.StatusAnswered, outbox.StatusParked}, outbox.StatusParked: {outbox.StatusAnswered}, outbox.StatusDead: {outbox.StatusAnswered}},
+	"OutboxOperatorRedrive":    {outbox.StatusParked: {outbox.StatusPending}, outbox.StatusDead: {outbox.StatusPending}},
+	"OutboxOperatorRedriveAll": {outbox.StatusParked: {outbox.StatusPending}, outbox.StatusDead: {outbox.StatusPending}},
 }
 
 // outcomes are the states that the table lets a claimed intent go to.

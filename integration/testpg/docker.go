@@ -39,7 +39,7 @@ func startDocker(ctx context.Context) (server, error) {
 	}
 	container, err := postgres.Run(ctx, image,
 		testcontainers.WithCmd(command...),
-		testcontainers.WithEnv(map[string]string{"PGDATA": data}),
+		testcontainers.WithEnv(map[string]string{"PGDATA": data, "POSTGRES_HOST_AUTH_METHOD": "password"}),
 		testcontainers.WithTmpfs(map[string]string{data: "rw"}),
 		testcontainers.WithLabels(map[string]string{owner: ownerOf(os.Getpid())}),
 		postgres.BasicWaitStrategies(),

@@ -50,6 +50,10 @@ var settings = map[string]string{
 	"full_page_writes": "off",
 	"max_connections":  "300",
 	"max_wal_size":     "512MB",
+	"jit":              "off", // no query of a test is worth compiling
+
+	// See cheapPassword. It also holds for the roles that tests create.
+	"password_encryption": "md5",
 }
 
 // Start returns the DSN of a server on which databases can be created, and what
@@ -71,6 +75,11 @@ func Start(ctx context.Context) (dsn string, stop func(), err error) {
 			continue
 		}
 		found, err := source.start(ctx)
+		if err == nil && source.kind != "dsn" {
+			if err = cheapPassword(ctx, found.dsn); err != nil {
+				found.stop()
+			}
+		}
 		if err == nil {
 			say("%s", strings.Join(append([]string{"Postgres: " + found.what}, missing...), "; "))
 			return found.dsn, sync.OnceFunc(found.stop), nil
