@@ -16,10 +16,10 @@ const lineTables = `
 create table lines (id text primary key, quantity int not null, version int not null default 1);
 create table accounts (id text primary key, balance bigint not null)`
 
-var errChanged = errors.New("somebody else changed it: read it again and decide anew")
+var errChanged = errors.New("another caller changed it: read it again and decide again")
 
-// setQuantity says how it shall be, so that it can be repeated without a key. The
-// version keeps a repetition that comes late from undoing what others did since.
+// setQuantity writes an absolute value, so it can be repeated without a key. The
+// version keeps a late repetition from undoing later changes.
 func setQuantity(ctx context.Context, tx samekey.Tx, line string, quantity, version int) error {
 	tag, err := tx.Exec(ctx, `
 		update lines set quantity = $2, version = $3 + 1
@@ -33,8 +33,7 @@ func setQuantity(ctx context.Context, tx samekey.Tx, line string, quantity, vers
 	return nil
 }
 
-// addCredit says by how much, which counts again with each repetition: it needs a
-// key.
+// addCredit adds an amount. Each repetition would add it again, so it needs a key.
 func addCredit(ctx context.Context, pool *pgxpool.Pool, req processed.Request, account string, amount int64) (processed.Result[int64], error) {
 	return processed.Run(ctx, pool, req, func(ctx context.Context, tx pgx.Tx) (balance int64, err error) {
 		err = tx.QueryRow(ctx, `
@@ -44,8 +43,7 @@ func addCredit(ctx context.Context, pool *pgxpool.Pool, req processed.Request, a
 	})
 }
 
-// A change that says how it shall be needs no key; one that says by how much
-// does.
+// An absolute change needs no key; a relative one does.
 func Example_absoluteState() {
 	_ = func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
 		for range 3 { // a client that is not sure, three times

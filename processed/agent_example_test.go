@@ -21,9 +21,9 @@ type toolCall struct {
 	Arguments json.RawMessage `json:"arguments"`
 }
 
-// keyValues are what the harness sends with the calls of one answer, beside the
-// arguments. It saves all of them before it makes the first, and gives all of them
-// when it resumes, so that an id that the model gave twice is numbered alike.
+// keyValues returns the key values of the calls of one answer. The harness saves
+// all calls before it makes the first one, and passes all of them again when it
+// resumes, so that an id that the model used twice is numbered the same way.
 func keyValues(run, turn string, answer []toolCall) ([]string, error) {
 	ids := make([]string, len(answer))
 	for i, call := range answer {
@@ -32,8 +32,8 @@ func keyValues(run, turn string, answer []toolCall) ([]string, error) {
 	return samekey.ToolCallKeys(ids, run, turn)
 }
 
-// creditTool is the tool. The tenant is who is logged in, and the value comes
-// from the harness; neither is among the arguments, which the model writes.
+// creditTool is the tool. The tenant comes from the login and the value from the
+// harness. Neither is among the arguments, which the model writes.
 func creditTool(ctx context.Context, pool *pgxpool.Pool, tenant, value string, arguments []byte) (processed.Result[int64], error) {
 	var args struct {
 		Account string `json:"account"`
@@ -50,13 +50,13 @@ func creditTool(ctx context.Context, pool *pgxpool.Pool, tenant, value string, a
 	return addCredit(ctx, pool, req, args.Account, args.Amount)
 }
 
-// sameCallAgain tells the harness whether to repeat a call that ended with err,
-// under the same key and after a pause. The model hears of neither.
+// sameCallAgain reports whether the harness repeats a call that ended with err,
+// with the same key and after a pause. The model sees neither.
 func sameCallAgain(err error) bool {
 	return processed.SafeToRetry(err) || errors.Is(err, processed.ErrAmbiguous)
 }
 
-// creditForModel is what the model reads of an answer.
+// creditForModel is the part of an answer that the model reads.
 func creditForModel(res processed.Result[int64]) string {
 	if res.Deduplicated {
 		return fmt.Sprintf(`{"balance":%d,"deduplicated":true,"note":"This call was carried out before, once. Nothing is left to do."}`, res.Value)
@@ -64,8 +64,8 @@ func creditForModel(res processed.Result[int64]) string {
 	return fmt.Sprintf(`{"balance":%d}`, res.Value)
 }
 
-// A harness saves the calls of an answer, makes them, and repeats what it is not
-// sure of.
+// A harness saves the calls of an answer, makes them, and repeats those with an
+// unknown outcome.
 func Example_agent() {
 	call := func(ctx context.Context, pool *pgxpool.Pool, value string, c toolCall) (string, error) {
 		for {

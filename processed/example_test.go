@@ -49,8 +49,7 @@ func ExampleRun() {
 	}
 }
 
-// The seat is taken: that is an answer, and is one again when the request is
-// repeated.
+// "The seat is taken" is an answer, and it replays when the request is repeated.
 func ExampleFail() {
 	_ = func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
 		res, err := processed.Run(ctx, pool, req, func(ctx context.Context, tx pgx.Tx) (Order, error) {

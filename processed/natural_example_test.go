@@ -13,8 +13,8 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// What the same subject is, the database says: one function, used by the column
-// under the constraint and by whoever looks for a ticket.
+// The database defines which subjects are the same: one function, used by the
+// column in the constraint and by every lookup.
 const ticketTables = `
 create function normal_subject(subject text) returns text immutable strict parallel safe
 	language sql return lower(btrim(regexp_replace(subject, '\s+', ' ', 'g')));
@@ -28,9 +28,9 @@ create table tickets (
 	constraint tickets_once_a_day unique (customer, subject_norm, day)
 )`
 
-// findOrCreateTicket returns the id of the customer's ticket of that subject and
-// day. The day comes from the request: by the clock of the server, a retry after
-// midnight would be another ticket.
+// findOrCreateTicket returns the id of the customer's ticket with that subject and
+// day. The day comes from the request: by the server's clock, a retry after
+// midnight would create another ticket.
 func findOrCreateTicket(ctx context.Context, tx samekey.Tx, customer, subject string, day time.Time) (processed.Result[int64], error) {
 	return processed.FindOrCreate(ctx, tx,
 		processed.Statement{SQL: `
@@ -43,14 +43,14 @@ func findOrCreateTicket(ctx context.Context, tx samekey.Tx, customer, subject st
 		pgx.RowTo[int64])
 }
 
-// Ticket is the answer: New is false where an earlier request had made it.
+// Ticket is the answer. New is false if an earlier request created the ticket.
 type Ticket struct {
 	ID  int64 `json:"id"`
 	New bool  `json:"new"`
 }
 
-// openTicket is a request under a key of its own. The customer is written to once,
-// when the ticket is made.
+// openTicket is a request with its own key. The customer gets one mail, when the
+// ticket is created.
 func openTicket(ctx context.Context, pool *pgxpool.Pool, req processed.Request, customer, subject string, day time.Time) (processed.Result[Ticket], error) {
 	return processed.Run(ctx, pool, req, func(ctx context.Context, tx pgx.Tx) (Ticket, error) {
 		found, err := findOrCreateTicket(ctx, tx, customer, subject, day)
@@ -65,7 +65,7 @@ func openTicket(ctx context.Context, pool *pgxpool.Pool, req processed.Request, 
 	})
 }
 
-// Two people of one customer report the same thing, each under a key of his own:
+// Two people of one customer report the same problem, each with their own key:
 // one ticket, one mail.
 func ExampleFindOrCreate() {
 	_ = func(ctx context.Context, pool *pgxpool.Pool, first, second processed.Request) error {
