@@ -5,8 +5,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 )
 
 // The scope says whose key it is and for which operation, the value is what the caller sent. Printing shows a hash
@@ -73,7 +77,7 @@ func ExampleDeliveryKey() {
 
 // With database/sql, and what is built on it, the transaction stays yours: begin it, hand it to samekey, commit it.
 func ExampleSQL() {
-	_ = func(ctx context.Context, db *sql.DB) error {
+	createOrder := func(ctx context.Context, db *sql.DB) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			return err
@@ -87,6 +91,16 @@ func ExampleSQL() {
 		}
 		return tx.Commit()
 	}
+
+	database, done := exampletb.DB("create table orders (id int)")
+	defer done()
+	db, err := sql.Open("pgx", database.DSN)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	fmt.Println(createOrder(context.Background(), db))
+	// Output: <nil>
 }
 
 // writeIntents stands for what takes a samekey.Tx, such as outbox.Insert.

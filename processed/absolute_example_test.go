@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/processed"
 )
 
@@ -45,7 +46,7 @@ func addCredit(ctx context.Context, pool *pgxpool.Pool, req processed.Request, a
 
 // An absolute change needs no key; a relative one does.
 func Example_absoluteState() {
-	_ = func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
+	change := func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
 		for range 3 { // a client that is not sure, three times
 			if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return setQuantity(ctx, tx, "line-1", 3, 1) }); err != nil {
 				return err
@@ -54,8 +55,19 @@ func Example_absoluteState() {
 			if err != nil {
 				return err
 			}
-			fmt.Println(credited.Value, credited.Deduplicated) // 10 false, 10 true, 10 true
+			fmt.Println(credited.Value, credited.Deduplicated)
 		}
 		return nil
 	}
+
+	db, done := exampletb.DB(lineTables, `insert into lines values ('line-1', 1)`, `insert into accounts values ('account-1', 0)`)
+	defer done()
+	key := samekey.Key{Scope: "acme/add_credit", Value: "call-1"}
+	if err := change(context.Background(), db.Pool, processed.Request{Key: key, Payload: []byte(`{"credit":10}`)}); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// 10 false
+	// 10 true
+	// 10 true
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/processed"
 )
 
@@ -83,7 +84,7 @@ func Example_agent() {
 			}
 		}
 	}
-	_ = func(ctx context.Context, pool *pgxpool.Pool, run, turn string, answer []toolCall, save func([]toolCall) error) (said []string, err error) {
+	work := func(ctx context.Context, pool *pgxpool.Pool, run, turn string, answer []toolCall, save func([]toolCall) error) (said []string, err error) {
 		if err := save(answer); err != nil { // before the first call: see docs/agents.md
 			return nil, err
 		}
@@ -100,4 +101,16 @@ func Example_agent() {
 		}
 		return said, nil
 	}
+
+	db, done := exampletb.DB(lineTables, `insert into accounts values ('account-1', 0)`)
+	defer done()
+	answer := []toolCall{{ID: "call_1", Tool: "add_credit", Arguments: json.RawMessage(`{"account":"account-1","amount":10}`)}}
+	save := func([]toolCall) error { return nil } // to a file or a table
+	for range 2 {                                 // the harness dies, and does the turn again
+		said, err := work(context.Background(), db.Pool, "run-7", "turn-2", answer, save)
+		fmt.Println(said, err)
+	}
+	// Output:
+	// [{"balance":10}] <nil>
+	// [{"balance":10,"deduplicated":true,"note":"This call was carried out before, once. Nothing is left to do."}] <nil>
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed"
 )
@@ -68,7 +69,7 @@ func openTicket(ctx context.Context, pool *pgxpool.Pool, req processed.Request, 
 // Two people of one customer report the same problem, each with their own key:
 // one ticket, one mail.
 func ExampleFindOrCreate() {
-	_ = func(ctx context.Context, pool *pgxpool.Pool, first, second processed.Request) error {
+	report := func(ctx context.Context, pool *pgxpool.Pool, first, second processed.Request) error {
 		day := time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 		opened, err := openTicket(ctx, pool, first, "acme", "Printer on fire", day)
 		if err != nil {
@@ -78,7 +79,17 @@ func ExampleFindOrCreate() {
 		if err != nil {
 			return err
 		}
-		fmt.Println(opened.Value.New, joined.Value.New, opened.Value.ID == joined.Value.ID) // true false true
+		fmt.Println(opened.Value.New, joined.Value.New, opened.Value.ID == joined.Value.ID)
 		return nil
 	}
+
+	db, done := exampletb.DB(ticketTables)
+	defer done()
+	request := func(value string) processed.Request {
+		return processed.Request{Key: samekey.Key{Scope: "acme/tickets.open", Value: value}, Payload: []byte(`{}`)}
+	}
+	if err := report(context.Background(), db.Pool, request("first"), request("second")); err != nil {
+		fmt.Println(err)
+	}
+	// Output: true false true
 }

@@ -2,10 +2,25 @@
 package exampletb
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/samekey/samekey/samekeytest"
 )
+
+// DB returns a database with samekey's schema, changed by the statements, and what to defer.
+func DB(statements ...string) (db *samekeytest.DB, done func()) {
+	t, done := New()
+	db = samekeytest.NewDB(t)
+	for _, sql := range statements {
+		if _, err := db.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return db, done
+}
 
 // New returns one, and what to defer. A failure ends the example by a panic.
 func New() (tb testing.TB, done func()) {
@@ -19,6 +34,7 @@ type exampleTB struct {
 }
 
 func (*exampleTB) Helper()                           {}
+func (*exampleTB) Context() context.Context          { return context.Background() }
 func (*exampleTB) Name() string                      { return "Example" }
 func (t *exampleTB) Cleanup(f func())                { t.cleanups = append(t.cleanups, f) }
 func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
