@@ -1,4 +1,4 @@
-// Package exampletb gives runnable examples what only tests get: a testing.TB, for samekeytest.NewDB.
+// Package exampletb gives runnable examples a testing.TB, which samekeytest.NewDB needs.
 package exampletb
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// DB returns a database with samekey's schema, changed by the statements, and what to defer.
+// DB returns a database with samekey's schema, changed by the statements, and a function to defer.
 func DB(statements ...string) (db *samekeytest.DB, done func()) {
 	t, done := New()
 	db = samekeytest.NewDB(t)
@@ -22,7 +22,7 @@ func DB(statements ...string) (db *samekeytest.DB, done func()) {
 	return db, done
 }
 
-// New returns one, and what to defer. A failure ends the example by a panic.
+// New returns a testing.TB and a function to defer. A failure panics.
 func New() (tb testing.TB, done func()) {
 	t := &exampleTB{}
 	return t, t.cleanUp

@@ -15,6 +15,7 @@ const (
 	NoSavepoint     = "3B001"
 	Serialization   = "40001"
 	Deadlock        = "40P01"
+	Denied          = "42501" // the role lacks a privilege
 	LockTimeout     = "55P03"
 	Cancelled       = "57014" // by a statement timeout, or by an administrator
 	NoStatement     = "26000" // a prepared statement that the connection does not have (any more)
