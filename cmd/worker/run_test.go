@@ -163,7 +163,7 @@ func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 	p.send(t, syscall.SIGHUP)
 	p.waitReady(t, 503)
 	p.send(t, syscall.SIGHUP)
-	p.waitFor(t, "is stopping already")
+	p.waitFor(t, "already stopping")
 	vendor.Release()
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)

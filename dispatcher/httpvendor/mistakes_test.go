@@ -74,7 +74,7 @@ func TestMistakesInDestinations(t *testing.T) {
 			dest.Endpoint, dest.Auth.Bearer, dest.WebhookSecrets = "{{.Part", "s3cret", []string{webhookSecret}
 		}), []string{
 			"Endpoint: is not a template: 1: unclosed action", "Auth: would be sent to every endpoint: " + each,
-			"WebhookSecrets: would sign forevery endpoint, so each could impersonate the sender to the others: " + each}},
+			"WebhookSecrets: would sign for every endpoint, so each could impersonate the sender to the others: " + each}},
 		{hooks(func(dest *Destination) { dest.Headers = map[string]string{"authorization": "Bearer s3cret"} }), []string{
 			`Headers["Authorization"]: would be sent to every endpoint: ` + each}},
 	} {
