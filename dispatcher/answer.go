@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/intent"
 )
 
 // Call is one attempt to deliver an intent, as a handler sees it. DeliveryKey and Payload are the same bytes at every
@@ -321,16 +322,16 @@ type applyFunc func(ctx context.Context, tx pgx.Tx, outcome Outcome) error
 
 // The outcomes of an attempt, a look-up or a person's word, as the history names them.
 const (
-	outcomeDelivered    = "delivered"
-	outcomeRefused      = "refused"
-	outcomeRetry        = "retry"
-	outcomeUnsent       = "unsent"
-	outcomeUnknown      = "unknown"
-	outcomeDead         = "dead"
-	outcomeParked       = "parked"
-	outcomeAwaiting     = "awaiting_approval"
-	outcomeAbsent       = "absent"
-	outcomeInconclusive = "inconclusive"
+	outcomeDelivered    = intent.OutcomeDelivered
+	outcomeRefused      = intent.OutcomeRefused
+	outcomeRetry        = intent.OutcomeRetry
+	outcomeUnsent       = intent.OutcomeUnsent
+	outcomeUnknown      = intent.OutcomeUnknown
+	outcomeDead         = intent.OutcomeDead
+	outcomeParked       = intent.OutcomeParked
+	outcomeAwaiting     = intent.OutcomeAwaitingApproval
+	outcomeAbsent       = intent.OutcomeAbsent
+	outcomeInconclusive = intent.OutcomeInconclusive
 	outcomePending      = "pending" // of a finding; the history says accepted
-	outcomeAccepted     = "accepted"
+	outcomeAccepted     = intent.OutcomeAccepted
 )

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 )
 
 // settlement is what a claim comes to: the row's next state and the line in its history.
@@ -30,20 +31,20 @@ type settlement struct {
 	took    time.Duration
 }
 
-// The states that a settlement may lead to, as in outbox's table of states.
+// Short names of the statuses that the worker meets; package intent has all.
 const (
-	statusPending   = "pending"
-	statusLeased    = "leased" // of a row that is claimed to be sent
-	statusUnknown   = "unknown"
-	statusAnswered  = "answered"
-	statusAwaiting  = "awaiting_approval"
-	statusParked    = "parked"
-	statusDead      = "dead"
-	statusDelivered = "delivered"
-	statusRefused   = "refused"
+	statusPending   = intent.Pending
+	statusLeased    = intent.Leased
+	statusUnknown   = intent.Unknown
+	statusAnswered  = intent.Answered
+	statusAwaiting  = intent.AwaitingApproval
+	statusParked    = intent.Parked
+	statusDead      = intent.Dead
+	statusDelivered = intent.Delivered
+	statusRefused   = intent.Refused
 )
 
-func (s settlement) finishes() bool { return s.status == statusDelivered || s.status == statusRefused }
+func (s settlement) finishes() bool { return intent.IsFinished(s.status) }
 
 // beforeSend decides whether a claimed pending intent is sent at all; ok is true where it is.
 func (a *action) beforeSend(c *db.OutboxQueueClaimRow) (s settlement, ok bool) {

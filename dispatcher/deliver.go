@@ -12,6 +12,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -195,11 +196,31 @@ func (c *claim) context(parent context.Context) (context.Context, context.Cancel
 	return context.WithDeadline(parent, c.asked.Add(c.action.policy.Timeout))
 }
 
+// illegal is called for a settlement that the table of transitions does not have. The tests of this package set it.
+var illegal func(from, event, to string)
+
+// check holds a settlement to the table of transitions. Another one is a mistake in this package, and is reported.
+func (n *node) check(c *claim, s settlement) {
+	from := c.Status
+	if s.event == intent.EventApply {
+		from = intent.Answered // the claim may be older than the answer
+	}
+	if intent.Allowed(from, s.event, s.status) {
+		return
+	}
+	n.log.Error("dispatcher: a settlement is not in the table of transitions; please report it", append(c.attrs(),
+		slog.String("from", from), slog.String("event", s.event), slog.String("to", s.status))...)
+	if illegal != nil {
+		illegal(from, s.event, s.status)
+	}
+}
+
 // settle hands a settlement to the settler, and goes on with the Apply of what was answered once that is written.
 func (n *node) settle(c *claim, s settlement) {
 	if limit := max(c.action.policy.ResponseCap, 0); len(s.answer.Body) > limit {
 		s.answer.Body = s.answer.Body[:limit]
 	}
+	n.check(c, s)
 	n.report(c, s)
 	unapplied := s.status == statusAnswered && s.keep // its Apply has not run yet
 	s.keep = s.keep && (!unapplied || n.applier.promise(c.action))

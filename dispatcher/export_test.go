@@ -2,10 +2,17 @@ package dispatcher
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
 // What tests look behind, or cannot wait for.
+
+func init() {
+	illegal = func(from, event, to string) {
+		panic(fmt.Sprintf("%q -> %s -> %q is not in internal/intent's table", from, event, to))
+	}
+}
 
 // SetShift makes the drains of this dispatcher's next Run shorter.
 func (d *Dispatcher) SetShift(shift time.Duration) { d.shift = shift }

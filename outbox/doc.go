@@ -50,7 +50,6 @@
 //	                            -> unknown       the vendor may or may not have acted
 //	                            -> awaiting_approval
 //	                                             an irreversible action, before it is sent
-//	                            -> parked        as unknown, where nothing can look it up
 //	                            -> dead          attempts, deadline, or an answer that a person must mend
 //	insert -> blocked -> pending                 behind others of its ordering key, until they are finished
 //

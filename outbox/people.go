@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/wake"
 )
 
@@ -42,7 +43,7 @@ type By struct {
 // [ErrNotFound] means that there is no such intent.
 func Cancel(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "cancel", id, by, func(d *decision) error {
-		return d.finish(ctx, "cancelled", StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)
+		return d.finish(ctx, intent.EventCancelled, StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)
 	})
 }
 
@@ -51,7 +52,7 @@ func Cancel(ctx context.Context, on DB, id uuid.UUID, by By) error {
 // [*StateError].
 func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "reject", id, by, func(d *decision) error {
-		return d.finish(ctx, "rejected", StatusAwaitingApproval)
+		return d.finish(ctx, intent.EventRejected, StatusAwaitingApproval)
 	})
 }
 

@@ -8,15 +8,16 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 )
 
 // Outcome is what really happened to an intent, as a person found out.
 type Outcome string
 
 const (
-	Delivered Outcome = "delivered" // the vendor did it
-	Refused   Outcome = "refused"   // the vendor said no, such as a declined card
-	NotSent   Outcome = "not_sent"  // the vendor never saw it
+	Delivered Outcome = intent.OutcomeDelivered // the vendor did it
+	Refused   Outcome = intent.OutcomeRefused   // the vendor said no, such as a declined card
+	NotSent   Outcome = intent.OutcomeNotSent   // the vendor never saw it
 )
 
 // Resolution is an outcome and the evidence for it.
