@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 
 	"github.com/samekey/samekey/internal/db"
 )
@@ -51,18 +50,20 @@ type applier struct {
 
 // applies are those of one action.
 type applies struct {
-	action   *action
-	lane     *lane
-	running  []*applying
-	waiting  []waitingApply
-	promised int           // places kept for answers that are being written
-	claiming int           // slots kept for what is being claimed
-	due      bool          // there may be some in the table
-	used     time.Duration // of slots, of late
+	action      *action
+	destination *destination
+	running     []*applying
+	waiting     []waitingApply
+	promised    int           // places kept for answers that are being written
+	claiming    int           // slots kept for what is being claimed
+	due         bool          // there may be some in the table
+	used        time.Duration // of slots, of late
 }
 
 // mayClaim: a paused action's answers wait too, since whoever pauses it expects it to stand still.
-func (of *applies) mayClaim() bool { return of.lane.mayClaim() && !of.lane.isPaused(of.action.name) }
+func (of *applies) mayClaim() bool {
+	return of.destination.mayClaim() && !of.destination.isPaused(of.action.name)
+}
 
 // applying is one that runs.
 type applying struct {
@@ -100,9 +101,9 @@ func applySlots(maxConns int32) int { return max(int(maxConns)/2, 1) }
 
 func newApplier(n *node) *applier {
 	ap := &applier{node: n, poked: make(chan struct{}, 1), free: applySlots(n.pool.Config().MaxConns)}
-	for _, lane := range n.lanes {
-		for _, a := range lane.actions {
-			ap.queue = append(ap.queue, &applies{action: a, lane: lane})
+	for _, d := range n.destinations.list {
+		for _, a := range d.actions {
+			ap.queue = append(ap.queue, &applies{action: a, destination: d})
 		}
 	}
 	return ap
@@ -267,12 +268,7 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			ap.ended(of, run)
 			ap.node.applied(c, spent, outcome, err)
 		}()
-		if err = ap.node.loadForApply(ctx, c); err != nil {
-			return
-		}
-		ap.node.renewForApply(ctx, c)
-		err = errGoexit
-		outcome, err = ap.node.applyOnce(ctx, c)
+		outcome, err = ap.node.apply(ctx, c)
 	}()
 }
 
@@ -335,35 +331,16 @@ func (ap *applier) giveBack(ctx context.Context) {
 	if len(back) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
-	for _, p := range putOffsByWorker(back) {
-		_, err := ap.node.q.OutboxQueuePutOff(ctx, *p)
-		if err == nil {
-			continue
-		}
+	for _, c := range back {
+		c.visit.delay = 0
+	}
+	if err := writePutOff(ctx, ap.node.q, back, false); err != nil {
 		ap.node.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
-			slog.Int("intents", len(p.Ids)), slog.String("error", errorText(err)))
+			slog.Int("intents", len(back)), slog.String("error", errorText(err)))
 	}
 	for range back {
 		ap.node.open.Done()
 	}
-}
-
-// putOffsByWorker makes the parameters that give claims back, by the id under which they were claimed. It is one, unless a
-// stranger took the id.
-func putOffsByWorker(claims []*claim) map[int32]*db.OutboxQueuePutOffParams {
-	by := map[int32]*db.OutboxQueuePutOffParams{}
-	for _, c := range claims {
-		p := by[c.worker]
-		if p == nil {
-			p = &db.OutboxQueuePutOffParams{Worker: c.worker}
-			by[c.worker] = p
-		}
-		p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
-		p.Delays, p.Unsends = append(p.Delays, 0), append(p.Unsends, false)
-	}
-	return by
 }
 
 // giveWay cancels the Apply that has run for longest where no slot is left and an action has none. Each may run for 1 s, and
@@ -445,57 +422,7 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 }
 
 func answeredClaim(r db.OutboxAppliesClaimRow, a *action, asked time.Time, worker int32) *claim {
-	return &claim{action: a, asked: asked, worker: worker, unloaded: true, OutboxQueueClaimRow: db.OutboxQueueClaimRow{
-		ID: r.ID, Status: r.Status, Attempt: r.Attempt, Spent: r.Spent, OrderingKey: r.OrderingKey,
-	}}
-}
-
-// loadForApply loads what the claim of an answered intent left out.
-func (n *node) loadForApply(ctx context.Context, c *claim) error {
-	if !c.unloaded {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
-	defer cancel()
-	rows, err := n.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
-	if err == nil && len(rows) != 1 {
-		err = errors.New("the intent is not there")
-	}
-	if err != nil {
-		return fmt.Errorf("load the intent for its Apply: %w", err)
-	}
-	c.loaded(rows[0])
-	return nil
-}
-
-// renewForApply renews the lease of a call's claim where what is left of it is less than the Apply may take. Where that fails,
-// the fence decides.
-func (n *node) renewForApply(ctx context.Context, c *claim) {
-	p := c.action.policy
-	if time.Until(c.asked.Add(p.Lease)) > p.Timeout+minSettle {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
-	defer cancel()
-	err := n.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
-	if err != nil {
-		n.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
-	}
-}
-
-// applied takes what an Apply came to.
-func (n *node) applied(c *claim, spent int, outcome string, err error) {
-	switch {
-	case err == nil:
-		n.count(settlement{status: outcome, outcome: outcome}, true)
-	case errors.Is(err, errFenced):
-		n.count(settlement{status: statusAnswered}, false)
-	default:
-		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
-		if errors.Is(err, errGaveWay) {
-			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
-		}
-		n.log.Log(n.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
-		n.settle(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
-	}
+	c := newClaim(db.OutboxQueueClaimRow{ID: r.ID, Status: r.Status, Attempt: r.Attempt, Spent: r.Spent, OrderingKey: r.OrderingKey}, a, asked, worker)
+	c.unloaded = true
+	return c
 }

@@ -3,7 +3,10 @@ package dispatcher
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -15,17 +18,76 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// applyOnce runs the action's Apply in the transaction that finishes the intent, see applier. Locks are taken in the order in which the application's own transactions take them,
-// which write their rows first and their intents last: the rows of Apply, then the ordering key, then the queue's row,
-// whose fence decides whether any of it is committed.
+// apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's outcome.
+func (n *node) apply(ctx context.Context, c *claim) (outcome string, err error) {
+	if err := n.loadForApply(ctx, c); err != nil {
+		return "", err
+	}
+	n.renewForApply(ctx, c)
+	return n.applyOnce(ctx, c)
+}
+
+// loadForApply loads what the claim of an answered intent left out.
+func (n *node) loadForApply(ctx context.Context, c *claim) error {
+	if !c.unloaded {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
+	defer cancel()
+	rows, err := n.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
+	if err == nil && len(rows) != 1 {
+		err = errors.New("the intent is not there")
+	}
+	if err != nil {
+		return fmt.Errorf("load the intent for its Apply: %w", err)
+	}
+	c.loaded(rows[0])
+	return nil
+}
+
+// renewForApply renews the lease of a call's claim if less of it is left than the Apply may take. If that fails, the fence
+// decides.
+func (n *node) renewForApply(ctx context.Context, c *claim) {
+	p := c.action.policy
+	if time.Until(c.asked.Add(p.Lease)) > p.Timeout+minSettle {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	err := n.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
+	if err != nil {
+		n.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
+	}
+}
+
+// applied ends a claim after its Apply.
+func (n *node) applied(c *claim, spent int, outcome string, err error) {
+	switch {
+	case err == nil:
+		n.end(outcome, true)
+	case errors.Is(err, errFenced):
+		n.end(statusAnswered, false)
+	default:
+		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
+		if errors.Is(err, errGaveWay) {
+			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
+		}
+		n.log.Log(n.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
+		n.finish(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
+	}
+}
+
+// applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which the
+// application's own transactions take them, which write their rows first and their intents last: the rows of Apply, then the
+// ordering key, then the queue's row, whose fence decides whether any of it is committed.
 //
-// An Apply can end the transaction by a statement of its own, which applyTx refuses where it sees it. What it does not
-// see ("insert ..; commit" in one text, or past it by tx.Conn) the finishing statement does, by the transaction's id:
+// An Apply can end the transaction by a statement of its own. applyTx refuses the statements that it sees. The others ("insert ..;
+// commit" in one text, or by tx.Conn) are found by the finishing statement, which compares the transaction's id:
 //
 //	rollback; or rollback, begin     the rows are gone: nothing is finished, and Apply is tried again
-//	commit; or commit, begin         the rows are there: to try again would write them twice, so the intent is finished
-//	                                 now, in a transaction of its own, with an error in the log. After a crash between
-//	                                 the two Apply runs again: that is what the Apply gave up
+//	commit; or commit, begin         the rows are there: another try would write them twice, so the intent is finished now, in
+//	                                 a transaction of its own, with an error in the log. After a crash between the two, Apply
+//	                                 runs again: that is what the Apply gave up
 func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
 	defer cancel()
@@ -61,7 +123,7 @@ func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err err
 		promoted, err = n.finishCommitted(ctx, c, answer)
 	}
 	if err == nil {
-		n.wake(promoted...)
+		n.destinations.poke(promoted...)
 		wake.Flush(n.pool, written.actions...)
 	}
 	return answer.Outcome, err

@@ -11,26 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
-	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/wire"
 )
-
-// claim is one claimed intent.
-type claim struct {
-	db.OutboxQueueClaimRow
-	action *action
-	worker int32     // the id under which it was claimed; the session may have another one by now
-	asked  time.Time // read before the claim was sent: the attempt's deadline counts from here
-	visit  visit
-
-	unloaded bool // of an answered intent: it has no payload until its Apply begins
-	unmarked bool // leased as unsent, and not marked since: it is not sent
-
-	endpointName string
-	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
-	endpointErr  error           // why that is not known
-}
 
 func (c *claim) call() Call {
 	call := Call{
@@ -67,40 +49,35 @@ func (c *claim) call() Call {
 	return call
 }
 
-// work brings one claim to its settlement. It runs in a goroutine of its own, in a slot of its lane, and holds no
-// connection while the vendor is called.
-func (n *node) work(c *claim) {
-	row := &c.OutboxQueueClaimRow
-	settled := false
+// deliver brings one claim to its end. It runs in a goroutine of its own, in a slot of the destination, and holds no connection
+// while the vendor is called.
+func (d *destination) deliver(c *claim) {
+	// What becomes of a handler that calls runtime.Goexit, as t.FailNow does: deferred functions still run.
+	s := c.action.afterCall(&c.OutboxQueueClaimRow, Answer{}, errors.New("the handler ended its goroutine"))
 	defer func() {
-		if !settled { // runtime.Goexit, as by t.FailNow in a user's test, runs deferred functions and nothing else
-			n.settle(c, c.action.afterCall(row, Answer{}, errors.New("the handler ended its goroutine")))
-		}
+		d.leave(c)
+		d.slots.callEnded() // slots count calls, not settles
+		d.node.finish(c, s)
+		d.slots.settled()
 	}()
-	var s settlement
-	switch send := false; {
-	case n.isStopping():
-		s = c.action.givenBack(row)
-	case c.unmarked:
-		s = n.notSent(n.calls, c, "", nil) // that it was not marked has been said
-	case c.Status == statusUnknown:
-		s = n.lookUp(c)
-	default:
-		if s, send = c.action.beforeSend(row); send {
-			s = n.attempt(c)
-		}
-	}
-	settled = true
-	n.settle(c, s)
+	s = d.node.work(c)
 }
 
-func (n *node) isStopping() bool {
-	select {
-	case <-n.stopping:
-		return true
-	default:
-		return false
+func (n *node) work(c *claim) settlement {
+	row := &c.OutboxQueueClaimRow
+	switch {
+	case n.isStopping():
+		return c.action.givenBack(row)
+	case c.unmarked:
+		return n.notSent(n.calls, c, "", nil) // the log has said that it was not marked
+	case c.Status == statusUnknown:
+		return n.lookUp(c)
 	}
+	s, send := c.action.beforeSend(row)
+	if !send {
+		return s
+	}
+	return n.attempt(c)
 }
 
 func (n *node) attempt(c *claim) settlement {
@@ -130,7 +107,7 @@ func (n *node) attempt(c *claim) settlement {
 	answer, err := guard(func() (Answer, error) { return c.action.handle(ctx, &call) })
 	s := c.action.afterCall(row, answer, err)
 	s.took = time.Since(began)
-	n.judge(c, s.answer.Code, err)
+	n.observe(c, s.answer.Code, err)
 	n.stopIfGone(c, err)
 	return s
 }
@@ -160,7 +137,7 @@ func (n *node) lookUp(c *claim) settlement {
 	finding, err := guard(func() (Finding, error) { return c.action.lookup(ctx, &call) })
 	s := c.action.afterLookup(row, finding, err)
 	s.took = time.Since(began)
-	n.judge(c, s.answer.Code, err)
+	n.observe(c, s.answer.Code, err)
 	return s
 }
 
@@ -196,58 +173,41 @@ func (c *claim) context(parent context.Context) (context.Context, context.Cancel
 	return context.WithDeadline(parent, c.asked.Add(c.action.policy.Timeout))
 }
 
-// illegal is called for a settlement that the table of transitions does not have. The tests of this package set it.
-var illegal func(from, event, to string)
-
-// check holds a settlement to the table of transitions. Another one is a mistake in this package, and is reported.
-func (n *node) check(c *claim, s settlement) {
-	from := c.Status
-	if s.event == intent.EventApply {
-		from = intent.Answered // the claim may be older than the answer
-	}
-	if intent.Allowed(from, s.event, s.status) {
-		return
-	}
-	n.log.Error("dispatcher: a settlement is not in the table of transitions; please report it", append(c.attrs(),
-		slog.String("from", from), slog.String("event", s.event), slog.String("to", s.status))...)
-	if illegal != nil {
-		illegal(from, s.event, s.status)
-	}
-}
-
-// settle hands a settlement to the settler, and goes on with the Apply of what was answered once that is written.
-func (n *node) settle(c *claim, s settlement) {
+// finish settles a claim, and passes an answered intent on to its Apply.
+func (n *node) finish(c *claim, s settlement) {
 	if limit := max(c.action.policy.ResponseCap, 0); len(s.answer.Body) > limit {
 		s.answer.Body = s.answer.Body[:limit]
 	}
 	n.check(c, s)
 	n.report(c, s)
-	unapplied := s.status == statusAnswered && s.keep // its Apply has not run yet
-	s.keep = s.keep && (!unapplied || n.applier.promise(c.action))
-	ended := func(settled bool) {
-		switch {
-		case unapplied && settled && s.keep:
-			n.applier.answered(c)
-			return
-		case unapplied && settled: // counted when it is claimed again
-			n.applier.written(c.action)
-			n.open.Done()
-			return
-		case unapplied && s.keep:
-			n.applier.unpromise(c.action)
-		}
-		n.count(s, settled)
-	}
-	r := result{claim: c, settlement: s, settled: ended}
-	select {
-	case <-n.abandoned: // first, since a buffer that nobody reads would take it too
-		ended(false)
+	if s.status == statusAnswered && s.keep {
+		n.finishAnswered(c, s)
 		return
-	default:
 	}
-	select {
-	case n.results <- r:
-	case <-n.abandoned:
-		ended(false)
+	n.end(s.status, n.settler.settle(c, s))
+}
+
+// finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes on with the
+// same claim; else the intent is claimed again when there is a slot.
+func (n *node) finishAnswered(c *claim, s settlement) {
+	s.keep = n.applier.promise(c.action)
+	settled := n.settler.settle(c, s)
+	switch {
+	case settled && s.keep:
+		n.applier.answered(c) // which ends the claim
+		return
+	case settled:
+		n.applier.written(c.action)
+		n.open.Done() // it counts when it is claimed again
+		return
+	case s.keep:
+		n.applier.unpromise(c.action)
 	}
+	n.end(s.status, false)
+}
+
+// end counts a claim that is over.
+func (n *node) end(status string, settled bool) {
+	n.summary.count(status, settled)
+	n.open.Done()
 }

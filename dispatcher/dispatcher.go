@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/limit"
 )
 
 // Config is a dispatcher's settings; nil and the zero value of each field are the defaults.
@@ -94,7 +96,7 @@ type Dispatcher struct {
 	mu           sync.Mutex // guards what follows until the first Run or Drain, after which it does not change
 	actions      map[string]*action
 	registered   []*action // in order
-	destinations map[string]*destination
+	destinations map[string]*account
 	mistakes     []error
 
 	shift, riverPatience, alarmAfter, stopMargin time.Duration // constants; tests shorten them
@@ -130,8 +132,8 @@ func (a *action) sentTo() string {
 	return strings.TrimRight(strings.Join([]string{a.destination(), a.form.key, a.form.request}, " "), " ")
 }
 
-// destination is a vendor account, shared by the actions that name it.
-type destination struct {
+// account is a destination as it is registered: a vendor account, shared by the actions that name it.
+type account struct {
 	name     string
 	limits   Limits   // with their defaults
 	given    []Limits // as they were declared
@@ -140,7 +142,7 @@ type destination struct {
 	actions  []*action
 }
 
-func (dest *destination) hasEndpoints() bool {
+func (dest *account) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
@@ -157,8 +159,8 @@ func (dest *destination) hasEndpoints() bool {
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
-		actions: map[string]*action{}, destinations: map[string]*destination{},
-		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
+		actions: map[string]*action{}, destinations: map[string]*account{},
+		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: limit.FullJitter, drawID: randomID,
 	}
 	d.repeats = newRepeats(d.config.Logger.Handler())
 	d.log = slog.New(d.repeats)
@@ -224,10 +226,10 @@ func (d *Dispatcher) resolve() (errs []error) {
 	return errs
 }
 
-func (d *Dispatcher) destination(name string) *destination {
+func (d *Dispatcher) destination(name string) *account {
 	dest := d.destinations[name]
 	if dest == nil {
-		dest = &destination{name: name, limits: Limits{}.withDefaults()}
+		dest = &account{name: name, limits: Limits{}.withDefaults()}
 		d.destinations[name] = dest
 		if !destinationName.MatchString(name) {
 			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: destination %q: use 1 to 56 lowercase letters, digits, _ and -", name))
@@ -336,13 +338,13 @@ func (d *Dispatcher) Check() error {
 	return errors.Join(errs...)
 }
 
-func (d *Dispatcher) sortedDestinations() []*destination {
-	var out []*destination
+func (d *Dispatcher) sortedDestinations() []*account {
+	var out []*account
 	for _, dest := range d.destinations {
 		if len(dest.actions) > 0 {
 			out = append(out, dest)
 		}
 	}
-	slices.SortFunc(out, func(a, b *destination) int { return bytes.Compare([]byte(a.name), []byte(b.name)) })
+	slices.SortFunc(out, func(a, b *account) int { return bytes.Compare([]byte(a.name), []byte(b.name)) })
 	return out
 }

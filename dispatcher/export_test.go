@@ -47,9 +47,7 @@ func (d *Dispatcher) WorkerID() int32 {
 // Swept is when the running dispatcher's last sweep was answered.
 func (d *Dispatcher) Swept() (at time.Time) {
 	if n := d.node.Load(); n != nil {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		at = n.swept
+		at = n.sweeper.answeredAt()
 	}
 	return at
 }
@@ -62,6 +60,6 @@ func (d *Dispatcher) NoJitter() {
 // HoldUpOutcomes has the running dispatcher count so many outcomes as held up by locks of others, until release.
 func (d *Dispatcher) HoldUpOutcomes(outcomes int64) (release func()) {
 	n := d.node.Load()
-	n.stuck.Add(outcomes)
-	return func() { n.stuck.Add(-outcomes) }
+	n.settler.stuck.Add(outcomes)
+	return func() { n.settler.stuck.Add(-outcomes) }
 }

@@ -17,18 +17,16 @@ func (d *Dispatcher) Ready() error {
 	if !n.session.holds() {
 		return errors.New("dispatcher: the session that holds the worker's lock is lost; it comes back when the database can be reached")
 	}
-	if n.behind.Load() {
+	if n.settler.isBehind() {
 		return errors.New("dispatcher: the database does not take outcomes; nothing is claimed until it does")
 	}
-	n.mu.Lock()
-	since := time.Since(n.swept)
-	n.mu.Unlock()
+	since := time.Since(n.sweeper.answeredAt())
 	if limit := max(5*time.Second, 3*d.config.SweepInterval); since > limit {
 		return fmt.Errorf("dispatcher: the database has not answered a sweep for more than %v", limit)
 	}
-	for _, lane := range n.lanes {
-		if stuck := lane.stuckFor(); stuck != "" {
-			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", lane.name, stuck)
+	for _, dest := range n.destinations.list {
+		if stuck := dest.stuckFor(); stuck != "" {
+			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", dest.name, stuck)
 		}
 	}
 	if stuck := n.applier.stuckFor(); stuck != "" {

@@ -155,7 +155,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	n := nodeOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	n.lanes[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Outcome) error {
+	n.destinations.list[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Outcome) error {
 		_, err := tx.Exec(ctx, `set synchronous_commit = off; set statement_timeout = '30s'; set default_transaction_isolation = serializable`)
 		return err
 	}
@@ -166,7 +166,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	defer n.session.leave(conn)
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`)
 	c := claimOne(t, n)
-	settle(t.Context(), n.newSettler(), []result{{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, nil), settled: func(bool) {}}})
+	settle(t.Context(), n.settler, []result{{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, nil), settled: func(bool) {}}})
 	if _, err := n.applyOnce(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

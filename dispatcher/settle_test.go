@@ -37,7 +37,7 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 	if _, err := on.Exec(t.Context(), `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`); err != nil {
 		t.Fatal(err)
 	}
-	return on, n, n.newSettler()
+	return on, n, n.settler
 }
 
 // A worker may not know yet that its session is gone: the claim itself looks.
@@ -56,7 +56,7 @@ func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
 			break
 		}
 	}
-	rows, err := n.q.OutboxQueueClaim(t.Context(), n.lanes[0].claimParams(n.lanes[0].actions[0], time.Time{}, 1))
+	rows, err := n.q.OutboxQueueClaim(t.Context(), n.destinations.list[0].claimParams(n.destinations.list[0].actions[0], time.Time{}, 1))
 	if err != nil || len(rows) != 0 {
 		t.Fatalf("claimed %d intents, %v; want none", len(rows), err)
 	}
@@ -65,8 +65,8 @@ func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
 // claimOne claims the one due intent.
 func claimOne(t *testing.T, n *node) *claim {
 	t.Helper()
-	a := n.lanes[0].actions[0]
-	rows, err := n.q.OutboxQueueClaim(t.Context(), n.lanes[0].claimParams(a, time.Time{}, 1))
+	a := n.destinations.list[0].actions[0]
+	rows, err := n.q.OutboxQueueClaim(t.Context(), n.destinations.list[0].claimParams(a, time.Time{}, 1))
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
@@ -258,7 +258,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 // Without what was answered a look-up might ask another question: it is not made, and spends nothing.
 func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	_, n, _ := settling(t)
-	n.lanes[0].actions[0].lookup = func(context.Context, *Call) (Finding, error) {
+	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Finding, error) {
 		t.Error("the vendor was asked")
 		return Finding{}, nil
 	}
@@ -273,7 +273,7 @@ func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 
 func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	on, n, s := settling(t)
-	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+	n.destinations.list[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
 		t.Error("a call began after the stop")
 		return Answer{}, nil
 	}
@@ -283,8 +283,8 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	n.work(c)
 	settle(t.Context(), s, []result{<-n.results})
 	n.open.Wait()
-	if n.sum.Retried != 1 || timeline(t, on) != "attempt:1" {
-		t.Errorf("the sum is %+v, the history %q", n.sum, timeline(t, on))
+	if n.summary.get().Retried != 1 || timeline(t, on) != "attempt:1" {
+		t.Errorf("the sum is %+v, the history %q", n.summary.get(), timeline(t, on))
 	}
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and spent = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
@@ -336,11 +336,11 @@ func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *t
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := &sweeper{node: n}
+	s := newSweeper(n)
 	for _, behind := range []bool{true, false} {
-		n.behind.Store(behind)
-		if n.lanes[0].mayClaim() == behind {
-			t.Errorf("with outcomes in hand: %v; may claim: %v", behind, n.lanes[0].mayClaim())
+		n.settler.behind.Store(behind)
+		if n.destinations.list[0].mayClaim() == behind {
+			t.Errorf("with outcomes in hand: %v; may claim: %v", behind, n.destinations.list[0].mayClaim())
 		}
 		if err := s.sweep(t.Context()); err != nil {
 			t.Fatal(err)
@@ -359,7 +359,7 @@ func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *t
 // approval all the same, and is not taken for one that may have been sent.
 func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	on, n, s := settling(t)
-	a := n.lanes[0].actions[0]
+	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
 	claimOne(t, n)
 	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id(), Gone: true, MaxCount: 10})
@@ -384,19 +384,19 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 	on, n, s := settling(t)
 	withPolicy(n)
-	a := n.lanes[0].actions[0]
+	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = NonIdempotentWrite, 0
 	a.handle = func(context.Context, *Call) (Answer, error) {
 		t.Error("it was sent")
 		return Answer{}, nil
 	}
 	first := claimOne(t, n)
-	n.lanes[0].sending(t.Context(), a, []*claim{first})
+	n.destinations.list[0].sending(t.Context(), a, []*claim{first})
 	if first.unmarked {
 		t.Error("a lease that holds was not marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt + 1`) // taken over
-	n.lanes[0].sending(t.Context(), a, []*claim{first})
+	n.destinations.list[0].sending(t.Context(), a, []*claim{first})
 	if !first.unmarked {
 		t.Error("a lease that was taken over was marked")
 	}
@@ -432,7 +432,7 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if n.lanes[0].mayClaim() {
+	if n.destinations.list[0].mayClaim() {
 		t.Error("the lane may claim")
 	}
 	cancel()
@@ -550,7 +550,7 @@ func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 	_, n, _ := settling(t)
 	for held, may := range map[int64]bool{maxStuck - 1: true, maxStuck: false} {
 		n.stuck.Store(held)
-		if n.lanes[0].mayClaim() != may {
+		if n.destinations.list[0].mayClaim() != may {
 			t.Errorf("with %d held up it may claim: %v", held, !may)
 		}
 	}

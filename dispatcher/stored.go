@@ -71,8 +71,8 @@ const maxEndpointName = 255
 var errNoEndpoint = errors.New("the endpoint that the intent names is not in samekey.endpoints: put it there (outbox/endpoints), then redrive")
 
 // readEndpoints reads where the calls of a claim go, in one statement.
-func (l *lane) readEndpoints(ctx context.Context, claims []*claim) {
-	p := db.EndpointsCallParams{Destination: l.name}
+func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
+	p := db.EndpointsCallParams{Destination: d.name}
 	for _, c := range claims {
 		c.endpointErr = errNoEndpoint
 		if isEndpointName(c.endpointName) {
@@ -86,7 +86,7 @@ func (l *lane) readEndpoints(ctx context.Context, claims []*claim) {
 	p.Names = slices.Compact(p.Names)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	rows, err := l.node.q.EndpointsCall(ctx, p)
+	rows, err := d.node.q.EndpointsCall(ctx, p)
 	found := map[string]*storedEndpoint{}
 	for _, row := range rows {
 		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}

@@ -27,12 +27,12 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Cleanup(func() { n.session.leave(conn) })
 	held := time.Now().Add(-time.Hour)
 	n.session.held.Store(&held)
-	return &sweeper{node: n}
+	return newSweeper(n)
 }
 
 // withPolicy gives the action the times of its policy's defaults, such as a lease, as Check does.
 func withPolicy(n *node) {
-	a := n.lanes[0].actions[0]
+	a := n.destinations.list[0].actions[0]
 	a.policy = a.declared.withDefaults()
 }
 
@@ -71,7 +71,7 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 	on, n, settler := settling(t)
 	withPolicy(n)
 	calls := 0
-	n.lanes[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+	n.destinations.list[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
 		calls++
 		return Answer{Code: "200"}, nil
 	}
@@ -123,7 +123,7 @@ func TestTheLastOfManyOrderingKeysIsGivenAHead(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
 		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // of each, one waits
 	mustExec(t, on, `delete from samekey.outbox_queue where status = 'pending' and ordering_key = to_char($1::int, 'FM00000')`, headsPage+1)
-	s := &sweeper{node: n}
+	s := newSweeper(n)
 	for range 2 {
 		s.heads = time.Time{}
 		if err := s.promote(t.Context()); err != nil {

@@ -2,28 +2,18 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/riverqueue/river"
 
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/processed"
 )
 
-// upkeepArgs is one of the periodic jobs that River's leader inserts and any node runs. Each has a short interval, since
-// schedules live in the leader's memory and begin anew with each leader, and each is harmless to skip or to run twice.
-type upkeepArgs struct {
-	Task string `json:"task"`
-}
-
-func (upkeepArgs) Kind() string { return "samekey.upkeep" }
-
-// The tasks, with how often they run.
+// upkeepTasks are the periodic tasks, with how often they run. Each is harmless to skip or to run twice.
 var upkeepTasks = map[string]time.Duration{
 	"statistics": 15 * time.Second, // one scan of the queue
 	"prune":      time.Minute,
@@ -31,35 +21,7 @@ var upkeepTasks = map[string]time.Duration{
 	"reconcile":  time.Minute,
 }
 
-func periodicJobs() (jobs []*river.PeriodicJob) {
-	for task, interval := range upkeepTasks {
-		jobs = append(jobs, river.NewPeriodicJob(river.PeriodicInterval(interval), func() (river.JobArgs, *river.InsertOpts) {
-			return upkeepArgs{Task: task}, &river.InsertOpts{Queue: upkeepQueue, MaxAttempts: 1}
-		}, &river.PeriodicJobOpts{RunOnStart: true}))
-	}
-	return jobs
-}
-
-type upkeepWorker struct {
-	river.WorkerDefaults[upkeepArgs]
-	upkeep *upkeep
-	stop   context.Context // as of a drainWorker: upkeep can wait, a stop cannot
-}
-
-func (w *upkeepWorker) Timeout(*river.Job[upkeepArgs]) time.Duration { return time.Minute }
-
-func (w *upkeepWorker) Work(ctx context.Context, job *river.Job[upkeepArgs]) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(w.stop, cancel)()
-	// River stores the error's text, and one NUL byte in it would wedge its completer.
-	if err := w.upkeep.run(ctx, job.Args.Task); err != nil {
-		return errors.New(clean(err.Error(), errorLimit))
-	}
-	return nil
-}
-
-// upkeep keeps the tables tidy and counted.
+// upkeep tidies the tables and counts what is in them. River decides when, see river.go.
 type upkeep struct {
 	node *node
 	mu   sync.Mutex
