@@ -24,6 +24,7 @@ type visit struct {
 // get the URL and the secrets of their endpoint, if it is a stored one.
 func (d *destination) admit(ctx context.Context, b batch) (on, off []*claim) {
 	for _, c := range b.claims {
+		c.resting, c.calls = b.action.beforeCall(&c.OutboxQueueClaimRow)
 		if d.enter(c, b.epoch) {
 			on = append(on, c)
 		} else {
@@ -44,14 +45,7 @@ func (d *destination) enter(c *claim, epoch int) bool {
 		return true
 	}
 	c.visit.breaker = nil
-	row, calls := &c.OutboxQueueClaimRow, false
-	switch c.Status {
-	case statusUnknown:
-		_, calls = c.action.beforeLookup(row)
-	default:
-		_, calls = c.action.beforeSend(row)
-	}
-	if !calls {
+	if !c.calls {
 		return true
 	}
 	call := c.call()

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-
 	"github.com/samekey/samekey/internal/db"
 )
 

@@ -67,12 +67,12 @@ func (b *blocking) handle(d *dispatcher.Dispatcher, action, destination, order s
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Destination, p.Timeout = destination, 4*patience
 	p.Backoff, p.MaxBackoff = time.Second, time.Second
-	d.Handle(action, p, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, action, p, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		if order == "locked" {
 			b.calls.Add(1)
 		}
-		return dispatcher.Answer{Code: "200"}, nil
-	}, dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, _ charge, _ dispatcher.Outcome) error {
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
+	}, withApply(func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
 		_, err := tx.Exec(ctx, `update orders set paid = paid + 1 where id = $1`, order)
 		if err == nil && order != "locked" {
 			b.applied.Add(1)
@@ -195,10 +195,10 @@ func TestTheLeaseIsRenewedForTheApplyOfASlowCall(t *testing.T) {
 	d := b.on(10)
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Destination, p.Timeout, p.Lease = "", 2500*time.Millisecond, 3*time.Second
-	d.Handle("charge_card", p, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "charge_card", p, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		<-time.After(1500 * time.Millisecond)
-		return dispatcher.Answer{Code: "200"}, nil
-	}, dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, _ charge, _ dispatcher.Outcome) error {
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
+	}, withApply(func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
 		_, err := tx.Exec(ctx, `update orders set paid = paid + 1 where id = 'locked'`)
 		return err
 	}))
@@ -215,8 +215,8 @@ func TestTheLeaseIsRenewedForTheApplyOfASlowCall(t *testing.T) {
 func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
 	b := setup(t)
 	var good atomic.Bool
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(context.Context, pgx.Tx, charge, dispatcher.Outcome) error {
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error {
 			if !good.Load() {
 				runtime.Goexit()
 			}
@@ -264,7 +264,7 @@ func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
 func TestApplyClaimsThatFailAreAnAlarm(t *testing.T) {
 	b := setup(t)
 	b.applied()
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(recordPayment))
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
 	d.SetAlarmAfter(700 * time.Millisecond)
 	id := b.insert("charge_card")
 	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin raise 'no claims today'; end $$`)

@@ -191,15 +191,7 @@ func (n *node) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.O
 	if c.action.apply == nil {
 		return nil // resolved by a person, or registered without its Apply in this release
 	}
-	call := c.call()
-	call.Endpoint = nil // there only where the same claim has called it
-	outcome := Outcome{
-		Call:     call,
-		Answer:   Answer{Code: answer.Code, ContentType: answer.ResponseType, Body: answer.Response},
-		Refused:  answer.Outcome == outcomeRefused,
-		Resolved: answer.Resolved,
-	}
-	_, err := guard(func() (struct{}, error) { return struct{}{}, c.action.apply(ctx, tx, outcome) })
+	_, err := guard(func() (struct{}, error) { return struct{}{}, c.action.apply(ctx, tx, settledOf(c, answer)) })
 	return err
 }
 

@@ -20,9 +20,9 @@ func (b *bundle) applied() {
 	b.exec(`create table payments (intent uuid primary key, state text not null)`)
 }
 
-func recordPayment(ctx context.Context, tx pgx.Tx, _ charge, o dispatcher.Outcome) error {
+func recordPayment(ctx context.Context, tx pgx.Tx, _ []byte, o dispatcher.Settled) error {
 	state := "paid"
-	if o.Refused {
+	if o.Status == outbox.StatusRefused {
 		state = "declined"
 	}
 	_, err := tx.Exec(ctx, `insert into payments values ($1, $2)`, o.ID, state)
@@ -32,7 +32,7 @@ func recordPayment(ctx context.Context, tx pgx.Tx, _ charge, o dispatcher.Outcom
 func TestApplyAndTheEndOfTheIntentAreCommittedTogether(t *testing.T) {
 	b := setup(t)
 	b.applied()
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(recordPayment))
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
 	b.vendor.Next(samekeytest.Fault402)
 	declined := b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Refused: 1})
@@ -56,12 +56,12 @@ func TestApplyAndTheEndOfTheIntentAreCommittedTogether(t *testing.T) {
 
 func TestApplyMayInsertAFurtherIntentUnderTheRequestsKey(t *testing.T) {
 	b := setup(t)
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 			_, err := outbox.Insert(ctx, tx, outbox.Intent{Action: "send_receipt", Payload: c})
 			return err
 		}))
-	d.Handle("send_receipt", policyOf(dispatcher.IdempotentWrite), b.post)
+	handle(d, "send_receipt", policyOf(dispatcher.IdempotentWrite), b.post)
 	b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Delivered: 2})
 	b.wantCalls(2)
@@ -73,8 +73,8 @@ func TestApplyMayInsertAFurtherIntentUnderTheRequestsKey(t *testing.T) {
 func TestApplyMayNotUseAnotherKey(t *testing.T) {
 	b := setup(t)
 	refused := make(chan error, 1)
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 			key := o.Key
 			key.Value += "-2"
 			_, err := outbox.Insert(ctx, tx, outbox.Intent{Key: key, Action: "send_receipt", Payload: c})
@@ -98,8 +98,8 @@ func TestAnApplyThatFailsIsRolledBackAndTriedAgainWithoutAnotherCall(t *testing.
 			b.applied()
 			var bad uuid.UUID
 			broken := true
-			d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-				func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+			d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
+				func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 					if err := recordPayment(ctx, tx, c, o); err != nil || o.ID != bad || !broken {
 						return err
 					}
@@ -132,8 +132,8 @@ func TestAnApplyThatFailsIsRolledBackAndTriedAgainWithoutAnotherCall(t *testing.
 
 func TestAnApplyWhoseStatementFailedAndWasSwallowedFinishesNothing(t *testing.T) {
 	b := setup(t)
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(ctx context.Context, tx pgx.Tx, _ charge, _ dispatcher.Outcome) error {
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
 			_, _ = tx.Exec(ctx, `select 1/0`)
 			return nil
 		}))
@@ -148,7 +148,7 @@ func TestAnApplyIsBackedOff(t *testing.T) {
 		p.Backoff, p.MaxBackoff = time.Hour, time.Hour
 		p.KeyWindow = dispatcher.Forever
 	},
-		dispatcher.WithApply(func(context.Context, pgx.Tx, charge, dispatcher.Outcome) error { return errors.New("no") }))
+		withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error { return errors.New("no") }))
 	for range 8 {
 		b.insert("charge_card")
 	}
@@ -167,7 +167,7 @@ func TestAWorkerKilledBetweenAnswerAndApplyLeavesItToAnother(t *testing.T) {
 	b.untilStatus(id, "answered")
 	worker.kill()
 
-	d := b.handles(dispatcher.NonIdempotentWrite, nil, dispatcher.WithApply(recordPayment))
+	d := b.handles(dispatcher.NonIdempotentWrite, nil, withApply(recordPayment))
 	b.until("the killed worker's answer is applied", func() bool { return b.drain(d).Delivered == 1 })
 	b.wantStatus(id, "delivered")
 	b.wantCalls(1)

@@ -12,8 +12,8 @@ import (
 )
 
 // ending is an Apply that writes its row, and then has its transaction ended by a statement.
-func ending(statement string, past bool, told chan<- error) dispatcher.Option {
-	return dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+func ending(statement string, past bool, told chan<- error) option {
+	return withApply(func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 		if err := recordPayment(ctx, tx, c, o); err != nil {
 			return err
 		}
@@ -50,8 +50,8 @@ func TestAStatementThatWouldEndAnApplysTransactionIsRefused(t *testing.T) {
 		b := setup(t)
 		b.insert("charge_card")
 		told := make(chan error, 1)
-		b.expect(b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-			func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+		b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(
+			func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 				batch := &pgx.Batch{}
 				batch.Queue("select 1")
 				batch.Queue("commit")
@@ -69,8 +69,8 @@ func TestAnApplyMayUseSavepoints(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	b.insert("charge_card")
-	b.expect(b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+	b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 			for _, sql := range []string{"savepoint a", "create table gone (id int)", "rollback to savepoint a", "savepoint b", "rollback work to b", "release savepoint b"} {
 				if _, err := tx.Exec(ctx, sql); err != nil {
 					return err
@@ -108,7 +108,7 @@ func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
 				t.Errorf("the history says %q", text)
 			}
 			b.elapse(backoff)
-			b.expect(b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(recordPayment)), dispatcher.Summary{Delivered: 2})
+			b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment)), dispatcher.Summary{Delivered: 2})
 			b.wantCalls(2)
 			if n := b.count(`select count(*) from payments`); n != 2 {
 				t.Errorf("%d payments are written, want 2", n)
@@ -121,8 +121,8 @@ func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
 func TestAnApplyThatEndsItsTransactionAndFailsIsToldSo(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
-	b.expect(b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(ctx context.Context, tx pgx.Tx, _ charge, _ dispatcher.Outcome) error {
+	b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
 			if _, err := tx.Conn().Exec(ctx, "commit"); err != nil {
 				return err
 			}

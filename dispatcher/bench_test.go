@@ -58,9 +58,9 @@ func benchDrain(b *testing.B) time.Duration {
 
 	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Destination("bench", dispatcher.Limits{Concurrency: 2000})
-	d.Handle("noop", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Destination: "bench"},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-			return dispatcher.Answer{Code: "200"}, nil
+	handle(d, "noop", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Destination: "bench"},
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		})
 	began := time.Now()
 	sum, err := d.Drain(b.Context())

@@ -23,11 +23,11 @@ func (b *bundle) unspent(action string) int {
 }
 
 // breaking is a dispatcher whose vendor has these limits, no jitter, and this handler.
-func (b *bundle) breaking(class dispatcher.Class, limits dispatcher.Limits, fn dispatcher.Handler, options ...dispatcher.Option) *dispatcher.Dispatcher {
+func (b *bundle) breaking(class dispatcher.Class, limits dispatcher.Limits, fn handler, options ...option) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.NoJitter()
 	d.Destination("vendor", limits)
-	d.Handle("charge_card", policyOf(class), fn, options...)
+	handle(d, "charge_card", policyOf(class), fn, options...)
 	return d
 }
 
@@ -76,7 +76,7 @@ func TestABreakerTriesOneIntentAtATimeAndGoesOnWhenItIsAnswered(t *testing.T) {
 	}))
 	defer server.Close()
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 8, BreakAfter: 8, BreakDelay: 20 * time.Millisecond, MaxBreakDelay: 40 * time.Millisecond},
-		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			n := together.Add(1)
 			defer together.Add(-1)
 			// What was claimed before it opened may still be under way when it is logged; not so when a probe has failed.
@@ -114,12 +114,12 @@ func TestABurstOfRefusedCredentialsPausesTheDestinationAndSpendsNothing(t *testi
 			defer server.Close()
 			post := postTo(b.client, server.URL)
 			d := b.breaking(class, dispatcher.Limits{Concurrency: 1, BreakDelay: time.Hour},
-				func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
-					answer, err := post(ctx, call)
-					if answer.Code == "401" {
-						return answer, dispatcher.Denied(answer, err)
+				func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
+					outcome, err := post(ctx, call)
+					if outcome.Response().Code == "401" {
+						outcome = dispatcher.Denied(outcome.Response())
 					}
-					return answer, err
+					return outcome, err
 				})
 			b.insertMany("charge_card", 50)
 			b.expect(d, dispatcher.Summary{Retried: 3})
@@ -140,9 +140,9 @@ func TestABurstOfRefusedCredentialsPausesTheDestinationAndSpendsNothing(t *testi
 func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
-	throttled := func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	throttled := func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		calls.Add(1)
-		return dispatcher.Answer{}, dispatcher.Throttled(10*time.Minute, errors.New("429"))
+		return dispatcher.Retry(dispatcher.Response{}).After(10 * time.Minute).ForAccount().Because(errors.New("429")), nil
 	}
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 4, MaxBreakDelay: time.Hour}, throttled)
 	b.insertMany("charge_card", 10_000)
@@ -164,14 +164,14 @@ func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 2, BreakDelay: time.Hour},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 			switch calls.Add(1) {
 			case 1:
-				return dispatcher.Answer{}, dispatcher.Throttled(500*time.Millisecond, errors.New("429"))
+				return dispatcher.Retry(dispatcher.Response{}).After(500 * time.Millisecond).ForAccount().Because(errors.New("429")), nil
 			case 2:
-				return dispatcher.Answer{}, errors.New("reset")
+				return dispatcher.Outcome{}, errors.New("reset")
 			}
-			return dispatcher.Answer{Code: "200"}, nil
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		})
 	b.insertMany("charge_card", 20)
 	b.start(d)
@@ -182,14 +182,14 @@ func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
 }
 
 func TestABusinessNoOpensNoBreaker(t *testing.T) {
-	for name, err := range map[string]error{
-		"refused": dispatcher.Refused(dispatcher.Answer{Code: "card_declined"}),
-		"dead":    dispatcher.Dead(dispatcher.Answer{Code: "404"}, errors.New("no such order")),
+	for name, outcome := range map[string]dispatcher.Outcome{
+		"refused": dispatcher.Refused(dispatcher.Response{Code: "card_declined"}),
+		"dead":    dispatcher.Dead(dispatcher.Response{Code: "404"}).Because(errors.New("no such order")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
 			d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 2, BreakDelay: time.Hour},
-				func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, err })
+				func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) { return outcome, nil })
 			b.insertMany("charge_card", 40)
 			if sum := b.drain(d); sum.Total() != 40 {
 				t.Errorf("the drain came to %+v", sum)
@@ -201,8 +201,8 @@ func TestABusinessNoOpensNoBreaker(t *testing.T) {
 func TestLookUpsThatFailOpenTheBreaker(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 4, BreakDelay: time.Hour}, b.post,
-		dispatcher.WithLookup(func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
-			return dispatcher.Finding{}, errors.New("status 503")
+		withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, errors.New("status 503")
 		}))
 	b.insertMany("charge_card", 20)
 	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = now()`)
@@ -212,8 +212,8 @@ func TestLookUpsThatFailOpenTheBreaker(t *testing.T) {
 func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: -1},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-			return dispatcher.Answer{}, errors.New("reset")
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, errors.New("reset")
 		})
 	b.insertMany("charge_card", 40)
 	b.expect(d, dispatcher.Summary{Retried: 40})
@@ -226,9 +226,9 @@ func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
 	d := b.dispatcherOn(b.tracedBy(statements), dispatcher.Config{})
 	d.NoJitter()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1, BreakAfter: 1, BreakDelay: time.Hour})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite),
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-			return dispatcher.Answer{}, errors.New("reset")
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite),
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, errors.New("reset")
 		})
 	b.insertMany("charge_card", 10)
 	b.start(d)

@@ -17,7 +17,7 @@ const (
 	IdempotentWrite
 
 	// NonIdempotentWrite is a write that the vendor does not deduplicate. It is retried only where the attempt was
-	// provably unsent or the vendor said that it did not act ([RetryAfter]); any other failure leaves it unknown, to be
+	// provably unsent or the vendor said that it did not act ([Retry]); any other failure leaves it unknown, to be
 	// looked up, else parked for a person.
 	NonIdempotentWrite
 

@@ -19,20 +19,20 @@ import (
 // up, what waits for a person, and how often the vendor was called.
 
 // classBundle is a dispatcher that delivers charge_card under one class.
-func classSetup(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), options ...dispatcher.Option) (*bundle, *dispatcher.Dispatcher) {
+func classSetup(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), options ...option) (*bundle, *dispatcher.Dispatcher) {
 	t.Helper()
 	b := setup(t)
 	return b, b.handles(class, change, options...)
 }
 
-func (b *bundle) handles(class dispatcher.Class, change func(*dispatcher.Policy), options ...dispatcher.Option) *dispatcher.Dispatcher {
+func (b *bundle) handles(class dispatcher.Class, change func(*dispatcher.Policy), options ...option) *dispatcher.Dispatcher {
 	p := policyOf(class)
 	if change != nil {
 		change(&p)
 	}
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", p, b.post, options...)
+	handle(d, "charge_card", p, b.post, options...)
 	return d
 }
 
@@ -188,7 +188,7 @@ func TestIrreversibleWriteIsLookedUpAfterATimeout(t *testing.T) {
 
 func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), fault samekeytest.Fault, code string) {
 	b := setup(t)
-	d := b.handles(class, change, dispatcher.WithLookup(b.lookUp))
+	d := b.handles(class, change, withLookup(b.lookUp))
 	id, approval := b.insert("charge_card"), ""
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -286,7 +286,7 @@ func TestKilledWorkersIrreversibleWriteIsLookedUpOnceItsLeaseRanOut(t *testing.T
 
 func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
 	b := setup(t)
-	d := b.handles(class, nil, dispatcher.WithLookup(b.lookUp))
+	d := b.handles(class, nil, withLookup(b.lookUp))
 	id := b.insert("charge_card")
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -329,7 +329,7 @@ func TestIntentsThatKillTheirWorkersEndAsDead(t *testing.T) {
 			break
 		}
 		d2 := b.dispatcher() // one that handles something else, but sweeps for all
-		d2.Handle("other", dispatcher.Policy{Class: dispatcher.Read}, b.post)
+		handle(d2, "other", dispatcher.Policy{Class: dispatcher.Read}, b.post)
 		b.expect(d2, nothing)
 	}
 	b.expect(d, dispatcher.Summary{Dead: 1})

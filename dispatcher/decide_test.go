@@ -23,74 +23,100 @@ func actionOf(class Class, attempts int) *action {
 	return &action{name: "charge_card", policy: Policy{Class: class, Attempts: attempts}.withDefaults()}
 }
 
-// What an attempt comes to, by class: the next state, the outcome, what it spends, and whether it counts as unsent.
-// The claim is one whose key was sent before, with attempts to spare.
-func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
-	errs := map[string]error{
-		"delivered":   nil,
-		"refused":     fmt.Errorf("wrapped: %w", Refused(Answer{Code: "card_declined"})),
-		"unsent":      Unsent(nil),
-		"dial":        &url.Error{Op: "Post", URL: "https://vendor", Err: &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}},
-		"dns":         fmt.Errorf("send: %w", &net.DNSError{Err: "no such host"}),
-		"retry_after": RetryAfter(time.Minute, nil),
-		"dead":        Dead(Answer{Code: "401"}, nil),
-		"stuck":       Stuck(Answer{Code: "500"}, nil),
-		"unknown":     Unknown(Answer{Code: "500"}, nil),
-		"unlisted":    errors.New("connection reset"),
-		"read":        &net.OpError{Op: "read", Err: errors.New("reset")},
-		"timeout":     context.DeadlineExceeded,
-		"stopped":     context.Canceled,
-		"panic":       &panicError{"boom"},
+// sent is what becomes of an intent after its Send returned o and err, lookedUp after its Lookup did.
+func (a *action) sent(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
+	return a.decide(row, conclude(o, err, false))
+}
+
+func (a *action) lookedUp(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
+	unknown := *row
+	unknown.Status = statusUnknown
+	return a.decide(&unknown, conclude(o, err, true))
+}
+
+// What becomes of an attempt, by class: the next state, the outcome, what it spends, the code, and whether it counts as
+// unsent. The claim is one whose key was sent before, with attempts to spare.
+func TestDecideAfterSend(t *testing.T) {
+	type result struct {
+		outcome Outcome
+		err     error
+	}
+	results := map[string]result{
+		"delivered":  {outcome: Delivered(Response{Code: "200"})},
+		"refused":    {outcome: Refused(Response{Code: "card_declined"})},
+		"accepted":   {outcome: Accepted(Response{Code: "202"})},
+		"retry":      {outcome: Retry(Response{}).After(time.Minute)},
+		"denied":     {outcome: Denied(Response{Code: "401"})},
+		"dead":       {outcome: Dead(Response{Code: "404"})},
+		"gone":       {outcome: Gone(Response{Code: "410"})},
+		"unsent":     {outcome: Unsent(nil)},
+		"err unsent": {err: fmt.Errorf("charge: %w", ErrUnsent)},
+		"stuck":      {outcome: Stuck(Response{Code: "500"})},
+		"unknown":    {outcome: Unknown(Response{Code: "500"})},
+		"error":      {err: errors.New("connection reset")},
+		"dial":       {err: &url.Error{Op: "Post", URL: "https://vendor", Err: &net.OpError{Op: "dial", Err: os.ErrPermission}}},
+		"timeout":    {err: context.DeadlineExceeded},
+		"stopped":    {err: context.Canceled},
+		"panic":      {err: &panicError{"boom"}},
+		"nothing":    {},
+		"absent":     {outcome: Absent(Response{Code: "404"})},
+		"error wins": {Delivered(Response{Code: "200"}), errors.New("the body broke off")},
 	}
 	repeatable := map[string]string{
-		"delivered":   "delivered delivered spent=0 ",
-		"refused":     "refused refused spent=0 card_declined",
-		"unsent":      "pending unsent spent=0 unsent",
-		"dial":        "pending unsent spent=0 unsent",
-		"dns":         "pending unsent spent=0 unsent",
-		"retry_after": "pending retry spent=0 retry_after",
-		"dead":        "dead dead spent=1 401",
-		"stuck":       "unknown unknown spent=0 500", // a read has a line of its own
-		"unknown":     "pending retry spent=1 500",
-		"unlisted":    "pending retry spent=1 unknown",
-		"read":        "pending retry spent=1 unknown",
-		"timeout":     "pending retry spent=1 timeout",
-		"stopped":     "pending retry spent=1 stopped",
-		"panic":       "pending retry spent=1 panic",
+		"delivered":  "delivered delivered spent=0 200",
+		"refused":    "refused refused spent=0 card_declined",
+		"accepted":   "unknown accepted spent=0 accepted",
+		"retry":      "pending retry spent=0 retry_after",
+		"denied":     "pending retry spent=0 401",
+		"dead":       "dead dead spent=1 404",
+		"gone":       "dead dead spent=1 410",
+		"unsent":     "pending unsent spent=0 unsent",
+		"err unsent": "pending unsent spent=0 unsent",
+		"stuck":      "unknown unknown spent=0 500", // a read has a line of its own
+		"unknown":    "pending retry spent=1 500",
+		"error":      "pending retry spent=1 unknown",
+		"dial":       "pending retry spent=1 unknown", // a redirect may have been followed before: no proof
+		"timeout":    "pending retry spent=1 timeout",
+		"stopped":    "pending retry spent=1 stopped",
+		"panic":      "pending retry spent=1 panic",
+		"nothing":    "pending retry spent=1 no_outcome",
+		"absent":     "pending retry spent=1 404",
+		"error wins": "pending retry spent=1 200",
 	}
 	once := map[string]string{
-		"delivered":   "delivered delivered spent=0 ",
-		"refused":     "refused refused spent=0 card_declined",
-		"unsent":      "pending unsent spent=0 unsent unsend",
-		"dial":        "unknown unknown spent=0 unknown", // how a client looks is no proof
-		"dns":         "unknown unknown spent=0 unknown",
-		"retry_after": "pending retry spent=0 retry_after unsend",
-		"dead":        "dead dead spent=1 401 unsend",
-		"stuck":       "unknown unknown spent=0 500",
-		"unknown":     "unknown unknown spent=0 500",
-		"unlisted":    "unknown unknown spent=0 unknown",
-		"read":        "unknown unknown spent=0 unknown",
-		"timeout":     "unknown unknown spent=0 timeout",
-		"stopped":     "unknown unknown spent=0 stopped",
-		"panic":       "unknown unknown spent=0 panic",
-	}
-	irreversible := map[string]string{
-		"unsent":      "awaiting_approval unsent spent=0 unsent unsend",
-		"retry_after": "awaiting_approval retry spent=0 retry_after unsend",
+		"delivered":  repeatable["delivered"],
+		"refused":    repeatable["refused"],
+		"accepted":   repeatable["accepted"],
+		"retry":      "pending retry spent=0 retry_after unsend",
+		"denied":     "pending retry spent=0 401 unsend",
+		"dead":       "dead dead spent=1 404 unsend",
+		"gone":       "dead dead spent=1 410 unsend",
+		"unsent":     "pending unsent spent=0 unsent unsend",
+		"err unsent": "pending unsent spent=0 unsent unsend",
+		"stuck":      "unknown unknown spent=0 500",
+		"unknown":    "unknown unknown spent=0 500",
+		"error":      "unknown unknown spent=0 unknown",
+		"dial":       "unknown unknown spent=0 unknown",
+		"timeout":    "unknown unknown spent=0 timeout",
+		"stopped":    "unknown unknown spent=0 stopped",
+		"panic":      "unknown unknown spent=0 panic",
+		"nothing":    "unknown unknown spent=0 no_outcome",
+		"absent":     "unknown unknown spent=0 404",
+		"error wins": "unknown unknown spent=0 200",
 	}
 	for _, class := range classes {
-		for name, err := range errs {
+		for name, result := range results {
 			want := repeatable[name]
 			if class == NonIdempotentWrite || class == IrreversibleWrite {
 				want = once[name]
 			}
-			if special, ok := irreversible[name]; ok && class == IrreversibleWrite {
-				want = special
+			if class == IrreversibleWrite { // an approval is good for one claim
+				want = strings.Replace(want, "pending", "awaiting_approval", 1)
 			}
 			if class == Read && name == "stuck" {
 				want = repeatable["unknown"]
 			}
-			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, err)
+			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{Attempt: 1}, result.outcome, result.err)
 			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code)
 			if s.unsend {
 				got += " unsend"
@@ -101,47 +127,50 @@ func TestEachErrorOfAHandlerLeadsToTheStateThatItsClassAllows(t *testing.T) {
 			if s.keep || s.leave || s.event != "attempt" {
 				t.Errorf("%v, %s: %+v", class, name, s)
 			}
+			if result.err != nil && s.err == "" {
+				t.Errorf("%v, %s: the error's text is lost", class, name)
+			}
 		}
 	}
 }
 
-func TestAttemptsOfARepeatableActionEndAsDeadAndNotBefore(t *testing.T) {
+func TestAttemptsUsedUpMakeDead(t *testing.T) {
 	for _, class := range []Class{Read, IdempotentWrite} {
 		a := actionOf(class, 3)
-		if s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 1}, Answer{}, errors.New("x")); s.status != statusPending {
+		if s := a.sent(&db.OutboxQueueClaimRow{Spent: 1}, Outcome{}, errors.New("x")); s.status != statusPending {
 			t.Errorf("%v: after 2 of 3 attempts it is %s, want pending", class, s.status)
 		}
-		if s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 2}, Answer{}, errors.New("x")); s.status != statusDead {
+		if s := a.sent(&db.OutboxQueueClaimRow{Spent: 2}, Outcome{}, errors.New("x")); s.status != statusDead {
 			t.Errorf("%v: after 3 of 3 attempts it is %s, want dead", class, s.status)
 		}
 	}
 }
 
-func TestAnUnsentAttemptForgetsThatTheKeyWasSentOnlyIfItWasTheFirst(t *testing.T) {
+func TestUnsentFirstAttemptStartsNoKeyWindow(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
-	if s := a.afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, Unsent(nil)); !s.unsend {
+	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Unsent(nil), nil); !s.unsend {
 		t.Error("the first send was unsent, and the key window began")
 	}
-	if s := a.afterCall(&db.OutboxQueueClaimRow{FirstSend: false}, Answer{}, Unsent(nil)); s.unsend {
+	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: false}, Unsent(nil), nil); s.unsend {
 		t.Error("an earlier attempt may have been sent, and the key window was forgotten")
 	}
 }
 
-func TestRetryAfterWaitsForTheLongerOfVendorAndBackoffUpToADay(t *testing.T) {
+func TestAfterWaitsForTheLongerOfVendorAndBackoff(t *testing.T) {
 	a := actionOf(Read, 5)
 	for asked, want := range map[time.Duration]time.Duration{
 		time.Minute: time.Minute, 59 * time.Minute: 59 * time.Minute, 23 * time.Hour: 23 * time.Hour, 25 * time.Hour: 24 * time.Hour, 1 << 62: 24 * time.Hour,
 	} {
-		if s := a.afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, RetryAfter(asked, nil)); s.delay != want {
-			t.Errorf("RetryAfter(%v) waits %v, want %v", asked, s.delay, want)
+		if s := a.sent(&db.OutboxQueueClaimRow{Attempt: 1}, Retry(Response{}).After(asked), nil); s.delay != want {
+			t.Errorf("After(%v) waits %v, want %v", asked, s.delay, want)
 		}
 	}
-	if s := a.afterCall(&db.OutboxQueueClaimRow{Attempt: 1}, Answer{}, RetryAfter(-time.Minute, nil)); s.delay < 0 || s.delay > time.Second {
-		t.Errorf("RetryAfter(-1m) waits %v, want the backoff", s.delay)
+	if s := a.sent(&db.OutboxQueueClaimRow{Attempt: 1}, Retry(Response{}).After(-time.Minute), nil); s.delay < 0 || s.delay > time.Second {
+		t.Errorf("After(-1m) waits %v, want the backoff", s.delay)
 	}
 }
 
-func TestWhatIsNotSentAndWhy(t *testing.T) {
+func TestBeforeSend(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	approved := now
 	withDeadline := func(a *action) { a.policy.Deadline = time.Hour }
@@ -175,7 +204,7 @@ func TestWhatIsNotSentAndWhy(t *testing.T) {
 		{"last attempt", Read, none, db.OutboxQueueClaimRow{Spent: 4}, "send"},
 		{"attempts", Read, none, db.OutboxQueueClaimRow{Spent: 5}, "dead attempts"},
 		{"attempts", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{Spent: 5}, "dead attempts leave"},
-		{"look-ups are no attempts", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, Spent: 5}, "send"},
+		{"lookups are no attempts", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, Spent: 5}, "send"},
 		{"window never leaves the order", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{PastWindow: true}, "unknown key_window"},
 	} {
 		a := actionOf(c.class, 5)
@@ -200,45 +229,53 @@ func TestWhatIsNotSentAndWhy(t *testing.T) {
 	}
 }
 
-func TestEachFindingLeadsToAnEndOrToAPerson(t *testing.T) {
-	evidence := Answer{Code: "evidence"}
+func TestDecideAfterLookup(t *testing.T) {
+	evidence := Response{Code: "evidence"}
 	for _, c := range []struct {
 		name    string
 		spent   int32
-		finding Finding
+		outcome Outcome
 		err     error
 		want    string
 	}{
-		{"found", 0, Found(evidence), nil, "delivered delivered evidence"},
-		{"found refused", 0, FoundRefused(evidence), nil, "refused refused evidence"},
-		{"absent once", 0, Absent(evidence), nil, "unknown absent absent"},
-		{"pending", 3, Pending(evidence, time.Minute), nil, "unknown accepted accepted"},
-		{"inconclusive", 0, Inconclusive(evidence), nil, "parked inconclusive evidence"},
-		{"zero", 0, Finding{}, nil, "parked inconclusive inconclusive"},
-		{"error", 3, Finding{}, errors.New("x"), "unknown retry lookup_failed"},
-		{"last error", 4, Finding{}, errors.New("x"), "parked inconclusive lookup_failed"},
-		{"panic", 0, Finding{}, &panicError{"boom"}, "unknown retry lookup_failed"},
-		{"found on the last", 4, Found(evidence), nil, "delivered delivered evidence"},
+		{"delivered", 0, Delivered(evidence), nil, "delivered delivered spent=1 evidence"},
+		{"refused", 0, Refused(evidence), nil, "refused refused spent=1 evidence"},
+		{"absent once", 0, Absent(evidence), nil, "unknown absent spent=1 absent"},
+		{"accepted", 3, Accepted(evidence).After(time.Minute), nil, "unknown accepted spent=0 accepted"},
+		{"unknown", 0, Unknown(evidence), nil, "parked unknown spent=1 evidence"},
+		{"stuck", 0, Stuck(evidence), nil, "parked unknown spent=1 evidence"},
+		{"dead", 0, Dead(evidence), nil, "parked unknown spent=1 evidence"},
+		{"gone", 0, Gone(evidence), nil, "parked unknown spent=1 evidence"},
+		{"nothing", 0, Outcome{}, nil, "parked unknown spent=1 no_outcome"},
+		{"retry", 4, Retry(Response{}), nil, "unknown retry spent=4 lookup_failed"},
+		{"denied", 4, Denied(Response{Code: "401"}), nil, "unknown retry spent=4 401"},
+		{"unsent", 4, Unsent(nil), nil, "unknown retry spent=4 lookup_failed"},
+		{"err unsent", 4, Outcome{}, ErrUnsent, "unknown retry spent=4 lookup_failed"},
+		{"error", 3, Outcome{}, errors.New("x"), "unknown retry spent=4 lookup_failed"},
+		{"error wins", 0, Delivered(evidence), errors.New("x"), "unknown retry spent=1 evidence"},
+		{"last error", 4, Outcome{}, errors.New("x"), "parked unknown spent=5 lookup_failed"},
+		{"panic", 0, Outcome{}, &panicError{"boom"}, "unknown retry spent=1 lookup_failed"},
+		{"delivered at the last attempt", 4, Delivered(evidence), nil, "delivered delivered spent=5 evidence"},
 	} {
 		for _, class := range classes {
-			s := actionOf(class, 5).afterLookup(&db.OutboxQueueClaimRow{Spent: c.spent}, c.finding, c.err)
-			if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want {
+			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{Spent: c.spent}, c.outcome, c.err)
+			if got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code); got != c.want {
 				t.Errorf("%v, %s: got %q, want %q", class, c.name, got, c.want)
 			}
 		}
 	}
 	a := actionOf(NonIdempotentWrite, 5)
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked || s.leave {
-		t.Errorf("without a look-up: %+v", s)
+		t.Errorf("without a lookup: %+v", s)
 	}
 	a.policy.PassFailed = true
-	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leave || !a.afterLookup(&db.OutboxQueueClaimRow{}, Inconclusive(evidence), nil).leave {
+	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leave || !a.lookedUp(&db.OutboxQueueClaimRow{}, Unknown(evidence), nil).leave {
 		t.Error("PassFailed does not let the next one pass a parked one")
 	}
 }
 
-func TestAbsentTwiceParksOrSendsOnceMoreWhereThePolicySaysSo(t *testing.T) {
-	evidence, before := Answer{Code: "404"}, outcomeAbsent
+func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
+	evidence, before := Response{Code: "404"}, outcomeAbsent
 	for _, c := range []struct {
 		name   string
 		class  Class
@@ -256,7 +293,7 @@ func TestAbsentTwiceParksOrSendsOnceMoreWhereThePolicySaysSo(t *testing.T) {
 	} {
 		a := actionOf(c.class, 5)
 		a.policy.ResendAbsent, c.row.Spent = c.resend, 4
-		s := a.afterLookup(&c.row, Absent(evidence), nil)
+		s := a.lookedUp(&c.row, Absent(evidence), nil)
 		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
 			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
 		}
@@ -269,18 +306,18 @@ func TestAbsentTwiceParksOrSendsOnceMoreWhereThePolicySaysSo(t *testing.T) {
 	}
 }
 
-func TestWhatWasAcceptedIsNeverSentAgain(t *testing.T) {
+func TestAcceptedIsNeverSentAgain(t *testing.T) {
 	for _, class := range classes {
 		a := actionOf(class, 5)
-		s := a.afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, Accepted(Answer{Code: "202"}, time.Minute))
+		s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Accepted(Response{Code: "202"}).After(time.Minute), nil)
 		if s.status != statusUnknown || s.outcome != outcomeAccepted || s.answer.Code != codeAccepted || !s.resend || s.unsend || !s.sent {
 			t.Errorf("%v: %+v", class, s)
 		}
 		if s.delay != a.policy.CompletionTime {
-			t.Errorf("%v: without a look-up it is claimed again after %v", class, s.delay)
+			t.Errorf("%v: without a lookup it is claimed again after %v", class, s.delay)
 		}
-		a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
-		if s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{}, Accepted(Answer{}, time.Minute)); s.delay != time.Minute {
+		a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
+		if s := a.sent(&db.OutboxQueueClaimRow{}, Accepted(Response{}).After(time.Minute), nil); s.delay != time.Minute {
 			t.Errorf("%v: asked for after %v", class, s.delay)
 		}
 		code, now := codeAccepted, time.Now()
@@ -296,18 +333,18 @@ func TestWhatWasAcceptedIsNeverSentAgain(t *testing.T) {
 	}
 }
 
-// The same key replays the same failure: an idempotent write whose look-up says absent is not sent again either.
-func TestWhatIsStuckIsLookedUpThenParkedAndNeverSentAgain(t *testing.T) {
+// The same key replays the same failure: an idempotent write whose lookup says absent is not sent again either.
+func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
-	s := a.afterCall(&db.OutboxQueueClaimRow{Spent: 4}, Answer{}, Stuck(Answer{Code: "500"}, nil))
+	s := a.sent(&db.OutboxQueueClaimRow{Spent: 4}, Stuck(Response{Code: "500"}), nil)
 	if s.status != statusUnknown || s.unsend || !s.sent || s.spent != 0 || s.delay != a.policy.SettlingDelay {
 		t.Errorf("%+v", s)
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked {
-		t.Errorf("without a look-up: %+v", s)
+		t.Errorf("without a lookup: %+v", s)
 	}
 	absent := outcomeAbsent
-	if s := a.afterLookup(&db.OutboxQueueClaimRow{LastCode: &absent}, Absent(Answer{}), nil); s.status != statusParked {
+	if s := a.lookedUp(&db.OutboxQueueClaimRow{LastCode: &absent}, Absent(Response{}), nil); s.status != statusParked {
 		t.Errorf("absent twice: %+v", s)
 	}
 }
@@ -315,7 +352,7 @@ func TestWhatIsStuckIsLookedUpThenParkedAndNeverSentAgain(t *testing.T) {
 func TestDeniedSpendsNothing(t *testing.T) {
 	for _, class := range classes {
 		for _, first := range []bool{true, false} {
-			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: first, Spent: 2}, Answer{}, Denied(Answer{Code: "401"}, nil))
+			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: first, Spent: 2}, Denied(Response{Code: "401"}), nil)
 			want := statusPending
 			if class == IrreversibleWrite {
 				want = statusAwaiting
@@ -327,13 +364,13 @@ func TestDeniedSpendsNothing(t *testing.T) {
 	}
 }
 
-func TestWithAnApplyAnAnswerIsStoredFirstAndTheLeaseKept(t *testing.T) {
+func TestAnswerIsStoredBeforeApply(t *testing.T) {
 	for _, class := range classes {
 		a := actionOf(class, 5)
-		a.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
+		a.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
 		for outcome, s := range map[string]settlement{
-			outcomeDelivered: a.afterCall(&db.OutboxQueueClaimRow{Spent: 2}, Answer{}, nil),
-			outcomeRefused:   a.afterLookup(&db.OutboxQueueClaimRow{Spent: 2}, FoundRefused(Answer{}), nil),
+			outcomeDelivered: a.sent(&db.OutboxQueueClaimRow{Spent: 2}, Delivered(Response{}), nil),
+			outcomeRefused:   a.lookedUp(&db.OutboxQueueClaimRow{Spent: 2}, Refused(Response{}), nil),
 		} {
 			if s.status != statusAnswered || s.outcome != outcome || !s.keep || s.spent != 0 {
 				t.Errorf("%v, %s: %+v", class, outcome, s)
@@ -342,22 +379,22 @@ func TestWithAnApplyAnAnswerIsStoredFirstAndTheLeaseKept(t *testing.T) {
 	}
 }
 
-func TestAHandlersPanicIsAnError(t *testing.T) {
+func TestPanicIsAnError(t *testing.T) {
 	_, err := guard(func() (int, error) { panic("boom") })
 	if err == nil || unknownCode(err) != "panic" {
 		t.Fatalf("got %v", err)
 	}
 }
 
-// A panic with one of our own verdicts is a panic: it says nothing about what was sent.
-func TestAPanicWithAVerdictIsUnknown(t *testing.T) {
-	_, err := guard(func() (int, error) { panic(Unsent(nil)) })
-	if v := classify(err, true).verdict; v != verdictUnknown {
-		t.Fatalf("classified as %v", v)
+// Its value proves nothing about what was sent.
+func TestPanicWithErrUnsentIsUnknown(t *testing.T) {
+	_, err := guard(func() (Outcome, error) { panic(ErrUnsent) })
+	if o := conclude(Outcome{}, err, false); o.kind != outcomeFailed {
+		t.Fatalf("concluded %v", o)
 	}
 }
 
-func TestTextForTheDatabaseIsValidAndCutBetweenRunes(t *testing.T) {
+func TestCleanTextIsValidAndCutBetweenRunes(t *testing.T) {
 	for in, want := range map[string]string{"a\x00b": "a\uFFFDb", "\xff": "\uFFFD", "ééé": "éé", "": ""} {
 		if got := clean(in, 5); got != want {
 			t.Errorf("clean(%q) is %q, want %q", in, got, want)
@@ -365,20 +402,22 @@ func TestTextForTheDatabaseIsValidAndCutBetweenRunes(t *testing.T) {
 	}
 }
 
-func TestTheAnswerBesideAVerdictIsKept(t *testing.T) {
-	a := &action{policy: Policy{Class: IdempotentWrite, KeyWindow: time.Hour}.withDefaults()}
-	s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{Code: "429", Body: []byte("slow down")}, RetryAfter(time.Second, nil))
-	if s.answer.Code != "429" || string(s.answer.Body) != "slow down" {
-		t.Errorf("kept %q, %q: want the vendor's status and words", s.answer.Code, s.answer.Body)
+func TestResponseBesideErrorIsKept(t *testing.T) {
+	response := Response{Code: "502", Body: []byte("bad gateway")}
+	for _, err := range []error{errors.New("the body broke off"), ErrUnsent} {
+		s := actionOf(IdempotentWrite, 5).sent(&db.OutboxQueueClaimRow{}, Unknown(response).After(time.Hour), err)
+		if s.answer.Code != "502" || string(s.answer.Body) != "bad gateway" || s.err != err.Error() || s.delay != time.Hour {
+			t.Errorf("%v: %+v", err, s)
+		}
 	}
 }
 
 // Two times in a row: whatever was found out before the first one is not the first of them.
-func TestTheFirstAbsentAfterAnotherCodeIsNotTheSecond(t *testing.T) {
+func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 	for _, before := range []string{"timeout", "maybe_sent", codeOrphaned, codeAccepted, "lookup_failed"} {
 		a := actionOf(NonIdempotentWrite, 5)
 		a.policy.ResendAbsent = true
-		s := a.afterLookup(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Answer{}), nil)
+		s := a.lookedUp(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Response{}), nil)
 		if s.status != statusUnknown || s.unsend || s.resend || s.answer.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
 			t.Errorf("after %s: %+v", before, s)
 		}
@@ -386,10 +425,10 @@ func TestTheFirstAbsentAfterAnotherCodeIsNotTheSecond(t *testing.T) {
 }
 
 // A late answer counts for the last attempt that was sent, so one that was not sent must not take its place.
-func TestOnlyAProofSaysThatAnAttemptWasNotSent(t *testing.T) {
+func TestOnlyErrUnsentProvesUnsent(t *testing.T) {
 	for _, class := range classes {
-		for name, err := range map[string]error{"proof": Unsent(nil), "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
-			s := actionOf(class, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: true}, Answer{}, err)
+		for name, err := range map[string]error{"proof": ErrUnsent, "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
+			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: true}, Outcome{}, err)
 			if proved := name == "proof"; s.sent == proved || s.unsend != proved {
 				t.Errorf("%v, %s: %+v", class, name, s)
 			}
@@ -397,25 +436,25 @@ func TestOnlyAProofSaysThatAnAttemptWasNotSent(t *testing.T) {
 	}
 }
 
-func TestALookupComesNoEarlierThanTheVendorSettles(t *testing.T) {
+func TestLookupWaitsForTheSettlingDelay(t *testing.T) {
 	for _, class := range []Class{NonIdempotentWrite, IrreversibleWrite} {
 		a := actionOf(class, 5)
-		if s := a.afterCall(&db.OutboxQueueClaimRow{}, Answer{}, errors.New("reset")); s.delay != a.policy.SettlingDelay || s.delay == 0 {
+		if s := a.sent(&db.OutboxQueueClaimRow{}, Outcome{}, errors.New("reset")); s.delay != a.policy.SettlingDelay || s.delay == 0 {
 			t.Errorf("%v: looked up after %v, want %v", class, s.delay, a.policy.SettlingDelay)
 		}
 	}
 }
 
 // What the vendor still works at is asked for between a second and a day later, however often, and is not sent again.
-func TestAPendingOneIsAskedForWithinBounds(t *testing.T) {
+func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
-	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	a.policy.SettlingDelay = -1
 	row := &db.OutboxQueueClaimRow{Spent: 4}
 	for after, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, time.Minute: time.Minute, 48 * time.Hour: maxDelay} {
 		for name, s := range map[string]settlement{
-			"accepted": a.afterCall(row, Answer{}, Accepted(Answer{}, after)),
-			"pending":  a.afterLookup(row, Pending(Answer{}, after), nil),
+			"accepted": a.sent(row, Accepted(Response{}).After(after), nil),
+			"pending":  a.lookedUp(row, Accepted(Response{}).After(after), nil),
 		} {
 			if s.delay != want || s.spent != 0 || !s.resend {
 				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.spent, s.resend, want)
@@ -424,16 +463,16 @@ func TestAPendingOneIsAskedForWithinBounds(t *testing.T) {
 	}
 }
 
-func TestPassFailedLetsTheNextPassWhateverEndsAnIntent(t *testing.T) {
+func TestPassFailedAppliesToEveryEnd(t *testing.T) {
 	for _, pass := range []bool{true, false} {
 		a := actionOf(IdempotentWrite, 3)
 		a.policy.PassFailed = pass
 		row := &db.OutboxQueueClaimRow{Spent: 2}
 		for name, s := range map[string]settlement{
-			"last attempt":        a.afterCall(row, Answer{}, errors.New("reset")),
-			"dead":                a.afterCall(row, Answer{}, Dead(Answer{}, nil)),
-			"last look-up failed": a.afterLookup(row, Finding{}, errors.New("reset")),
-			"not rendered":        a.deadUnsent(row, "render", errors.New("template")),
+			"last attempt":       a.sent(row, Outcome{}, errors.New("reset")),
+			"dead":               a.sent(row, Dead(Response{}), nil),
+			"last lookup failed": a.lookedUp(row, Outcome{}, errors.New("reset")),
+			"not rendered":       a.deadUnsent(row, "render", errors.New("template")),
 		} {
 			if s.leave != pass {
 				t.Errorf("PassFailed %t, %s: %+v", pass, name, s)
@@ -443,7 +482,7 @@ func TestPassFailedLetsTheNextPassWhateverEndsAnIntent(t *testing.T) {
 }
 
 // An endpoint that is stopped or missing, or a template that fails, leaves the key window as it was.
-func TestADeadOneThatWasNotSentKeepsWhatWasSentBefore(t *testing.T) {
+func TestDeadUnsentKeepsTheKeyWindow(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		row := &db.OutboxQueueClaimRow{FirstSend: first, Status: statusLeased}
 		a := actionOf(IdempotentWrite, 3)
@@ -456,11 +495,11 @@ func TestADeadOneThatWasNotSentKeepsWhatWasSentBefore(t *testing.T) {
 	}
 }
 
-// Whoever takes an intent over does not know its policy: the rest of the settling delay is waited for before the look-up.
-func TestATakenOverOneIsLookedUpAfterItsWholeSettlingDelay(t *testing.T) {
+// Whoever takes an intent over does not know its policy: the rest of the settling delay is waited for before the lookup.
+func TestOrphanIsLookedUpAfterTheSettlingDelay(t *testing.T) {
 	orphaned, absent := codeOrphaned, outcomeAbsent
 	a := actionOf(NonIdempotentWrite, 5)
-	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	a.policy.SettlingDelay = time.Minute
 	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, Spent: 2})
 	if ask || s.status != statusUnknown || s.spent != 2 || s.delay != time.Minute-settlingOrphans || s.leave {
@@ -476,21 +515,21 @@ func TestATakenOverOneIsLookedUpAfterItsWholeSettlingDelay(t *testing.T) {
 }
 
 // A vendor's wait holds after an approval as well.
-func TestAnIrreversibleWriteWaitsForWhatTheVendorSaid(t *testing.T) {
-	for _, err := range []error{RetryAfter(time.Hour, nil), NotBefore(time.Hour, Denied(Answer{}, nil))} {
-		s := actionOf(IrreversibleWrite, 5).afterCall(&db.OutboxQueueClaimRow{FirstSend: true, Attempt: 1}, Answer{}, err)
+func TestIrreversibleWriteWaitsForTheVendor(t *testing.T) {
+	for _, o := range []Outcome{Retry(Response{}).After(time.Hour), Denied(Response{}).After(time.Hour)} {
+		s := actionOf(IrreversibleWrite, 5).sent(&db.OutboxQueueClaimRow{FirstSend: true, Attempt: 1}, o, nil)
 		if s.status != statusAwaiting || s.delay != time.Hour {
-			t.Errorf("%v: %+v", err, s)
+			t.Errorf("%v: %+v", o, s)
 		}
 	}
 }
 
-// A look-up that takes its worker along spends an attempt each time, and is parked in the end.
-func TestLookupsThatKillTheirWorkersEndWithAPerson(t *testing.T) {
+// A lookup that takes its worker along spends an attempt each time, and is parked in the end.
+func TestLookupsThatKillWorkersEndParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
-	a.lookup = func(context.Context, *Call) (Finding, error) { return Finding{}, nil }
+	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 2}); !ask {
-		t.Error("the last of three look-ups is not made")
+		t.Error("the last of three lookups is not made")
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
 		t.Errorf("after three: asked %t, %+v", ask, s)
@@ -498,7 +537,7 @@ func TestLookupsThatKillTheirWorkersEndWithAPerson(t *testing.T) {
 }
 
 // What an earlier release may have sent in another form is not sent again; what it did not send is.
-func TestAnotherFormCountsOnlyForWhatMayHaveBeenSent(t *testing.T) {
+func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.form = form{digest("Idempotency-Key"), digest("POST /v2/charges")}
 	for sentTo, same := range map[string]bool{
@@ -517,15 +556,15 @@ func TestAnotherFormCountsOnlyForWhatMayHaveBeenSent(t *testing.T) {
 }
 
 // A URL may hold a password or a token: neither a row nor a log quotes it.
-func TestTheTextOfAnErrorIsWithoutItsURL(t *testing.T) {
+func TestErrorTextHasNoURL(t *testing.T) {
 	secret := "https://ann:hunter2@vendor.example/charges?token=s3cret"
 	for _, err := range []error{
 		&url.Error{Op: "Post", URL: secret, Err: errors.New("reset by " + secret)},
 		fmt.Errorf("charge: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded}),
 	} {
 		for _, s := range []settlement{
-			actionOf(IdempotentWrite, 5).afterCall(&db.OutboxQueueClaimRow{}, Answer{}, err),
-			actionOf(IdempotentWrite, 5).afterLookup(&db.OutboxQueueClaimRow{}, Finding{}, err),
+			actionOf(IdempotentWrite, 5).sent(&db.OutboxQueueClaimRow{}, Outcome{}, err),
+			actionOf(IdempotentWrite, 5).lookedUp(&db.OutboxQueueClaimRow{}, Outcome{}, err),
 			actionOf(IdempotentWrite, 5).deadUnsent(&db.OutboxQueueClaimRow{}, "render", err),
 		} {
 			if strings.Contains(s.err, "hunter2") || strings.Contains(s.err, "s3cret") || !strings.Contains(s.err, "[URL]") {
@@ -536,7 +575,7 @@ func TestTheTextOfAnErrorIsWithoutItsURL(t *testing.T) {
 }
 
 // Postgres quotes values in its messages, and encoding/json quotes what it reads.
-func TestErrorsForLogsQuoteNoValues(t *testing.T) {
+func TestLoggedErrorsQuoteNoValues(t *testing.T) {
 	err := fmt.Errorf("settle: %w", &pgconn.PgError{Code: "22P02", Message: `invalid input: "4242424242424242"`})
 	if got := errorText(err); strings.Contains(got, "4242") || !strings.Contains(got, "22P02") {
 		t.Errorf("of Postgres's error a log says %q", got)

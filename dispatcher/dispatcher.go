@@ -2,8 +2,6 @@ package dispatcher
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +9,6 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,30 +105,6 @@ type Dispatcher struct {
 	node    atomic.Pointer[node] // the one that Run has at work
 }
 
-// action is a registered kind of intent.
-type action struct {
-	name     string
-	declared Policy // as it was given to Handle
-	policy   Policy // with its defaults; see resolve
-	rules    KeyRules
-	handle   Handler
-	lookup   func(context.Context, *Call) (Finding, error)
-	render   func(context.Context, *Call) (Rendered, error)
-	apply    applyFunc
-	form     form
-	endpoint func(*Call) string
-	stored   bool // the endpoint is one of samekey.endpoints
-	proxied  bool // its requests go through a proxy
-}
-
-// destination is the name of its destination.
-func (a *action) destination() string { return or(a.policy.Destination, a.name) }
-
-// sentTo is where and in what form its intents go.
-func (a *action) sentTo() string {
-	return strings.TrimRight(strings.Join([]string{a.destination(), a.form.key, a.form.request}, " "), " ")
-}
-
 // account is a destination as it is registered: a vendor account, shared by the actions that name it.
 type account struct {
 	name     string
@@ -170,7 +143,6 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 // River's rule for names of queues, less the prefix that ours get.
 var (
 	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
-	actionName      = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
 )
 
 // Destination declares a vendor account and its limits. outbox.Pause stops its claims on every node, and so does pausing its
@@ -208,13 +180,13 @@ func (d *Dispatcher) resolve() (errs []error) {
 		errs = append(errs, a.policy.check(a.name)...)
 		errs = append(errs, vendor.contradicts(a.policy, a.name)...)
 		if a.policy.ResendAbsent && a.lookup == nil {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a look-up: register one with WithLookup", a.name))
+			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent needs a lookup: set Lookup", a.name))
 		}
 		if a.policy.ResendAbsent && a.proxied {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: ResendAbsent contradicts the proxy: a proxy can send late what it has taken, after look-ups have found nothing. Call the vendor directly, or leave ResendAbsent out", a.name))
 		}
 		if p.Attempts > 1 && a.lookup == nil && (p.Class == NonIdempotentWrite || p.Class == IrreversibleWrite) {
-			errs = append(errs, fmt.Errorf("dispatcher: %s: Attempts %d contradicts %v, which is never sent again by itself: leave it out (it would bound the tries of a look-up: register one with WithLookup)", a.name, p.Attempts, p.Class))
+			errs = append(errs, fmt.Errorf("dispatcher: %s: Attempts %d contradicts %v, which is never sent again by itself: leave it out (it would bound the tries of a lookup: set Lookup)", a.name, p.Attempts, p.Class))
 		}
 		if first := a.policy.Timeout + max(a.policy.SettlingDelay, time.Second); a.lookup != nil && a.policy.CompletionTime <= first {
 			errs = append(errs, fmt.Errorf("dispatcher: %s: CompletionTime %v is not longer than Timeout and SettlingDelay together (%v): what was accepted would be parked before its first look-up", a.name, a.policy.CompletionTime, first))
@@ -236,82 +208,6 @@ func (d *Dispatcher) destination(name string) *account {
 		}
 	}
 	return dest
-}
-
-// Handle registers the handler of an action, with the payload decoded from JSON into T exactly (unknown members are
-// allowed; a T of []byte or json.RawMessage gets the bytes). A payload that does not decode makes its intent dead, with
-// the reason in its history; its neighbours are not touched. Mistakes are kept for [Dispatcher.Check].
-func Handle[T any](d *Dispatcher, name string, policy Policy, fn func(ctx context.Context, call *Call, payload T) (Answer, error), options ...Option) {
-	d.Handle(name, policy, func(ctx context.Context, call *Call) (Answer, error) {
-		payload, err := decode[T](call)
-		if err != nil {
-			return Answer{}, Dead(Answer{Code: codePayload}, err)
-		}
-		return fn(ctx, call, payload)
-	}, options...)
-}
-
-// Handle is the raw form of the function [Handle]: the handler reads call.Payload itself.
-func (d *Dispatcher) Handle(name string, policy Policy, fn Handler, options ...Option) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	a := &action{name: name, declared: policy, handle: fn}
-	for _, option := range options {
-		if err := option(a); err != nil {
-			d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: %s: %w", name, err))
-		}
-	}
-	switch {
-	case !actionName.MatchString(name):
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q: use 1 to 63 of a-z, 0-9, _ . - with a letter first", name))
-	case d.actions[name] != nil:
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q is registered twice", name))
-	case fn == nil:
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: action %q has no handler", name))
-	}
-	dest := d.destination(or(policy.Destination, name))
-	if policy.Destination == "" {
-		dest.declared = true
-	}
-	dest.actions = append(dest.actions, a)
-	d.actions[name] = a
-	d.registered = append(d.registered, a)
-}
-
-// codePayload is the code of an intent whose payload did not decode: nobody was called.
-const codePayload = "payload"
-
-// decode reads a payload without losing a digit on the way: numbers go straight from the text into T's fields.
-func decode[T any](call *Call) (payload T, err error) {
-	switch p := any(&payload).(type) {
-	case *[]byte:
-		*p = call.Payload
-		return payload, nil
-	case *json.RawMessage:
-		*p = call.Payload
-		return payload, nil
-	}
-	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
-	if err := decoder.Decode(&payload); err != nil {
-		return payload, fmt.Errorf("payload does not decode into %T: %w", payload, cleanJSONError(err))
-	}
-	if decoder.More() {
-		return payload, fmt.Errorf("payload does not decode into %T: there is data after it", payload)
-	}
-	return payload, nil
-}
-
-// cleanJSONError leaves out what encoding/json quotes from the payload.
-func cleanJSONError(err error) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		return fmt.Errorf("not JSON at byte %d", syntax.Offset)
-	case errors.As(err, &kind):
-		return fmt.Errorf("member %q at byte %d does not fit %v", kind.Field, kind.Offset, kind.Type)
-	}
-	return errors.New("it was refused by its decoder")
 }
 
 // Check returns every mistake in what was registered so far, joined, or nil. [Dispatcher.Run] and [Dispatcher.Drain]

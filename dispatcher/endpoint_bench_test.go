@@ -40,13 +40,13 @@ func benchPutOff(b *testing.B, concurrency int, dead bool) {
 	if !dead {
 		endpoint = ""
 	}
-	d.Handle("webhook", dispatcher.Policy{Class: dispatcher.Read, Destination: "bench", Backoff: time.Hour, MaxBackoff: time.Hour},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "webhook", dispatcher.Policy{Class: dispatcher.Read, Destination: "bench", Backoff: time.Hour, MaxBackoff: time.Hour},
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 			if dead {
-				return dispatcher.Answer{}, dispatcher.Unsent(errors.New("refused"))
+				return dispatcher.Unsent(errors.New("refused")), nil
 			}
-			return dispatcher.Answer{Code: "200"}, nil
-		}, dispatcher.WithEndpoint(func(*dispatcher.Call) string { return endpoint }))
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
+		}, withEndpoint(func(*dispatcher.Call) string { return endpoint }))
 	var before, after int64
 	const wal = `select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`
 	if err := pool.QueryRow(b.Context(), wal).Scan(&before); err != nil {

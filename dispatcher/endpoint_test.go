@@ -63,17 +63,18 @@ func (r *receivers) count(name string, change int) {
 }
 
 // deliver calls the intent's endpoint, which its part names.
-func (r *receivers) deliver(b *bundle) dispatcher.Handler {
-	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (r *receivers) deliver(b *bundle) handler {
+	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL+"/"+call.Part, nil)
 		if err != nil {
-			return dispatcher.Answer{}, err
+			return dispatcher.Outcome{}, err
 		}
-		return do(b.client, request)
+		response, err := do(b.client, request)
+		return dispatcher.Delivered(response), err
 	}
 }
 
-var byPart = dispatcher.WithEndpoint(func(call *dispatcher.Call) string { return call.Part })
+var byPart = withEndpoint(func(call *dispatcher.Call) string { return call.Part })
 
 // insertTo commits n intents for each of the endpoints from..to.
 func (b *bundle) insertTo(n, from, to int) {
@@ -99,7 +100,7 @@ func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 16})
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Timeout = 2 * patience
-	d.Handle("charge_card", p, r.deliver(b), byPart)
+	handle(d, "charge_card", p, r.deliver(b), byPart)
 	b.insertTo(300, 0, 0) // due first
 	b.insertTo(1, 1, 999)
 	running := b.start(d)
@@ -153,9 +154,9 @@ func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
 	r := receive(b, "")
 	deliver := r.deliver(b)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 3, BreakDelay: time.Hour, PerEndpoint: 2},
-		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			if call.Part == "to-0" {
-				return dispatcher.Answer{}, errors.New("connection reset")
+				return dispatcher.Outcome{}, errors.New("connection reset")
 			}
 			return deliver(ctx, call)
 		}, byPart)
@@ -181,13 +182,13 @@ func TestAnEndpointIsProbedByWhatComesDueAndGoesOn(t *testing.T) {
 	var mu sync.Mutex
 	failures := 0
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 3, BreakDelay: 20 * time.Millisecond, MaxBreakDelay: 20 * time.Millisecond, PerEndpoint: 1},
-		func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		func(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if failures++; failures <= 6 {
-				return dispatcher.Answer{}, dispatcher.Unsent(errors.New("refused"))
+				return dispatcher.Unsent(errors.New("refused")), nil
 			}
-			return dispatcher.Answer{Code: "200"}, nil
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		}, byPart)
 	b.insertTo(20, 0, 0)
 	b.start(d)
@@ -199,8 +200,8 @@ func TestALookUpThatIsPutOffKeepsWhatWasFound(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "to-0")
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{PerEndpoint: 1, BreakAfter: -1}, r.deliver(b), byPart,
-		dispatcher.WithLookup(func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
-			return dispatcher.Found(dispatcher.Answer{}), nil
+		withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{}), nil
 		}))
 	b.insertTo(1, 0, 0)
 	b.start(d)
@@ -222,7 +223,7 @@ func TestOrderedIntentsOfABusyEndpointKeepTheirOrder(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{PerEndpoint: 1}, c.handle,
-		dispatcher.WithEndpoint(func(*dispatcher.Call) string { return "one" }))
+		withEndpoint(func(*dispatcher.Call) string { return "one" }))
 	var want []string
 	for range 10 {
 		b.insert("charge_card", ordered("order-1"))
@@ -249,7 +250,7 @@ func TestACallOfNoEndpointGoesByTheConcurrencyAlone(t *testing.T) {
 		"none": func(*dispatcher.Call) string { return "" }, "panics": func(*dispatcher.Call) string { panic("no such header") },
 	} {
 		c := &counting{}
-		d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{PerEndpoint: 1}, c.handle, dispatcher.WithEndpoint(fn))
+		d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{PerEndpoint: 1}, c.handle, withEndpoint(fn))
 		b.insertManyMore("charge_card", 20)
 		b.expect(d, dispatcher.Summary{Delivered: 20})
 		if n := b.count(`select count(*) from samekey.outbox_history where attempt > 1`); n != 0 {

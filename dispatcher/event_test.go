@@ -41,19 +41,19 @@ func TestAnEventAndAPollThatCompleteACallAtTheSameTimeEndItOnce(t *testing.T) {
 			b := setup(t)
 			var applied atomic.Int32
 			asked, answer := make(chan struct{}), make(chan struct{})
-			s := &scripted{next: failing(dispatcher.Accepted(dispatcher.Answer{Code: "202"}, time.Minute))}
+			s := &scripted{next: answering(dispatcher.Accepted(dispatcher.Response{Code: "202"}).After(time.Minute))}
 			d := b.dispatcher()
 			d.Destination("vendor", dispatcher.Limits{})
-			d.Handle("charge_card", policyOf(dispatcher.NonIdempotentWrite), s.handle,
-				dispatcher.WithLookup(func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+			handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite), s.handle,
+				withLookup(func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 					close(asked)
 					select {
 					case <-answer:
 					case <-ctx.Done():
 					}
-					return dispatcher.Found(dispatcher.Answer{Code: "polled"}), nil
+					return dispatcher.Delivered(dispatcher.Response{Code: "polled"}), nil
 				}),
-				dispatcher.WithApply(func(context.Context, pgx.Tx, []byte, dispatcher.Outcome) error {
+				withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error {
 					applied.Add(1)
 					return nil
 				}))

@@ -18,11 +18,18 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// Charge is what the order service wrote into the intent.
+// Charge is the payload that the order service inserts.
 type Charge struct {
 	OrderID string `json:"order_id"`
 	Amount  int64  `json:"amount"`
 }
+
+// Actions are declared once, in a package that the writer and the worker import.
+var (
+	ChargeCard  = outbox.NewAction[Charge]("charge_card")
+	BookCourier = outbox.NewAction[Charge]("book_courier")
+	SendReceipt = outbox.NewAction[Charge]("send_receipt")
+)
 
 var (
 	ctx    = context.Background()
@@ -30,18 +37,36 @@ var (
 	stripe = dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour}
 )
 
-// send makes one request with the attempt's context.
-func send(ctx context.Context, client *http.Client, c Charge, key string) (*http.Response, error) {
+// sendCharge sends the charge once, and says what the vendor's response means.
+func sendCharge(ctx context.Context, client *http.Client, c Charge, key string) (dispatcher.Outcome, error) {
 	body, err := json.Marshal(c)
 	if err != nil {
-		return nil, dispatcher.Unsent(err)
+		return dispatcher.Unsent(err), nil
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://vendor.example/v1/charges", bytes.NewReader(body))
 	if err != nil {
-		return nil, dispatcher.Unsent(err)
+		return dispatcher.Unsent(err), nil
 	}
 	request.Header.Set("Idempotency-Key", key)
-	return client.Do(request)
+	response, err := client.Do(request)
+	if err != nil {
+		return dispatcher.Outcome{}, err // unsent if the client proves it, else unknown: sent again with the same key
+	}
+	defer response.Body.Close()
+	r := dispatcher.Response{Code: response.Status}
+	switch response.StatusCode {
+	case http.StatusOK:
+		return dispatcher.Delivered(r), nil
+	case http.StatusPaymentRequired:
+		return dispatcher.Refused(r), nil
+	case http.StatusTooManyRequests:
+		return dispatcher.Retry(r).After(2 * time.Second).ForAccount(), nil
+	case http.StatusUnauthorized:
+		return dispatcher.Denied(r).Because(errors.New("the API key is not valid")), nil
+	case http.StatusBadRequest:
+		return dispatcher.Dead(r), nil
+	}
+	return dispatcher.Unknown(r), nil
 }
 
 func Example() {
@@ -51,25 +76,12 @@ func Example() {
 	}
 	d := dispatcher.New(pool, nil)
 	d.Destination("stripe", dispatcher.Limits{Concurrency: 32})
-	dispatcher.Handle(d, "charge_card",
-		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour},
-		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-			response, err := send(ctx, client, c, call.CarriedKey)
-			if err != nil {
-				return dispatcher.Answer{}, err // unsent, or unknown: sent again, with the same key
-			}
-			defer response.Body.Close()
-			answer := dispatcher.Answer{Code: response.Status}
-			switch response.StatusCode {
-			case http.StatusPaymentRequired:
-				return answer, dispatcher.Refused(answer)
-			case http.StatusTooManyRequests:
-				return answer, dispatcher.RetryAfter(time.Second, nil)
-			case http.StatusUnauthorized:
-				return answer, dispatcher.Dead(answer, errors.New("the API key is not valid"))
-			}
-			return answer, nil
-		})
+	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
+		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", KeyWindow: 24 * time.Hour},
+		Send: func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
+			return sendCharge(ctx, client, c, call.CarriedKey)
+		},
+	})
 	if err := d.Check(); err != nil {
 		fmt.Println(err)
 	}
@@ -78,77 +90,90 @@ func Example() {
 	// Output:
 }
 
-// Every contradiction comes at once, before anything runs.
+// Check returns every contradiction at once, before anything runs.
 func ExampleDispatcher_Check() {
-	charge := func(context.Context, *dispatcher.Call, Charge) (dispatcher.Answer, error) {
-		return dispatcher.Answer{}, nil
+	send := func(context.Context, *dispatcher.Call, Charge) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 	}
 	d := dispatcher.New(pool, nil)
-	dispatcher.Handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite}, charge)
-	dispatcher.Handle(d, "refund", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Timeout: time.Minute, Lease: time.Minute}, charge)
-	dispatcher.Handle(d, "send_receipt", dispatcher.Policy{Destination: "mail"}, charge)
+	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
+		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}, Send: send,
+	})
+	dispatcher.Handle(d, BookCourier, dispatcher.Delivery[Charge]{
+		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Timeout: time.Minute, Lease: time.Minute}, Send: send,
+	})
+	dispatcher.Handle(d, SendReceipt, dispatcher.Delivery[Charge]{
+		Policy: dispatcher.Policy{Destination: "mail"}, Send: send,
+	})
 	fmt.Println(d.Check())
 	// Output:
 	// dispatcher: charge_card: KeyWindow is missing: say how long the vendor remembers a key (dispatcher.Forever is a value)
-	// dispatcher: refund: Lease 1m0s is not longer than Timeout 1m0s by 100ms or more
+	// dispatcher: book_courier: Lease 1m0s is not longer than Timeout 1m0s by 100ms or more
 	// dispatcher: send_receipt: Class is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)
 	// dispatcher: send_receipt: Destination "mail" is not declared: call Destination("mail", ...) or correct the name
 }
 
-// The order is marked and its receipt's intent is written in the transaction that finishes the charge.
-func ExampleWithApply() {
+// Apply marks the order and inserts the receipt's intent, in the transaction that finishes the charge.
+func ExampleDelivery_apply() {
 	d := dispatcher.New(pool, nil)
 	d.Destination("stripe", dispatcher.Limits{})
-	dispatcher.Handle(d, "charge_card", stripe,
-		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-			return dispatcher.Answer{Code: "200"}, nil
+	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
+		Policy: stripe,
+		Send: func(context.Context, *dispatcher.Call, Charge) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		},
-		dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, c Charge, outcome dispatcher.Outcome) error {
+		Apply: func(ctx context.Context, tx pgx.Tx, c Charge, settled dispatcher.Settled) error {
 			state := "paid"
-			if outcome.Refused {
+			if settled.Status == outbox.StatusRefused {
 				state = "payment_failed"
 			}
 			if _, err := tx.Exec(ctx, `update orders set state = $2 where id = $1`, c.OrderID, state); err != nil {
 				return err
 			}
-			if outcome.Refused {
+			if settled.Status == outbox.StatusRefused {
 				return nil
 			}
-			_, err := outbox.Insert(ctx, tx, outbox.Intent{Action: "send_receipt", Payload: c})
+			_, err := SendReceipt.Insert(ctx, tx, c)
 			return err
-		}))
+		},
+	})
 	fmt.Println(d.Check())
 	// Output: <nil>
 }
 
-// A vendor that does not deduplicate is asked before a person is.
-func ExampleWithLookup() {
-	find := func(context.Context, string) (id string, found bool, err error) { return "", false, nil }
+// A vendor without idempotency keys is asked, with the delivery key that was sent along as a reference.
+func ExampleDelivery_lookup() {
+	find := func(_ context.Context, reference string) (id string, found bool, err error) { return "", false, nil }
 
 	d := dispatcher.New(pool, nil)
-	dispatcher.Handle(d, "book_courier", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite},
-		func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-			return dispatcher.Answer{Code: "200"}, nil
+	dispatcher.Handle(d, BookCourier, dispatcher.Delivery[Charge]{
+		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite},
+		Send: func(context.Context, *dispatcher.Call, Charge) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		},
-		dispatcher.WithLookup(func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Finding, error) {
-			id, found, err := find(ctx, call.DeliveryKey.String()) // sent along as the vendor's reference field
+		Lookup: func(ctx context.Context, call *dispatcher.Call, _ Charge) (dispatcher.Outcome, error) {
+			id, found, err := find(ctx, call.CarriedKey)
 			if err != nil {
-				return dispatcher.Finding{}, err // could not be asked: tried again
+				return dispatcher.Outcome{}, err // the vendor could not be asked: the lookup is repeated
 			}
 			if !found {
-				return dispatcher.Absent(dispatcher.Answer{Code: "none"}), nil
+				return dispatcher.Absent(dispatcher.Response{Code: "none"}), nil
 			}
-			return dispatcher.Found(dispatcher.Answer{Code: "200", Body: []byte(id)}), nil
-		}))
+			return dispatcher.Delivered(dispatcher.Response{Code: "200", Body: []byte(id)}), nil
+		},
+	})
 	fmt.Println(d.Check())
 	// Output: <nil>
 }
 
-// In a test of your own: deliver all that is due, and count.
+// In a test of your own, Drain delivers everything that is due, and counts.
 func ExampleDispatcher_Drain() {
 	d := dispatcher.New(pool, nil)
-	dispatcher.Handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.Read}, func(context.Context, *dispatcher.Call, Charge) (dispatcher.Answer, error) {
-		return dispatcher.Answer{}, nil
+	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
+		Policy: dispatcher.Policy{Class: dispatcher.Read},
+		Send: func(context.Context, *dispatcher.Call, Charge) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{}), nil
+		},
 	})
 	drain := func() {
 		sum, err := d.Drain(ctx)

@@ -26,7 +26,7 @@ const (
 )
 
 // fix sees to it that what the claim is about to send is kept. Where ok is false it is not sent, and s says why.
-func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
+func (d *destination) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 	if c.CarriedKey != "" || c.Plain || !c.action.fixes() {
 		return settlement{}, true
 	}
@@ -41,9 +41,9 @@ func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 			p.MessageID = &rendered.MessageID
 		}
 	}
-	rows, err := n.q.OutboxSendsFix(ctx, p)
+	rows, err := d.node.q.OutboxSendsFix(ctx, p)
 	if err != nil || len(rows) == 0 {
-		return n.notSent(ctx, c, "dispatcher: what is to be sent could not be kept, nothing was sent", err), false
+		return d.notSent(ctx, c, "dispatcher: what is to be sent could not be kept, nothing was sent", err), false
 	}
 	c.CarriedKey, c.RequestType, c.Request, c.MessageID = rows[0].CarriedKey, rows[0].RequestType, rows[0].Request, rows[0].MessageID
 	return settlement{}, true

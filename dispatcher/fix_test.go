@@ -24,13 +24,13 @@ type sends struct {
 	fail           error
 }
 
-func (s *sends) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (s *sends) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	request := "none"
 	if call.Rendered != nil {
 		request = string(call.Rendered.Request) + " " + call.Rendered.Type + " " + call.Rendered.MessageID
 	}
 	s.keys, s.requests = append(s.keys, call.CarriedKey), append(s.requests, request)
-	return dispatcher.Answer{Code: "200"}, s.fail
+	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), s.fail
 }
 
 // release is a dispatcher of one release: its rules and its template.
@@ -40,13 +40,13 @@ func (b *bundle) release(s *sends, vendor *dispatcher.Vendor, template string) *
 	if vendor != nil {
 		d.Vendor("vendor", *vendor)
 	}
-	var options []dispatcher.Option
+	var options []option
 	if template != "" {
-		options = append(options, dispatcher.WithRender(func(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
+		options = append(options, withRender(func(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
 			return dispatcher.Rendered{Request: fmt.Appendf(nil, template, call.CarriedKey, call.Attempt), Type: "test", MessageID: "<" + call.CarriedKey + ">"}, nil
 		}))
 	}
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, options...)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, options...)
 	return d
 }
 
@@ -97,7 +97,7 @@ func TestAnIntentThatMayHaveBeenSentPlainGoesOnPlain(t *testing.T) {
 
 func TestWhatWasProvablyUnsentKeepsWhatWasFixed(t *testing.T) {
 	b := setup(t)
-	s := &sends{fail: dispatcher.Unsent(errors.New("no connection"))}
+	s := &sends{fail: dispatcher.ErrUnsent}
 	b.insert("charge_card")
 	b.expect(b.release(s, &tight, "one %s %d"), retried)
 	b.elapse(backoff)
@@ -119,7 +119,7 @@ func TestARequestThatCannotBeRenderedIsDeadAndUnsent(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), dispatcher.WithRender(render))
+			b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), withRender(render))
 			id := b.insert("charge_card")
 			b.expect(d, dispatcher.Summary{Dead: 1})
 			b.wantHistory(id, "attempt:dead:render")
@@ -140,7 +140,7 @@ func TestAZombieFixesNothing(t *testing.T) {
 	taken := false
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, dispatcher.WithRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, withRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
 		if !taken { // somebody takes it over while it renders
 			taken = true
 			b.exec("update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1")

@@ -16,12 +16,12 @@ func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k', 'charge_card', '1')`)
 	d := dispatcher.New(db.Pool, nil)
 	fail := true
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Backoff: 24 * time.Hour},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Backoff: 24 * time.Hour},
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 			if fail {
-				return dispatcher.Answer{}, errors.New("reset")
+				return dispatcher.Outcome{}, errors.New("reset")
 			}
-			return dispatcher.Answer{Code: "200"}, nil
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		})
 	if sum, err := d.Drain(t.Context()); err != nil || sum.Retried != 1 {
 		t.Fatalf("%+v, %v", sum, err)

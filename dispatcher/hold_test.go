@@ -2,7 +2,6 @@ package dispatcher_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -39,24 +38,27 @@ func (v *busyVendor) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 func (v *busyVendor) idle() bool { return v.together.Load() == 0 }
 
 // call maps 429 and 503 to what is given.
-func (v *busyVendor) call(b *bundle, busy func() error) dispatcher.Handler {
-	return func(ctx context.Context, _ *dispatcher.Call) (dispatcher.Answer, error) {
+func (v *busyVendor) call(b *bundle, busy dispatcher.Outcome) handler {
+	return func(ctx context.Context, _ *dispatcher.Call) (dispatcher.Outcome, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, v.URL, nil)
 		if err != nil {
-			return dispatcher.Answer{}, err
+			return dispatcher.Outcome{}, err
 		}
-		answer, err := do(b.client, request)
-		if err == nil && answer.Code != "200" {
-			err = busy()
+		response, err := do(b.client, request)
+		switch {
+		case err != nil:
+			return dispatcher.Outcome{}, err
+		case response.Code != "200":
+			return busy, nil
 		}
-		return answer, err
+		return dispatcher.Delivered(response), nil
 	}
 }
 
-var busyAnswers = map[string]func() error{
-	"429 without a time":          func() error { return dispatcher.Throttled(0, errors.New("429")) },
-	"503, the vendor did not act": func() error { return dispatcher.RetryAfter(0, errors.New("503")) },
-	"503 with a time":             func() error { return dispatcher.RetryAfter(time.Second, errors.New("503")) },
+var busyAnswers = map[string]dispatcher.Outcome{
+	"429 without a time":          dispatcher.Retry(dispatcher.Response{Code: "429"}).ForAccount(),
+	"503, the vendor did not act": dispatcher.Retry(dispatcher.Response{Code: "503"}),
+	"503 with a time":             dispatcher.Retry(dispatcher.Response{Code: "503"}).After(time.Second),
 }
 
 // 5,000 are due. A first batch goes out, then one call after each hold, which doubles: 25, 50, 100, 200 ms.
@@ -87,7 +89,7 @@ func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
 	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{SweepInterval: time.Minute}) // what goes on does so by itself
 	d.NoJitter()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 16, BreakDelay: 4 * time.Second, MaxBreakDelay: 4 * time.Second})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), v.call(b, busyAnswers["429 without a time"]))
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), v.call(b, busyAnswers["429 without a time"]))
 	b.insertMany("charge_card", 300)
 	b.start(d)
 	b.until("the second hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=2 ") })
@@ -120,13 +122,13 @@ func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
 	b := setup(t)
 	var busyCalls, calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour, PerEndpoint: 2},
-		func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		func(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			if call.Part == "to-0" {
 				busyCalls.Add(1)
-				return dispatcher.Answer{Code: "503"}, dispatcher.RetryAfter(0, errors.New("503"))
+				return dispatcher.Retry(dispatcher.Response{Code: "503"}), nil
 			}
 			calls.Add(1)
-			return dispatcher.Answer{Code: "200"}, nil
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		}, byPart)
 	b.insertTo(300, 0, 0)
 	b.insertTo(20, 1, 20)
@@ -144,11 +146,11 @@ func TestALoneRetryLaterSlowsNothing(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 			if calls.Add(1)%3 != 0 {
-				return dispatcher.Answer{Code: "409"}, dispatcher.RetryAfter(0, errors.New("it still runs"))
+				return dispatcher.Retry(dispatcher.Response{Code: "409"}), nil
 			}
-			return dispatcher.Answer{Code: "200"}, nil
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		})
 	b.insertMany("charge_card", 60)
 	b.expect(d, dispatcher.Summary{Delivered: 20, Retried: 40})

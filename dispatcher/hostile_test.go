@@ -32,12 +32,12 @@ func TestAWriterWhoseTransactionStaysOpenHoldsUpHisOrderingKeyAlone(t *testing.T
 	d := dispatcher.New(b.db.Pool, &dispatcher.Config{SweepInterval: 50 * time.Millisecond})
 	p := dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Timeout: 500 * time.Millisecond, Lease: time.Second}
 	calls := make(chan string, 100)
-	handler := func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	handler := func(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		calls <- call.Key.Value
-		return dispatcher.Answer{Code: "200"}, nil
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 	}
-	d.Handle("ordered", p, handler)
-	d.Handle("plain", p, handler)
+	handle(d, "ordered", p, handler)
+	handle(d, "plain", p, handler)
 	run := b.start(d)
 	defer run.stop()
 	delivered := func() int {
@@ -64,9 +64,9 @@ func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
 	b.exec(`select samekey.enqueue('t', 'k' || i, 'plain', '1') from generate_series(1, 10) i`)
 	d := dispatcher.New(b.db.Pool, nil)
 	locked := make(chan struct{})
-	d.Handle("plain", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "plain", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		<-locked
-		return dispatcher.Answer{Code: "200"}, nil
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 	})
 	run := b.start(d)
 	defer run.stop()
@@ -109,9 +109,11 @@ func TestAnApplyAndAWriterOfTheSameOrderDoNotWaitForEachOtherInACircle(t *testin
 	}
 	began := make(chan struct{}, 10)
 	d := dispatcher.New(b.db.Pool, nil)
-	d.Handle("ordered", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 1},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, nil },
-		dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, _ int, _ dispatcher.Outcome) error {
+	handle(d, "ordered", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 1},
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{}), nil
+		},
+		withApply(func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
 			began <- struct{}{}
 			_, err := tx.Exec(ctx, `update orders set state = 'paid' where id = 1`)
 			return err
@@ -141,11 +143,11 @@ func TestAnApplyCannotEndItsTransaction(t *testing.T) {
 	b.exec(`create table receipts (n int)`)
 	b.exec(`select samekey.enqueue('t', 'k', 'plain', '1')`)
 	d := dispatcher.New(b.db.Pool, nil)
-	d.Handle("plain", dispatcher.Policy{Class: dispatcher.Read}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-		return dispatcher.Answer{}, nil
-	}, dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, n int, _ dispatcher.Outcome) error {
+	handle(d, "plain", dispatcher.Policy{Class: dispatcher.Read}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{}), nil
+	}, withApply(func(ctx context.Context, tx pgx.Tx, n []byte, _ dispatcher.Settled) error {
 		defer tx.Rollback(ctx)
-		if _, err := tx.Exec(ctx, `insert into receipts values ($1)`, n); err != nil {
+		if _, err := tx.Exec(ctx, `insert into receipts values ($1::text::int)`, string(n)); err != nil {
 			return err
 		}
 		return tx.Commit(ctx)
@@ -167,9 +169,9 @@ func TestAnErrorThatLooksLikeADialIsNoProofForAWriteThatMayNotBeRepeated(t *test
 			id := b.insert("charge_card")
 			calls := 0
 			d := dispatcher.New(b.db.Pool, nil)
-			d.Handle("charge_card", dispatcher.Policy{Class: class}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+			handle(d, "charge_card", dispatcher.Policy{Class: class}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 				calls++ // it acts, and then fails to tell somebody else
-				return dispatcher.Answer{Code: "200"}, dial
+				return dispatcher.Delivered(dispatcher.Response{Code: "200"}), dial
 			})
 			if class == dispatcher.IrreversibleWrite {
 				b.drain(d)
@@ -192,9 +194,9 @@ func TestAHandlerThatEndsItsGoroutineLeavesAnUnknownOutcome(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	d := dispatcher.New(b.db.Pool, nil)
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		runtime.Goexit()
-		return dispatcher.Answer{}, nil
+		return dispatcher.Delivered(dispatcher.Response{}), nil
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

@@ -41,18 +41,15 @@ func TestCheckReturnsEveryContradictionOfLimits(t *testing.T) {
 			t.Errorf("%+v: %v", limits, err)
 		}
 	}
-	if err := checked(dispatcher.Limits{PerEndpoint: 32}, dispatcher.WithEndpoint(func(*dispatcher.Call) string { return "" })); err != nil {
-		t.Error(err)
-	}
-	if err := checked(dispatcher.Limits{}, dispatcher.WithEndpoint(nil)); err == nil || !strings.Contains(err.Error(), "charge_card: WithEndpoint has no function") {
+	if err := checked(dispatcher.Limits{PerEndpoint: 32}, withEndpoint(func(*dispatcher.Call) string { return "" })); err != nil {
 		t.Error(err)
 	}
 }
 
-func checked(limits dispatcher.Limits, options ...dispatcher.Option) error {
+func checked(limits dispatcher.Limits, options ...option) error {
 	d := dispatcher.New(nil, nil)
 	d.Destination("bank", limits)
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.Read, Destination: "bank"}, ok, options...)
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.Read, Destination: "bank"}, ok, options...)
 	if err := d.Check(); err != nil {
 		return fmt.Errorf("check: %w", err)
 	}

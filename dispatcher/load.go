@@ -116,10 +116,7 @@ func (d *destination) markSending(ctx context.Context, b batch, claims []*claim)
 	p.Forever, p.KeyWindow = b.action.keyWindow()
 	var marking []*claim
 	for _, c := range claims {
-		if c.Status != statusLeased {
-			continue
-		}
-		if _, send := b.action.beforeSend(&c.OutboxQueueClaimRow); send {
+		if c.Status == statusLeased && c.calls {
 			p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
 			marking = append(marking, c)
 		}

@@ -68,7 +68,7 @@ func TestLargePayloadsOverASlowLinkAreDelivered(t *testing.T) {
 			c := &counting{}
 			d := b.dispatcherOn(pool, dispatcher.Config{})
 			d.Destination("vendor", dispatcher.Limits{Concurrency: 100})
-			d.Handle("charge_card", policyOf(class), c.handle)
+			handle(d, "charge_card", policyOf(class), c.handle)
 			const intents = 24
 			b.insertLarge("charge_card", intents, 100<<10)
 			b.start(d)
@@ -100,7 +100,7 @@ func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
 
 			d := b.dispatcher()
 			d.Destination("vendor", dispatcher.Limits{})
-			d.Handle("charge_card", policyOf(dispatcher.NonIdempotentWrite), b.post)
+			handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite), b.post)
 			b.start(d)
 			if err := b.vendor.WaitEffects(b.ctx, left); err != nil {
 				t.Fatal(err)
@@ -135,9 +135,9 @@ func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
 			got := make(chan *dispatcher.Call, 10)
 			d := b.dispatcher()
 			d.Destination("vendor", dispatcher.Limits{})
-			d.Handle("charge_card", policyOf(class), func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+			handle(d, "charge_card", policyOf(class), func(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 				got <- call
-				return dispatcher.Answer{Code: "200"}, nil
+				return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 			})
 			sizes := map[string]int{"small": 10, "large": 1 << 20}
 			for key, size := range sizes {
@@ -166,7 +166,7 @@ func TestAStopDoesNotWaitForALoad(t *testing.T) {
 	d.Destination("vendor", dispatcher.Limits{})
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Timeout, p.Lease = 2*patience, 3*patience
-	d.Handle("charge_card", p, c.handle)
+	handle(d, "charge_card", p, c.handle)
 	b.insertLarge("charge_card", 1, 800<<10) // 40 s
 	r := b.start(d)
 	b.until("it loads", func() bool { return b.count(`select count(*) from samekey.outbox_queue where status = 'leased'`) == 1 })
@@ -191,7 +191,7 @@ func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
 	c := &counting{}
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.NonIdempotentWrite), c.handle)
+	handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite), c.handle)
 	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin
 		if old.repeatable and not new.repeatable then raise 'not now'; end if; return new; end $$`)
 	b.exec(`create trigger refuse before update on samekey.outbox_queue for each row execute function refuse()`)
@@ -219,8 +219,8 @@ func TestLargePayloadsOfAnsweredIntentsAreApplied(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Timeout, p.Backoff = patience, 10*time.Millisecond
 	var applied atomic.Int32
-	d.Handle("charge_card", p, c.handle, dispatcher.WithApply(func(_ context.Context, _ pgx.Tx, payload string, _ dispatcher.Outcome) error {
-		if len(payload) == 1<<20-2 {
+	handle(d, "charge_card", p, c.handle, withApply(func(_ context.Context, _ pgx.Tx, payload []byte, _ dispatcher.Settled) error {
+		if len(payload) == 1<<20 {
 			applied.Add(1)
 		}
 		return nil

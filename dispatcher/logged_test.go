@@ -31,10 +31,9 @@ func TestLogSaysWhyAHandlerFailedAndWhatToDo(t *testing.T) {
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
 	const iban = "DE02120300000000202051"
-	dispatcher.Handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite),
-		func(context.Context, *dispatcher.Call, map[string]any) (dispatcher.Answer, error) {
-			return dispatcher.Answer{}, errors.New("the bank closed " + iban + " on Monday")
-		})
+	handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Outcome{}, errors.New("the bank closed " + iban + " on Monday")
+	})
 	id := b.insert("charge_card", func(in *outbox.Intent) { in.Payload = map[string]string{"iban": iban} })
 	b.expect(d, dispatcher.Summary{Unknown: 1})
 	b.elapse(time.Minute) // there is no lookup
@@ -54,8 +53,8 @@ func TestLogSaysWhyAHandlerFailedAndWhatToDo(t *testing.T) {
 
 func TestLogSaysWhyAnApplyFailed(t *testing.T) {
 	b := setup(t)
-	d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithApply(
-		func(ctx context.Context, tx pgx.Tx, _ charge, _ dispatcher.Outcome) error {
+	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
 			_, err := tx.Exec(ctx, `insert into no_such_table values (1)`)
 			return err
 		}))
@@ -103,7 +102,7 @@ func TestRunEndsOverWhatWaitingCannotChange(t *testing.T) {
 			defer pool.Close()
 			d := b.dispatcherOn(pool, dispatcher.Config{})
 			d.Destination("vendor", dispatcher.Limits{})
-			d.Handle("charge_card", policyOf(dispatcher.Read), b.post)
+			handle(d, "charge_card", policyOf(dispatcher.Read), b.post)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			err = d.Run(ctx)
@@ -121,7 +120,7 @@ func TestOutageIsLoggedInAFewLines(t *testing.T) {
 	pool, w := b.wired()
 	d := b.dispatcherOn(pool, dispatcher.Config{SweepInterval: 50 * time.Millisecond})
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.Read), b.post)
+	handle(d, "charge_card", policyOf(dispatcher.Read), b.post)
 	b.start(d)
 	w.set(true)
 	b.until("the worker knows", func() bool { return d.Ready() != nil })
@@ -140,11 +139,14 @@ func TestTheWayOnAfterRefusedBytes(t *testing.T) {
 			b := setup(t)
 			d := b.dispatcher()
 			d.Destination("vendor", dispatcher.Limits{})
-			dispatcher.Handle(d, "charge_card", policyOf(class), func(_ context.Context, _ *dispatcher.Call, c map[string]string) (dispatcher.Answer, error) {
-				if c["currency"] != "eur" {
-					return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "400"}, errors.New("unknown currency"))
-				}
-				return dispatcher.Answer{Code: "200"}, nil
+			dispatcher.Handle(d, outbox.NewAction[map[string]string]("charge_card"), dispatcher.Delivery[map[string]string]{
+				Policy: policyOf(class),
+				Send: func(_ context.Context, _ *dispatcher.Call, c map[string]string) (dispatcher.Outcome, error) {
+					if c["currency"] != "eur" {
+						return dispatcher.Dead(dispatcher.Response{Code: "400"}).Because(errors.New("unknown currency")), nil
+					}
+					return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
+				},
 			})
 			bad := b.insert("charge_card", func(in *outbox.Intent) { in.Payload = map[string]string{"currency": "ero"} })
 			b.expect(d, dispatcher.Summary{Dead: 1})

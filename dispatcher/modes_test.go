@@ -43,29 +43,29 @@ func TestAWorkerWorksInEveryExecMode(t *testing.T) {
 			d := b.dispatcherOn(pool, dispatcher.Config{})
 			d.Destination("vendor", dispatcher.Limits{})
 			d.Destination("slow", dispatcher.Limits{Rate: 1000, Burst: 10})
-			d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post, dispatcher.WithApply(
-				func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+			handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), b.post, withApply(
+				func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 					_, err := outbox.Insert(ctx, tx, outbox.Intent{Action: "send_receipt", Payload: c, OrderingKey: "receipts"})
 					return errors.Join(err, recordPayment(ctx, tx, c, o))
 				}))
 			receipts := policyOf(dispatcher.IdempotentWrite)
 			receipts.Destination = "slow"
-			d.Handle("send_receipt", receipts, b.post, dispatcher.WithRender(func(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
+			handle(d, "send_receipt", receipts, b.post, withRender(func(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
 				return dispatcher.Rendered{Request: call.Payload, Type: "application/json", MessageID: "m@shop.example"}, nil
 			}))
 			lost := policyOf(dispatcher.NonIdempotentWrite)
-			d.Handle("lose", lost, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-				return dispatcher.Answer{}, dispatcher.Unknown(dispatcher.Answer{Code: "504", Body: []byte("late")}, errors.New("504"))
-			}, dispatcher.WithLookup(func(_ context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
+			handle(d, "lose", lost, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+				return dispatcher.Unknown(dispatcher.Response{Code: "504", Body: []byte("late")}).Because(errors.New("504")), nil
+			}, withLookup(func(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				asked[call.ID]++
-				return dispatcher.Found(dispatcher.Answer{Code: "200"}), nil
+				return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 			}))
 			hook := policyOf(dispatcher.IdempotentWrite)
 			hook.Deadline, hook.Destination = time.Hour, "hooks"
 			d.Destination("hooks", dispatcher.Limits{})
-			d.Handle("hook", hook, b.post, storedByPart)
+			handle(d, "hook", hook, b.post, storedByPart)
 			if err := endpoints.Put(b.ctx, pool, endpoints.Endpoint{Destination: "hooks", Name: "shop", URL: b.vendor.URL}); err != nil {
 				b.Fatal(err)
 			}

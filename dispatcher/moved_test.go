@@ -10,11 +10,11 @@ import (
 )
 
 // goingTo is a dispatcher of a release that sends the action to that destination.
-func (b *bundle) goingTo(destination string, p dispatcher.Policy, s *scripted, options ...dispatcher.Option) *dispatcher.Dispatcher {
+func (b *bundle) goingTo(destination string, p dispatcher.Policy, s *scripted, options ...option) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	p.Destination = destination
 	d.Destination(destination, dispatcher.Limits{Concurrency: 1})
-	d.Handle("charge_card", p, s.handle, options...)
+	handle(d, "charge_card", p, s.handle, options...)
 	return d
 }
 
@@ -30,9 +30,9 @@ func TestWhatOneDestinationMayHaveSeenIsNeverSentToAnother(t *testing.T) {
 			p.ResendAbsent = class == dispatcher.NonIdempotentWrite
 			old, other := &scripted{next: failing(errors.New("reset"))}, &scripted{next: succeeding}
 			asked := 0
-			absent := dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
+			absent := withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 				asked++
-				return dispatcher.Absent(dispatcher.Answer{}), nil
+				return dispatcher.Absent(dispatcher.Response{}), nil
 			})
 			id := b.insert("charge_card")
 			b.drain(b.goingTo("old", p, old, absent))
@@ -61,7 +61,7 @@ func TestWhatWasNeverSentGoesWhereTheActionGoesNow(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
-			old, other := &scripted{next: failing(dispatcher.Unsent(nil))}, &scripted{next: succeeding}
+			old, other := &scripted{next: answering(dispatcher.Unsent(nil))}, &scripted{next: succeeding}
 			b.insert("charge_card")
 			b.expect(b.goingTo("old", policyOf(class), old), retried)
 			b.elapse(backoff)

@@ -18,16 +18,18 @@ func impatient(class dispatcher.Class) dispatcher.Policy {
 	return p
 }
 
-// asking is a look-up that answers as the test says, and counts.
+// asking is a lookup that returns what the test says, and counts.
 type asking struct {
 	asked int
-	next  error
+	next  dispatcher.Outcome
 }
 
-func (f *asking) option() dispatcher.Option {
-	return dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
+var found = dispatcher.Delivered(dispatcher.Response{Code: "200"})
+
+func (f *asking) option() option {
+	return withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 		f.asked++
-		return dispatcher.Found(dispatcher.Answer{Code: "200"}), f.next
+		return f.next, nil
 	})
 }
 
@@ -39,16 +41,16 @@ func (b *bundle) idle(d *dispatcher.Dispatcher) {
 
 func TestALookupWaitsForWhatTheVendorSaidAndSpendsNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
-		err   error
-		waits bool
+		outcome dispatcher.Outcome
+		waits   bool
 	}{
-		"later":         {dispatcher.RetryAfter(time.Hour, nil), true},
-		"not before":    {dispatcher.NotBefore(time.Hour, dispatcher.Denied(dispatcher.Answer{Code: "401"}, nil)), true},
-		"credentials":   {dispatcher.Denied(dispatcher.Answer{Code: "401"}, nil), false},
+		"later":         {dispatcher.Retry(dispatcher.Response{}).After(time.Hour), true},
+		"not before":    {dispatcher.Denied(dispatcher.Response{Code: "401"}).After(time.Hour), true},
+		"credentials":   {dispatcher.Denied(dispatcher.Response{Code: "401"}), false},
 		"not reachable": {dispatcher.Unsent(nil), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &asking{next: tc.err}
+			f := &asking{next: tc.outcome}
 			b, d, s := scriptedSetup(t, impatient(dispatcher.NonIdempotentWrite), f.option())
 			s.next = failing(errors.New("reset"))
 			id := b.insert("charge_card")
@@ -63,7 +65,7 @@ func TestALookupWaitsForWhatTheVendorSaidAndSpendsNothing(t *testing.T) {
 				b.wantStatus(id, "unknown")
 				b.elapse(time.Hour)
 			}
-			f.next = nil
+			f.next = found
 			b.idle(d)
 			b.wantStatus(id, "delivered")
 		})
@@ -72,20 +74,20 @@ func TestALookupWaitsForWhatTheVendorSaidAndSpendsNothing(t *testing.T) {
 
 func TestWhatIsUnknownWaitsForWhatTheVendorSaidToo(t *testing.T) {
 	for name, tc := range map[string]struct {
-		class dispatcher.Class
-		err   error
+		class   dispatcher.Class
+		outcome dispatcher.Outcome
 	}{
-		"sent again":         {dispatcher.IdempotentWrite, dispatcher.Unknown(dispatcher.Answer{Code: "409"}, nil)},
-		"an unlisted error":  {dispatcher.IdempotentWrite, errors.New("reset")},
-		"looked up":          {dispatcher.NonIdempotentWrite, dispatcher.Unknown(dispatcher.Answer{Code: "503"}, nil)},
-		"stuck":              {dispatcher.IdempotentWrite, dispatcher.Stuck(dispatcher.Answer{Code: "500"}, nil)},
-		"credentials":        {dispatcher.NonIdempotentWrite, dispatcher.Denied(dispatcher.Answer{Code: "401"}, nil)},
-		"the longer of both": {dispatcher.IdempotentWrite, dispatcher.RetryAfter(time.Second, nil)},
+		"sent again":         {dispatcher.IdempotentWrite, dispatcher.Unknown(dispatcher.Response{Code: "409"})},
+		"the zero outcome":   {dispatcher.IdempotentWrite, dispatcher.Outcome{}},
+		"looked up":          {dispatcher.NonIdempotentWrite, dispatcher.Unknown(dispatcher.Response{Code: "503"})},
+		"stuck":              {dispatcher.IdempotentWrite, dispatcher.Stuck(dispatcher.Response{Code: "500"})},
+		"credentials":        {dispatcher.NonIdempotentWrite, dispatcher.Denied(dispatcher.Response{Code: "401"})},
+		"the longer of both": {dispatcher.IdempotentWrite, dispatcher.Retry(dispatcher.Response{}).After(time.Second)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := &asking{}
+			f := &asking{next: found}
 			b, d, s := scriptedSetup(t, impatient(tc.class), f.option())
-			s.next = failing(dispatcher.NotBefore(time.Hour, tc.err))
+			s.next = answering(tc.outcome.After(time.Hour))
 			id := b.insert("charge_card")
 			b.drain(d)
 			s.next = succeeding
@@ -104,11 +106,11 @@ func TestWhatIsUnknownWaitsForWhatTheVendorSaidToo(t *testing.T) {
 func TestNotBeforeIsCutToADayAndChangesNoEnd(t *testing.T) {
 	b, d, s := scriptedSetup(t, impatient(dispatcher.IdempotentWrite))
 	id := b.insert("charge_card")
-	s.next = failing(dispatcher.NotBefore(1<<62, dispatcher.Refused(dispatcher.Answer{Code: "402"})))
+	s.next = answering(dispatcher.Refused(dispatcher.Response{Code: "402"}).After(1 << 62))
 	b.expect(d, dispatcher.Summary{Refused: 1})
 	b.wantStatus(id, "refused")
 	id = b.insert("charge_card")
-	s.next = failing(dispatcher.NotBefore(1<<62, dispatcher.Unsent(nil)))
+	s.next = answering(dispatcher.Unsent(nil).After(1 << 62))
 	b.expect(d, retried)
 	s.next = succeeding
 	b.elapse(24*time.Hour + time.Second)
@@ -123,7 +125,7 @@ func TestAnApprovalDoesNotComeBeforeWhatTheVendorSaid(t *testing.T) {
 	id := b.insert("charge_card")
 	b.expect(d, awaiting)
 	b.approve(id)
-	s.next = failing(dispatcher.RetryAfter(time.Hour, nil))
+	s.next = answering(dispatcher.Retry(dispatcher.Response{}).After(time.Hour))
 	b.expect(d, awaiting)
 	s.next = succeeding
 	b.approve(id)

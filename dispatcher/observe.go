@@ -10,16 +10,16 @@ import (
 )
 
 // observe tells a claim's breaker what its call says about the vendor, as soon as it has ended.
-func (n *node) observe(c *claim, code string, err error) {
+func (d *destination) observe(c *claim, code string, outcome Outcome) {
 	v := &c.visit
 	if v.told || v.breaker == nil {
 		return
 	}
-	v.told, v.health = true, healthOf(err)
+	v.told, v.health = true, healthOf(outcome, c.Status == statusUnknown)
 	attrs := append(c.where(), slog.String("code", clean(code, codeLimit)))
-	if after := askedWait(err); v.health == limit.Throttled && after > 0 { // not a failure, and there may be many
+	if after := outcome.wait(); v.health == limit.Throttled && after > 0 { // not a failure, and there may be many
 		if held := v.breaker.Throttle(v.epoch, after, time.Now()); held > 0 {
-			n.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
+			d.node.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
 				append(attrs, slog.Duration("again_in", held))...)
 		}
 		return
@@ -36,46 +36,39 @@ func (n *node) observe(c *claim, code string, err error) {
 	}
 	switch {
 	case made.Holds > 0:
-		n.log.Log(n.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
+		d.node.log.Log(d.node.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
 			append(attrs, slog.Int("holds", made.Holds), slog.Duration("again_in", made.Delay))...)
 	case made.Opened:
-		n.log.Log(n.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try",
+		d.node.log.Log(d.node.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try",
 			append(attrs, slog.Int("failures", made.Failures), slog.Duration("again_in", made.Delay))...)
 	case made.Closed:
-		n.log.Info("dispatcher: calls are answered again", c.where()...)
+		d.node.log.Info("dispatcher: calls are answered again", c.where()...)
 	}
 	if made.Closed || made.Room || made.Holds > 0 { // the drain waits for another time now
-		n.destinations.poke(c.action.name)
+		d.poke(c.action.name)
 	}
 }
 
-// healthOf is what the end of a call says of the vendor, whatever it means for its intent. A handler that panicked, or
-// whose payload did not decode, has said nothing; neither has one that was cut off by a stop.
-func healthOf(err error) limit.Health {
-	if err == nil {
-		return limit.Good
-	}
+// healthOf is what the outcome of a call says about the vendor, whatever it means for the intent. A function that panicked
+// or returned a wrong outcome says nothing, nor does a payload that did not decode, or a call that a stop cut off.
+func healthOf(o Outcome, lookup bool) limit.Health {
 	var panicked *panicError
-	failure := classify(err, true)
-	switch failure.verdict {
-	case verdictUnsent:
+	switch {
+	case o.mistake, o.kind == outcomeDead && o.response.Code == codePayload:
+		return limit.NoSign
+	case o.kind == outcomeFailed, o.kind == outcomeUnknown && !lookup: // a lookup that cannot tell was answered
+		if errors.As(o.reason, &panicked) || errors.Is(o.reason, context.Canceled) {
+			return limit.NoSign
+		}
 		return limit.Bad
-	case verdictDenied:
+	case o.kind == outcomeUnsent:
+		return limit.Bad
+	case o.kind == outcomeDenied:
 		return limit.Denied
-	case verdictRetryAfter:
-		if failure.account {
-			return limit.Throttled
-		}
+	case o.kind == outcomeRetry && o.account:
+		return limit.Throttled
+	case o.kind == outcomeRetry:
 		return limit.Later
-	case verdictUnknown:
-		if errors.As(err, &panicked) || errors.Is(err, context.Canceled) {
-			return limit.NoSign
-		}
-		return limit.Bad
-	case verdictDead:
-		if failure.answer.Code == codePayload {
-			return limit.NoSign
-		}
 	}
 	return limit.Good
 }

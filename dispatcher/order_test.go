@@ -24,17 +24,23 @@ type recorder struct {
 	fail func(call *dispatcher.Call, payload string) error
 }
 
-func (r *recorder) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+// errDead has the recorder report that its intent is dead.
+var errDead = errors.New("dead")
+
+func (r *recorder) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	payload := string(call.Payload)
 	if r.fail != nil {
-		if err := r.fail(call, payload); err != nil {
-			return dispatcher.Answer{}, err
+		switch err := r.fail(call, payload); {
+		case errors.Is(err, errDead):
+			return dispatcher.Dead(dispatcher.Response{}), nil
+		case err != nil:
+			return dispatcher.Outcome{}, err
 		}
 	}
 	r.done = append(r.done, payload)
-	return dispatcher.Answer{Code: "200"}, nil
+	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 }
 
 func (r *recorder) delivered() []string {
@@ -77,7 +83,7 @@ func (b *bundle) recorded(r *recorder, change func(*dispatcher.Policy)) *dispatc
 	}
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", p, r.handle)
+	handle(d, "charge_card", p, r.handle)
 	return d
 }
 
@@ -124,7 +130,7 @@ func TestADeadHeadBlocksItsKeyAloneUntilAPersonDecides(t *testing.T) {
 			broken := true
 			r := &recorder{fail: func(_ *dispatcher.Call, payload string) error {
 				if payload == `"a/0"` && broken {
-					return dispatcher.Dead(dispatcher.Answer{}, nil)
+					return errDead
 				}
 				return nil
 			}}

@@ -220,7 +220,7 @@ func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
 	d := b.dispatcherOn(pool, dispatcher.Config{StopTimeout: 200 * time.Millisecond})
 	d.SetStopMargin(500 * time.Millisecond)
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
 	id := b.insert("charge_card")
 	r := b.start(d)
 	wait(b, "the call", g.began)

@@ -17,11 +17,11 @@ import (
 // scripted is a handler that answers as the test says, and counts.
 type scripted struct {
 	calls int
-	next  func(call *dispatcher.Call) (dispatcher.Answer, error)
+	next  func(call *dispatcher.Call) (dispatcher.Outcome, error)
 	keys  map[string]bool
 }
 
-func (s *scripted) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (s *scripted) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	s.calls++
 	if s.keys == nil {
 		s.keys = map[string]bool{}
@@ -30,22 +30,27 @@ func (s *scripted) handle(_ context.Context, call *dispatcher.Call) (dispatcher.
 	return s.next(call)
 }
 
-// failing answers with err.
-func failing(err error) func(*dispatcher.Call) (dispatcher.Answer, error) {
-	return func(*dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, err }
+// answering returns an outcome.
+func answering(o dispatcher.Outcome) func(*dispatcher.Call) (dispatcher.Outcome, error) {
+	return func(*dispatcher.Call) (dispatcher.Outcome, error) { return o, nil }
 }
 
-func succeeding(*dispatcher.Call) (dispatcher.Answer, error) {
-	return dispatcher.Answer{Code: "201", ContentType: "text/plain", Body: []byte("charged")}, nil
+// failing returns an error.
+func failing(err error) func(*dispatcher.Call) (dispatcher.Outcome, error) {
+	return func(*dispatcher.Call) (dispatcher.Outcome, error) { return dispatcher.Outcome{}, err }
+}
+
+func succeeding(*dispatcher.Call) (dispatcher.Outcome, error) {
+	return dispatcher.Delivered(dispatcher.Response{Code: "201", ContentType: "text/plain", Body: []byte("charged")}), nil
 }
 
 // scriptedSetup is a dispatcher whose charge_card does as the script says.
-func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...dispatcher.Option) (*bundle, *dispatcher.Dispatcher, *scripted) {
+func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...option) (*bundle, *dispatcher.Dispatcher, *scripted) {
 	b := setup(t)
 	s := &scripted{next: succeeding}
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1}) // one call at a time: the script needs no lock
-	d.Handle("charge_card", p, s.handle, options...)
+	handle(d, "charge_card", p, s.handle, options...)
 	return b, d, s
 }
 
@@ -67,9 +72,9 @@ func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
 	b, d, s := scriptedSetup(t, p)
 	d.Destination("patient", dispatcher.Limits{Concurrency: 1, BreakAfter: -1}) // so many in a row would hold it
 	id := b.insert("charge_card")
-	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+	s.next = func(call *dispatcher.Call) (dispatcher.Outcome, error) {
 		if s.calls <= 30 {
-			return dispatcher.Answer{}, dispatcher.RetryAfter(time.Millisecond, nil)
+			return dispatcher.Retry(dispatcher.Response{}).After(time.Millisecond), nil
 		}
 		return succeeding(call)
 	}
@@ -89,7 +94,7 @@ func TestRetryAfterIsHeldToTheSecond(t *testing.T) {
 	p.Backoff = time.Millisecond
 	b, d, s := scriptedSetup(t, p)
 	b.insert("charge_card")
-	s.next = failing(dispatcher.RetryAfter(10*time.Minute, nil))
+	s.next = answering(dispatcher.Retry(dispatcher.Response{}).After(10 * time.Minute))
 	b.expect(d, retried)
 	b.elapse(9*time.Minute + 30*time.Second)
 	b.expect(d, nothing)
@@ -102,7 +107,7 @@ func TestDeadRestsUntilAPersonRedrivesIt(t *testing.T) {
 		t.Run(class.String(), func(t *testing.T) {
 			b, d, s := scriptedSetup(t, policyOf(class))
 			id := b.insert("charge_card")
-			s.next = failing(dispatcher.Dead(dispatcher.Answer{Code: "401"}, errors.New("the key was revoked")))
+			s.next = answering(dispatcher.Dead(dispatcher.Response{Code: "401"}).Because(errors.New("the key was revoked")))
 			b.expect(d, dispatcher.Summary{Dead: 1})
 			b.elapse(24 * time.Hour / 2)
 			b.expect(d, nothing)
@@ -206,7 +211,7 @@ func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
 	for range 3 {
 		b.insert("charge_card")
 	}
-	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+	s.next = func(call *dispatcher.Call) (dispatcher.Outcome, error) {
 		if call.ID == bad {
 			panic("a secret of the vendor's")
 		}
@@ -225,7 +230,7 @@ func TestAHandlerThatIgnoresItsContextStillHasItsAnswerSettled(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", p, func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "charge_card", p, func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		<-ctx.Done()
 		return succeeding(call)
 	})
@@ -234,32 +239,32 @@ func TestAHandlerThatIgnoresItsContextStillHasItsAnswerSettled(t *testing.T) {
 	b.wantHistory(id, "attempt:delivered:201")
 }
 
-// finding is a look-up that answers as the test says.
-func finding(f *dispatcher.Finding, err *error) dispatcher.Option {
-	return dispatcher.WithLookup(func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
+// lookingUp is a lookup that returns what the test says.
+func lookingUp(o *dispatcher.Outcome, err *error) option {
+	return withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 		if *err != nil {
-			return dispatcher.Finding{}, *err
+			return dispatcher.Outcome{}, *err
 		}
-		return *f, nil
+		return *o, nil
 	})
 }
 
 func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T) {
-	evidence := dispatcher.Answer{Code: "evidence", Body: []byte("as the vendor's list says")}
+	evidence := dispatcher.Response{Code: "evidence", Body: []byte("as the vendor's list says")}
 	for _, c := range []struct {
 		name    string
-		finding dispatcher.Finding
+		outcome dispatcher.Outcome
 		want    dispatcher.Summary
 		status  string
 		history string
 	}{
-		{"found", dispatcher.Found(evidence), delivered, "delivered", "lookup:delivered:evidence"},
-		{"found refused", dispatcher.FoundRefused(evidence), dispatcher.Summary{Refused: 1}, "refused", "lookup:refused:evidence"},
-		{"inconclusive", dispatcher.Inconclusive(evidence), parked, "parked", "lookup:inconclusive:evidence"},
+		{"delivered", dispatcher.Delivered(evidence), delivered, "delivered", "lookup:delivered:evidence"},
+		{"refused", dispatcher.Refused(evidence), dispatcher.Summary{Refused: 1}, "refused", "lookup:refused:evidence"},
+		{"unknown", dispatcher.Unknown(evidence), parked, "parked", "lookup:unknown:evidence"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var err error
-			b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), finding(&c.finding, &err))
+			b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), lookingUp(&c.outcome, &err))
 			s.next = failing(errors.New("reset"))
 			id := b.insert("charge_card")
 			b.expect(d, unknown)
@@ -280,10 +285,10 @@ func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T
 func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *testing.T) {
 	for name, resend := range map[string]bool{"parked": false, "sent once more": true} {
 		t.Run(name, func(t *testing.T) {
-			absent, err := dispatcher.Absent(dispatcher.Answer{Code: "404"}), error(nil)
+			absent, err := dispatcher.Absent(dispatcher.Response{Code: "404"}), error(nil)
 			p := policyOf(dispatcher.NonIdempotentWrite)
 			p.ResendAbsent = resend
-			b, d, s := scriptedSetup(t, p, finding(&absent, &err))
+			b, d, s := scriptedSetup(t, p, lookingUp(&absent, &err))
 			s.next = failing(errors.New("reset"))
 			id := b.insert("charge_card")
 			b.expect(d, unknown)
@@ -317,9 +322,9 @@ func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *tes
 }
 
 func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
-	pending, err := dispatcher.Pending(dispatcher.Answer{Code: "202"}, time.Minute), error(nil)
-	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), finding(&pending, &err))
-	s.next = failing(dispatcher.Accepted(dispatcher.Answer{Code: "202", Body: []byte("job 7")}, time.Minute))
+	pending, err := dispatcher.Accepted(dispatcher.Response{Code: "202"}).After(time.Minute), error(nil)
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), lookingUp(&pending, &err))
+	s.next = answering(dispatcher.Accepted(dispatcher.Response{Code: "202", Body: []byte("job 7")}).After(time.Minute))
 	id, byEvent := b.insert("charge_card"), b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Unknown: 2})
 	// Several looks do not use up the attempts.
@@ -331,7 +336,7 @@ func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.expect(d, delivered)
-	pending = dispatcher.Found(dispatcher.Answer{Code: "200"})
+	pending = dispatcher.Delivered(dispatcher.Response{Code: "200"})
 	b.elapse(61 * time.Second)
 	b.expect(d, delivered)
 	b.wantStatus(id, "delivered")
@@ -344,7 +349,7 @@ func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = time.Hour
 	b, d, s := scriptedSetup(t, p)
-	s.next = failing(dispatcher.Accepted(dispatcher.Answer{Code: "202"}, time.Minute))
+	s.next = answering(dispatcher.Accepted(dispatcher.Response{Code: "202"}).After(time.Minute))
 	id := b.insert("charge_card")
 	b.expect(d, unknown)
 	b.elapse(59 * time.Minute)
@@ -361,9 +366,9 @@ func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
 func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = 5 * time.Hour
-	found, err := dispatcher.Finding{}, errors.New("the vendor is away")
-	b, d, s := scriptedSetup(t, p, finding(&found, &err))
-	s.next = failing(dispatcher.Accepted(dispatcher.Answer{Code: "202"}, time.Minute))
+	found, err := dispatcher.Outcome{}, errors.New("the vendor is away")
+	b, d, s := scriptedSetup(t, p, lookingUp(&found, &err))
+	s.next = answering(dispatcher.Accepted(dispatcher.Response{Code: "202"}).After(time.Minute))
 	id := b.insert("charge_card")
 	b.expect(d, unknown)
 	for range 3 {
@@ -380,10 +385,10 @@ func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.
 }
 
 func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) {
-	found, err := dispatcher.Found(dispatcher.Answer{Code: "200"}), errors.New("the vendor is away")
+	found, err := dispatcher.Delivered(dispatcher.Response{Code: "200"}), errors.New("the vendor is away")
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts = 3
-	b, d, s := scriptedSetup(t, p, finding(&found, &err))
+	b, d, s := scriptedSetup(t, p, lookingUp(&found, &err))
 	s.next = failing(errors.New("reset"))
 	lucky, unlucky := b.insert("charge_card"), b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Unknown: 2})
@@ -394,7 +399,7 @@ func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) 
 	b.exec(`update samekey.outbox_queue set due_at = due_at + interval '2 h' where id = $1`, lucky)
 	b.elapse(backoff)
 	b.expect(d, parked)
-	b.wantHistory(unlucky, "attempt:unknown:unknown lookup:retry:lookup_failed lookup:retry:lookup_failed lookup:inconclusive:lookup_failed")
+	b.wantHistory(unlucky, "attempt:unknown:unknown lookup:retry:lookup_failed lookup:retry:lookup_failed lookup:unknown:lookup_failed")
 	err = nil
 	b.elapse(2 * backoff)
 	b.expect(d, delivered)
@@ -411,7 +416,7 @@ func TestAnApprovalIsGoodForOneAttemptAndARedriveAsksAgain(t *testing.T) {
 	b.elapse(time.Hour)
 	b.expect(d, nothing)
 	b.approve(id)
-	s.next = failing(dispatcher.Dead(dispatcher.Answer{Code: "404"}, nil))
+	s.next = answering(dispatcher.Dead(dispatcher.Response{Code: "404"}))
 	b.expect(d, dispatcher.Summary{Dead: 1})
 	b.redrive(id)
 	b.expect(d, awaiting)
@@ -439,9 +444,9 @@ func TestRejectedIsNeverSent(t *testing.T) {
 }
 
 func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
-	told := make(chan dispatcher.Outcome, 1)
+	told := make(chan dispatcher.Settled, 1)
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite),
-		dispatcher.WithApply(func(_ context.Context, _ pgx.Tx, _ charge, o dispatcher.Outcome) error {
+		withApply(func(_ context.Context, _ pgx.Tx, _ []byte, o dispatcher.Settled) error {
 			told <- o
 			return nil
 		}))
@@ -456,7 +461,7 @@ func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
 	}
 	b.expect(d, delivered)
 	o := wait(b, "Apply ran", told)
-	if !o.Resolved || o.Refused || o.Answer.Code != "200" || string(o.Answer.Body) != "ch_1" || o.Answer.ContentType != "text/plain" {
+	if !o.Resolved || o.Status != outbox.StatusDelivered || o.Response.Code != "200" || string(o.Response.Body) != "ch_1" || o.Response.ContentType != "text/plain" {
 		t.Errorf("Apply was told %+v", o)
 	}
 	b.wantStatus(id, "delivered")

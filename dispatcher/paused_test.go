@@ -17,7 +17,7 @@ import (
 func (b *bundle) pausing() (d *dispatcher.Dispatcher, charges, refunds *counting) {
 	charges, refunds = &counting{}, &counting{}
 	d = b.counted(charges, dispatcher.Limits{})
-	d.Handle("refund", policyOf(dispatcher.IdempotentWrite), refunds.handle)
+	handle(d, "refund", policyOf(dispatcher.IdempotentWrite), refunds.handle)
 	return d, charges, refunds
 }
 
@@ -209,8 +209,8 @@ func TestAPauseHoldsUpTheAppliesToo(t *testing.T) {
 			d.Destination("vendor", dispatcher.Limits{})
 			c := &counting{}
 			var applied atomic.Int32
-			d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), c.handle,
-				dispatcher.WithApply(func(context.Context, pgx.Tx, charge, dispatcher.Outcome) error { applied.Add(1); return nil }))
+			handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), c.handle,
+				withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error { applied.Add(1); return nil }))
 			b.insertMany("charge_card", 3)
 			b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, code) select id, 'attempt', 'delivered', '200' from samekey.outbox_queue`)
 			b.exec(`update samekey.outbox_queue set status = 'answered', first_sent_at = now()`)

@@ -16,9 +16,9 @@ func TestAnOutcomeThatTheTablesRefuseCostsItsNeighboursNothing(t *testing.T) {
 	mustExec(t, db.Pool, `insert into samekey.outbox_history (intent_id, event, finished)
 		select id, 'attempt', 'delivered' from samekey.outbox where idem_key = 'k6'`)
 	d := dispatcher.New(db.Pool, nil)
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour},
-		func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-			return dispatcher.Answer{Code: "200"}, nil
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour},
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

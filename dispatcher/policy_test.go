@@ -8,40 +8,41 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
 )
 
-func ok(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-	return dispatcher.Answer{Code: "200"}, nil
+func ok(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 }
 
-func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) {
+func TestCheckReturnsEveryContradiction(t *testing.T) {
 	d := dispatcher.New(nil, &dispatcher.Config{
 		Name: strings.Repeat("n", 256), SweepInterval: time.Millisecond, StopTimeout: -1, Retention: -1})
 	d.Destination("bank", dispatcher.Limits{Concurrency: 10_001})
 	d.Destination("bank", dispatcher.Limits{Concurrency: -1})
 	d.Destination("Bank!", dispatcher.Limits{})
-	d.Handle("no_class", dispatcher.Policy{}, ok)
-	d.Handle("no_window", dispatcher.Policy{Class: dispatcher.IdempotentWrite}, ok)
-	d.Handle("short_window", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 25}, ok)
-	d.Handle("needless_window", dispatcher.Policy{Class: dispatcher.Read, KeyWindow: time.Hour}, ok)
-	d.Handle("negative", dispatcher.Policy{Class: dispatcher.Read, Timeout: -1, Lease: -1, Attempts: -1, Backoff: -1,
+	handle(d, "no_class", dispatcher.Policy{}, ok)
+	handle(d, "no_window", dispatcher.Policy{Class: dispatcher.IdempotentWrite}, ok)
+	handle(d, "short_window", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 25}, ok)
+	handle(d, "needless_window", dispatcher.Policy{Class: dispatcher.Read, KeyWindow: time.Hour}, ok)
+	handle(d, "negative", dispatcher.Policy{Class: dispatcher.Read, Timeout: -1, Lease: -1, Attempts: -1, Backoff: -1,
 		MaxBackoff: -2, Deadline: -1, KeyWindow: -1}, ok)
-	d.Handle("too_much", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour + 1, Lease: 24*time.Hour + 1, Attempts: 1001,
+	handle(d, "too_much", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour + 1, Lease: 24*time.Hour + 1, Attempts: 1001,
 		ResponseCap: 1<<20 + 1, MaxBackoff: 30*24*time.Hour + 1}, ok)
-	d.Handle("retried", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Attempts: 2}, ok)
-	d.Handle("paid_twice", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Attempts: 2}, ok)
-	d.Handle("short_lease", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Minute, Lease: time.Minute}, ok)
-	d.Handle("no_units", dispatcher.Policy{Class: dispatcher.Read, Timeout: 30, Backoff: 1, SettlingDelay: 5, Deadline: 60, CompletionTime: 300}, ok)
-	d.Handle("just_short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100*time.Millisecond - 1, Lease: 200*time.Millisecond - 2}, ok)
-	d.Handle("unseen", dispatcher.Policy{Class: dispatcher.Read, CompletionTime: 35 * time.Second}, ok, dispatcher.WithLookup(
-		func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
-			return dispatcher.Finding{}, nil
+	handle(d, "retried", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Attempts: 2}, ok)
+	handle(d, "paid_twice", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Attempts: 2}, ok)
+	handle(d, "short_lease", dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Minute, Lease: time.Minute}, ok)
+	handle(d, "no_units", dispatcher.Policy{Class: dispatcher.Read, Timeout: 30, Backoff: 1, SettlingDelay: 5, Deadline: 60, CompletionTime: 300}, ok)
+	handle(d, "just_short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100*time.Millisecond - 1, Lease: 200*time.Millisecond - 2}, ok)
+	handle(d, "unseen", dispatcher.Policy{Class: dispatcher.Read, CompletionTime: 35 * time.Second}, ok, withLookup(
+		func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, nil
 		}))
-	d.Handle("nowhere", dispatcher.Policy{Class: dispatcher.Read, Destination: "nowhere"}, ok)
-	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
-	d.Handle("twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
-	d.Handle("Bad Name", dispatcher.Policy{Class: dispatcher.Read, Destination: "bank"}, ok)
-	d.Handle("no_handler", dispatcher.Policy{Class: dispatcher.Read}, nil)
+	handle(d, "nowhere", dispatcher.Policy{Class: dispatcher.Read, Destination: "nowhere"}, ok)
+	handle(d, "twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
+	handle(d, "twice", dispatcher.Policy{Class: dispatcher.Read}, ok)
+	dispatcher.Handle(d, outbox.Action[[]byte]{}, delivery{Policy: dispatcher.Policy{Class: dispatcher.Read, Destination: "bank"}})
+	handle(d, "no_handler", dispatcher.Policy{Class: dispatcher.Read}, nil)
 	err := d.Check()
 	if err == nil {
 		t.Fatal("Check found nothing")
@@ -61,7 +62,7 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 		"no_units: Deadline 60ns is less than 1s", "no_units: CompletionTime 300ns is outside 1s",
 		"just_short: Timeout 99.999999ms is outside 100ms to 1h", "just_short: Lease 199.999998ms is not longer than Timeout 99.999999ms by 100ms",
 		"unseen: CompletionTime 35s is not longer than Timeout and SettlingDelay together (35s)",
-		`nowhere: Destination "nowhere" is not declared`, `"twice" is registered twice`, `action "Bad Name"`, `"no_handler" has no handler`,
+		`nowhere: Destination "nowhere" is not declared`, `"twice" is registered twice`, `action "": its name must be 1 to 63`, "no_handler: Send is missing",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("Check does not say %q", want)
@@ -75,11 +76,11 @@ func TestCheckReturnsEveryContradictionAtOnceNamingActionAndField(t *testing.T) 
 func TestCheckAcceptsWhatIsJustInsideEachLimit(t *testing.T) {
 	d := dispatcher.New(nil, &dispatcher.Config{Name: strings.Repeat("n", 255), SweepInterval: 10 * time.Millisecond})
 	d.Destination(strings.Repeat("d", 56), dispatcher.Limits{Concurrency: 10_000})
-	d.Handle(strings.Repeat("a", 63), dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour, Lease: 24 * time.Hour, Attempts: 1000,
+	handle(d, strings.Repeat("a", 63), dispatcher.Policy{Class: dispatcher.Read, Timeout: time.Hour, Lease: 24 * time.Hour, Attempts: 1000,
 		ResponseCap: 1 << 20, MaxBackoff: 30 * 24 * time.Hour, Destination: strings.Repeat("d", 56)}, ok)
-	d.Handle("short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100 * time.Millisecond, Lease: 200 * time.Millisecond, Attempts: 1,
+	handle(d, "short", dispatcher.Policy{Class: dispatcher.Read, Timeout: 100 * time.Millisecond, Lease: 200 * time.Millisecond, Attempts: 1,
 		Backoff: time.Millisecond, SettlingDelay: time.Millisecond, Deadline: time.Second}, ok)
-	d.Handle("forever", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever}, ok)
+	handle(d, "forever", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever}, ok)
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func TestTheRetryHorizonMayFillTheKeyWindowAndNotExceedIt(t *testing.T) {
 	for window, fits := range map[time.Duration]bool{horizon: true, horizon - time.Nanosecond: false} {
 		d := dispatcher.New(nil, nil)
 		policy.KeyWindow = window
-		d.Handle("charge_card", policy, ok)
+		handle(d, "charge_card", policy, ok)
 		if err := d.Check(); (err == nil) != fits {
 			t.Errorf("window %v: Check says %v", window, err)
 		}
@@ -148,14 +149,14 @@ func TestTheRetryHorizonMayFillTheKeyWindowAndNotExceedIt(t *testing.T) {
 func TestDefaultAttemptsFitTheKeyWindow(t *testing.T) {
 	for _, window := range []time.Duration{time.Minute, time.Hour, 24 * time.Hour, 30 * 24 * time.Hour, dispatcher.Forever} {
 		d := dispatcher.New(nil, nil)
-		d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: window}, ok)
+		handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: window}, ok)
 		if err := d.Check(); err != nil {
 			t.Errorf("window %v: %v", window, err)
 		}
 	}
 	// One attempt alone does not fit.
 	d := dispatcher.New(nil, nil)
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 39 * time.Second}, ok)
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 39 * time.Second}, ok)
 	if d.Check() == nil {
 		t.Error("a window that is shorter than one attempt was accepted")
 	}
@@ -190,11 +191,13 @@ func TestNumbersOfAPayloadReachTheHandlerToTheLastDigit(t *testing.T) {
 	}
 	got := make(chan amounts, 1)
 	d := b.dispatcher()
-	dispatcher.Handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.Read},
-		func(_ context.Context, _ *dispatcher.Call, a amounts) (dispatcher.Answer, error) {
+	dispatcher.Handle(d, outbox.NewAction[amounts]("charge_card"), dispatcher.Delivery[amounts]{
+		Policy: dispatcher.Policy{Class: dispatcher.Read},
+		Send: func(_ context.Context, _ *dispatcher.Call, a amounts) (dispatcher.Outcome, error) {
 			got <- a
-			return dispatcher.Answer{}, nil
-		})
+			return dispatcher.Delivered(dispatcher.Response{}), nil
+		},
+	})
 	b.exec(`select samekey.enqueue('tenant/orders', 'k', 'charge_card', '{"a":9007199254740993,"n":0.10000000000000000555}')`)
 	b.expect(d, delivered)
 	if a := wait(b, "the handler ran", got); a.A != 9007199254740993 || a.N != "0.10000000000000000555" {

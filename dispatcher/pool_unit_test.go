@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -50,8 +51,10 @@ func nodeOn(t *testing.T, on *samekeytest.DB, change func(*pgxpool.Config)) *nod
 	}
 	t.Cleanup(pool.Close)
 	d := New(pool, &Config{Logger: slog.New(slog.DiscardHandler)})
-	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
-		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	Handle(d, outbox.NewAction[[]byte]("charge_card"), Delivery[[]byte]{
+		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
+	})
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +144,10 @@ func TestSynchronousCommitIsRaisedAndNeverLowered(t *testing.T) {
 // The longest Timeout bounds an Apply, so the server's own limits are longer.
 func TestTheServersLimitsAreLongerThanTheLongestTimeout(t *testing.T) {
 	d := New(nil, nil)
-	d.Handle("export", Policy{Class: Read, Timeout: 10 * time.Minute}, func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	Handle(d, outbox.NewAction[[]byte]("export"), Delivery[[]byte]{
+		Policy: Policy{Class: Read, Timeout: 10 * time.Minute},
+		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
+	})
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +161,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	n := nodeOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	n.destinations.list[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Outcome) error {
+	n.destinations.list[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Settled) error {
 		_, err := tx.Exec(ctx, `set synchronous_commit = off; set statement_timeout = '30s'; set default_transaction_isolation = serializable`)
 		return err
 	}
@@ -166,7 +172,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	defer n.session.leave(conn)
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`)
 	c := claimOne(t, n)
-	settle(t.Context(), n.settler, []result{{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, nil), settled: func(bool) {}}})
+	settle(t.Context(), n.settler, []result{{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, Delivered(Response{Code: "200"}))}})
 	if _, err := n.applyOnce(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

@@ -45,9 +45,9 @@ func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
 			for seed := range uint64(runs) {
 				random := rand.New(rand.NewPCG(seed, uint64(class)))
 				r := &runOf{bundle: b, class: class, random: random, sent: -1}
-				var options []dispatcher.Option
+				var options []option
 				if random.IntN(3) > 0 {
-					options = append(options, dispatcher.WithLookup(b.lookUp))
+					options = append(options, withLookup(b.lookUp))
 				}
 				r.d = b.handles(class, func(p *dispatcher.Policy) {
 					if !keyless || len(options) > 0 {

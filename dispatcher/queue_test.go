@@ -27,7 +27,7 @@ type counting struct {
 	ids    map[uuid.UUID]int
 }
 
-func (c *counting) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (c *counting) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ids == nil {
@@ -35,7 +35,7 @@ func (c *counting) handle(_ context.Context, call *dispatcher.Call) (dispatcher.
 	}
 	c.starts, c.order = append(c.starts, time.Now()), append(c.order, string(call.Payload))
 	c.ids[call.ID]++
-	return dispatcher.Answer{Code: "200"}, nil
+	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 }
 
 func (c *counting) total() int {
@@ -57,7 +57,7 @@ func (c *counting) wantOnceEach(b *bundle, intents int) {
 func (b *bundle) counted(c *counting, limits dispatcher.Limits) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.Destination("vendor", limits)
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), c.handle)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), c.handle)
 	return d
 }
 
@@ -134,8 +134,8 @@ func TestAnUnknownActionFirstInTheQueueIsLeftAloneAndVisible(t *testing.T) {
 // A worker whose breaker is open keeps the one drain that it took: another that it is asked for is left to other workers.
 func TestAWorkerThatIsHeldUpLeavesTheDrainsToOthers(t *testing.T) {
 	b := setup(t)
-	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{MaxBreakDelay: time.Hour}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-		return dispatcher.Answer{}, dispatcher.Throttled(time.Hour, errors.New("429"))
+	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{MaxBreakDelay: time.Hour}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Retry(dispatcher.Response{}).After(time.Hour).ForAccount().Because(errors.New("429")), nil
 	})
 	b.insert("charge_card")
 	b.start(d)
@@ -179,10 +179,12 @@ func TestAPoisonPayloadIsDeadAndItsNeighboursAreDelivered(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	c := &counting{}
-	dispatcher.Handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour},
-		func(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Answer, error) {
+	dispatcher.Handle(d, outbox.NewAction[charge]("charge_card"), dispatcher.Delivery[charge]{
+		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour},
+		Send: func(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Outcome, error) {
 			return c.handle(ctx, call)
-		})
+		},
+	})
 	const secret = "4242424242424242"
 	for i, payload := range []string{`{"order":"4242424242424242"`, `{"amount":"4242424242424242"}`, `[]`, ``, `{} {}`, "\xff\x00", `{"amount":1e400}`} {
 		b.exec(`select samekey.enqueue('tenant/poison', $1, 'charge_card', $2::bytea, content_type => 'application/octet-stream')`, fmt.Sprint("poison-", i), []byte(payload))
@@ -206,16 +208,16 @@ func TestAnErrorTextThatPostgresRefusesCostsNobodyElseAnything(t *testing.T) {
 	var bad uuid.UUID
 	var calls atomic.Int32
 	d := b.dispatcher()
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Backoff: 10 * time.Millisecond},
-		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Backoff: 10 * time.Millisecond},
+		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			if call.ID != bad {
 				return good.handle(ctx, call)
 			}
 			text := "a\x00b\xff" + strings.Repeat("é", 5000)
 			if calls.Add(1) < 3 {
-				return dispatcher.Answer{}, dispatcher.Unknown(dispatcher.Answer{Code: text, ContentType: text}, errors.New(text))
+				return dispatcher.Unknown(dispatcher.Response{Code: text, ContentType: text}).Because(errors.New(text)), nil
 			}
-			return dispatcher.Answer{Code: text, ContentType: text, Body: []byte(text)}, nil
+			return dispatcher.Delivered(dispatcher.Response{Code: text, ContentType: text, Body: []byte(text)}), nil
 		})
 	bad = b.insert("charge_card")
 	for range 10 {

@@ -103,9 +103,8 @@ func TestLookUpsCountTowardsTheRate(t *testing.T) {
 	m, limits := meter(b), dispatcher.Limits{Rate: 10, Burst: 2}
 	ask := postTo(b.client, m.URL)
 	d := b.breaking(dispatcher.NonIdempotentWrite, limits, b.post,
-		dispatcher.WithLookup(func(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
-			answer, err := ask(ctx, call)
-			return dispatcher.Found(answer), err
+		withLookup(func(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			return ask(ctx, call)
 		}))
 	b.insertMany("charge_card", 12)
 	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = now()`)
@@ -138,10 +137,10 @@ func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
 	d := b.dispatcherOn(b.tracedBy(takes), dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{})
 	d.Destination("slow", dispatcher.Limits{Rate: 1.0 / 3600})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Destination = "slow"
-	d.Handle("send_receipt", p, b.post)
+	handle(d, "send_receipt", p, b.post)
 	b.insertMany("send_receipt", 10)
 	b.start(d)
 	b.until("one is sent", func() bool { return b.unspent("send_receipt") == 9 })

@@ -37,9 +37,9 @@ func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 64})
 	slow := true
 	var mu sync.Mutex
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-		return dispatcher.Answer{Code: "200"}, nil
-	}, dispatcher.WithApply(func(ctx context.Context, tx pgx.Tx, c charge, o dispatcher.Outcome) error {
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
+	}, withApply(func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 		mu.Lock()
 		first := slow
 		slow = false
@@ -97,7 +97,7 @@ func TestAWorkerWritesNothingInADatabaseThatIsFrozen(t *testing.T) {
 	b.Cleanup(pool.Close)
 	d := b.dispatcherOn(pool, dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
 	if _, err := d.Drain(b.ctx); err == nil || !strings.Contains(err.Error(), "freeze a database") {
 		t.Errorf("the drain says %v", err)
 	}

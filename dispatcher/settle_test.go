@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -22,8 +23,10 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
-	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
-		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	Handle(d, outbox.NewAction[[]byte]("charge_card"), Delivery[[]byte]{
+		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
+	})
 	n, err := d.newNode(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -70,18 +73,37 @@ func claimOne(t *testing.T, n *node) *claim {
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
-	return &claim{OutboxQueueClaimRow: rows[0], action: a, worker: n.session.id(), asked: time.Now()}
+	c := newClaim(rows[0], a, time.Now(), n.session.id())
+	c.resting, c.calls = a.beforeCall(&c.OutboxQueueClaimRow)
+	return c
 }
 
-func resultOf(c *claim, err error, settled *bool) result {
-	return result{claim: c, settlement: c.action.afterCall(&c.OutboxQueueClaimRow, Answer{Code: "200"}, err),
-		settled: func(s bool) { *settled = s }}
+func resultOf(c *claim, o Outcome) result {
+	return result{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, o)}
 }
 
-// settle writes a batch, late answers too.
-func settle(ctx context.Context, s *settler, batch []result) {
+// settle writes a batch, late answers too, and returns which of its settlements were written.
+func settle(ctx context.Context, s *settler, batch []result) (written []bool) {
 	s.persist(ctx, batch)
 	s.alone.Wait()
+	for _, r := range batch {
+		written = append(written, <-r.claim.settled)
+	}
+	return written
+}
+
+// deliver brings a claim to its end, as the drain has it brought.
+func deliver(t *testing.T, n *node, c *claim) {
+	t.Helper()
+	d := n.destinations.list[0]
+	if d.slots.reserve() == 0 {
+		t.Fatal("no slot is free")
+	}
+	n.open.Add(1)
+	ended := make(chan struct{})
+	go func() { defer close(ended); d.deliver(c) }()
+	n.settler.persist(t.Context(), []result{<-n.settler.in})
+	<-ended
 }
 
 func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *testing.T) {
@@ -94,10 +116,9 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a batch that is refused is tried until then
 	defer cancel()
-	var settledFirst, settledSecond bool
-	settle(ctx, s, []result{resultOf(first, nil, &settledFirst), resultOf(second, nil, &settledSecond)})
-	if settledFirst || !settledSecond {
-		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", settledFirst, settledSecond)
+	written := settle(ctx, s, []result{resultOf(first, Delivered(Response{Code: "200"})), resultOf(second, Delivered(Response{Code: "200"}))})
+	if written[0] || !written[1] {
+		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", written[0], written[1])
 	}
 	if got := timeline(t, on); got != "late:1 attempt:2:delivered" && got != "attempt:2:delivered late:1" {
 		t.Errorf("the history is %q", got)
@@ -106,7 +127,7 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 
 // The worker is the same: only the attempt's number tells the two apart.
 func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
-	for name, err := range map[string]error{"delivered": nil, "to be retried": errors.New("reset")} {
+	for name, outcome := range map[string]Outcome{"delivered": Delivered(Response{}), "to be retried": Unknown(Response{})} {
 		t.Run(name, func(t *testing.T) {
 			on, n, s := settling(t)
 			first := claimOne(t, n)
@@ -114,8 +135,7 @@ func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
 				t.Fatal(err)
 			}
 			second := claimOne(t, n)
-			var settled bool
-			settle(t.Context(), s, []result{resultOf(first, err, &settled)})
+			settled := settle(t.Context(), s, []result{resultOf(first, outcome)})[0]
 			var held bool
 			if err := on.QueryRow(t.Context(), `select exists (select from samekey.outbox_queue where status = 'leased' and attempt = $1)`, second.Attempt).Scan(&held); err != nil {
 				t.Fatal(err)
@@ -141,32 +161,32 @@ func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
-	var settled bool
-	settle(t.Context(), s, []result{resultOf(c, errors.New("reset"), &settled)})
-	settle(t.Context(), s, []result{resultOf(c, errors.New("reset"), &settled)})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
 	if got := timeline(t, on); got != "attempt:1" {
 		t.Errorf("the history is %q", got)
 	}
 }
 
 func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
+	done, lost := Delivered(Response{Code: "200"}), Unknown(Response{})
 	for _, c := range []struct {
 		status  string // in which the late answer finds the intent
 		later   bool   // another attempt was sent meanwhile
-		err     error
+		outcome Outcome
 		want    string // the status after it
 		history string
 	}{
-		{"unknown", false, nil, "answered", "late:1"},
-		{"parked", false, nil, "answered", "late:1"},
-		{"unknown", false, Refused(Answer{Code: "402"}), "answered", "late:1"},
-		{"unknown", false, errors.New("reset"), "unknown", "late:1"},
-		{"unknown", true, nil, "unknown", "late:1"},
-		{"parked", true, nil, "parked", "late:1"},
-		{"dead", false, nil, "answered", "late:1"},
-		{"dead", true, nil, "dead", "late:1"},
-		{"dead", false, errors.New("reset"), "dead", "late:1"},
-		{"pending", false, nil, "pending", "late:1"},
+		{"unknown", false, done, "answered", "late:1"},
+		{"parked", false, done, "answered", "late:1"},
+		{"unknown", false, Refused(Response{Code: "402"}), "answered", "late:1"},
+		{"unknown", false, lost, "unknown", "late:1"},
+		{"unknown", true, done, "unknown", "late:1"},
+		{"parked", true, done, "parked", "late:1"},
+		{"dead", false, done, "answered", "late:1"},
+		{"dead", true, done, "dead", "late:1"},
+		{"dead", false, lost, "dead", "late:1"},
+		{"pending", false, done, "pending", "late:1"},
 	} {
 		t.Run(c.status, func(t *testing.T) {
 			on, n, s := settling(t)
@@ -181,10 +201,9 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null, sent_attempt = attempt`, c.status); err != nil {
 				t.Fatal(err)
 			}
-			var settled bool
-			r := resultOf(first, c.err, &settled)
-			settle(t.Context(), s, []result{r})
-			settle(t.Context(), s, []result{r}) // once more changes nothing
+			r := resultOf(first, c.outcome)
+			settled := settle(t.Context(), s, []result{r})[0]
+			settled = settled || settle(t.Context(), s, []result{r})[0] // once more changes nothing
 			var status string
 			if err := on.QueryRow(t.Context(), `select status from samekey.outbox_queue`).Scan(&status); err != nil {
 				t.Fatal(err)
@@ -204,10 +223,9 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := claimOne(t, n)
-	second.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
-	var settled bool
-	settle(t.Context(), s, []result{resultOf(second, nil, &settled)})
-	settle(t.Context(), s, []result{resultOf(first, Refused(Answer{Code: "402"}), &settled)})
+	second.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
+	settle(t.Context(), s, []result{resultOf(second, Delivered(Response{Code: "200"}))})
+	settle(t.Context(), s, []result{resultOf(first, Refused(Response{Code: "402"}))})
 	answer, err := n.q.OutboxHistoryAnswer(t.Context(), second.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +246,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 	told := func(c *claim) string {
 		t.Helper()
-		answer, err := n.lastAnswer(t.Context(), c)
+		answer, err := n.destinations.list[0].lastResponse(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +255,6 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 		}
 		return answer.Code + " " + answer.ContentType + " " + string(answer.Body)
 	}
-	var settled bool
 	first := claimOne(t, n)
 	orphan(first)
 	if got := told(first); got != "nothing" {
@@ -245,11 +262,11 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 	second := claimOne(t, n)
 	orphan(second)
-	settle(t.Context(), s, []result{resultOf(first, Unknown(Answer{Code: "500", Body: []byte("first")}, nil), &settled)})
+	settle(t.Context(), s, []result{resultOf(first, Unknown(Response{Code: "500", Body: []byte("first")}))})
 	if got := told(second); got != "nothing" {
 		t.Errorf("is told %s by an attempt that was not the last", got)
 	}
-	settle(t.Context(), s, []result{resultOf(second, Unknown(Answer{Code: "502", ContentType: "text/plain", Body: []byte("second")}, nil), &settled)})
+	settle(t.Context(), s, []result{resultOf(second, Unknown(Response{Code: "502", ContentType: "text/plain", Body: []byte("second")}))})
 	if got := told(second); got != "502 text/plain second" || timeline(t, on) != "late:1 late:2" {
 		t.Errorf("is told %s, after %s", got, timeline(t, on))
 	}
@@ -258,30 +275,28 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 // Without what was answered a look-up might ask another question: it is not made, and spends nothing.
 func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	_, n, _ := settling(t)
-	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Finding, error) {
+	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
 		t.Error("the vendor was asked")
-		return Finding{}, nil
+		return Outcome{}, nil
 	}
 	c := claimOne(t, n)
 	c.action.policy.Attempts = 1
-	c.Status, c.asked = statusUnknown, time.Now().Add(-time.Hour) // there is no time left to read it
-	s := n.lookUp(c)
+	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
+	s := n.destinations.list[0].attempt(c)
 	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.spent != 0 || s.delay != time.Second {
 		t.Errorf("it came to %+v", s)
 	}
 }
 
 func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
-	on, n, s := settling(t)
-	n.destinations.list[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+	on, n, _ := settling(t)
+	n.destinations.list[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("a call began after the stop")
-		return Answer{}, nil
+		return Delivered(Response{}), nil
 	}
 	c := claimOne(t, n)
 	close(n.stopping)
-	n.open.Add(1)
-	n.work(c)
-	settle(t.Context(), s, []result{<-n.results})
+	deliver(t, n, c)
 	n.open.Wait()
 	if n.summary.get().Retried != 1 || timeline(t, on) != "attempt:1" {
 		t.Errorf("the sum is %+v, the history %q", n.summary.get(), timeline(t, on))
@@ -371,8 +386,7 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	if send || decided.status != statusAwaiting {
 		t.Errorf("the next claim: sent %v, %s; want it to wait for approval", send, decided.status)
 	}
-	var settled bool
-	settle(t.Context(), s, []result{{claim: c, settlement: decided, settled: func(ok bool) { settled = ok }}})
+	settled := settle(t.Context(), s, []result{{claim: c, settlement: decided}})[0]
 	var unsent bool
 	err = on.QueryRow(t.Context(), `select status = 'awaiting_approval' and first_sent_at is null from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !settled || !unsent {
@@ -382,28 +396,26 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 
 // A lease that could not be marked as sent may be another worker's by now: it is given back, and not sent.
 func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
-	on, n, s := settling(t)
+	on, n, _ := settling(t)
 	withPolicy(n)
 	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = NonIdempotentWrite, 0
-	a.handle = func(context.Context, *Call) (Answer, error) {
+	a.send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("it was sent")
-		return Answer{}, nil
+		return Delivered(Response{}), nil
 	}
 	first := claimOne(t, n)
-	n.destinations.list[0].sending(t.Context(), a, []*claim{first})
+	n.destinations.list[0].markSending(t.Context(), batch{action: a, claims: []*claim{first}}, []*claim{first})
 	if first.unmarked {
 		t.Error("a lease that holds was not marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt + 1`) // taken over
-	n.destinations.list[0].sending(t.Context(), a, []*claim{first})
+	n.destinations.list[0].markSending(t.Context(), batch{action: a, claims: []*claim{first}}, []*claim{first})
 	if !first.unmarked {
 		t.Error("a lease that was taken over was marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt - 1`)
-	n.open.Add(1)
-	n.work(first)
-	settle(t.Context(), s, []result{<-n.results})
+	deliver(t, n, first)
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and spent = 0 from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !unsent {
@@ -424,26 +436,29 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 	s.pool, s.q = away, db.New(away)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ended, settled := make(chan struct{}), true
-	go func() { defer close(ended); s.persist(ctx, []result{resultOf(c, nil, &settled)}) }()
-	for deadline := time.Now().Add(20 * time.Second); !n.behind.Load(); {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.persist(ctx, []result{resultOf(c, Delivered(Response{Code: "200"}))})
+	}()
+	for deadline := time.Now().Add(20 * time.Second); !n.settler.behind.Load(); {
 		if time.Now().After(deadline) {
 			t.Fatal("claims go on")
 		}
 		time.Sleep(time.Millisecond)
 	}
 	if n.destinations.list[0].mayClaim() {
-		t.Error("the lane may claim")
+		t.Error("the destination may claim")
 	}
 	cancel()
 	<-ended
-	if settled {
+	if <-c.settled {
 		t.Error("the outcome counts as written")
 	}
 	s.pool, s.q = n.pool, back
-	settle(t.Context(), s, []result{resultOf(c, nil, &settled)})
-	if !settled || n.behind.Load() {
-		t.Errorf("with the database: settled %v, claims stopped %v", settled, n.behind.Load())
+	settled := settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})[0]
+	if !settled || n.settler.behind.Load() {
+		t.Errorf("with the database: settled %v, claims stopped %v", settled, n.settler.behind.Load())
 	}
 }
 
@@ -454,9 +469,8 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 	mustExec(t, on, `delete from samekey.outbox_queue`)
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'ordered-' || g, 'charge_card', '{}', ordering_key => 'account') from generate_series(1, 2) g`)
 	c := claimOne(t, n)
-	c.action.apply = func(context.Context, pgx.Tx, Outcome) error { return nil }
-	var settled bool
-	settle(t.Context(), s, []result{resultOf(c, nil, &settled)})
+	c.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
+	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})
 	outcome, err := n.applyOnce(t.Context(), c)
 	if err != nil || outcome != outcomeDelivered {
 		t.Fatalf("the Apply came to %q, %v", outcome, err)
@@ -469,9 +483,9 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 
 // The secrets of an endpoint are for its calls alone.
 func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
-	var told *Outcome
+	var told *Settled
 	a := actionOf(IdempotentWrite, 5)
-	a.apply = func(_ context.Context, _ pgx.Tx, o Outcome) error { told = &o; return nil }
+	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
 	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
 	if err := (&node{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
 		t.Errorf("told %+v, %v", told, err)
@@ -483,7 +497,7 @@ func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
 		for _, resend := range []bool{true, false} {
 			a := actionOf(class, 5)
 			a.policy.ResendAbsent = resend
-			if may := a.attempt(); may.Once != (class != Read) || may.Direct != resend {
+			if may := a.requests(); may.Once != (class != Read) || may.Direct != resend {
 				t.Errorf("%v, ResendAbsent %t: one request %t, no proxy %t", class, resend, may.Once, may.Direct)
 			}
 		}
@@ -524,12 +538,11 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
 				t.Fatal(err)
 			}
-			var settled bool
 			ended := make(chan struct{})
 			go func() { defer close(ended); s.run(t.Context()) }()
-			n.results <- resultOf(claimed, nil, &settled)
-			close(n.results)
-			eventually(t, "it is counted as held up", func() bool { return n.stuck.Load() == 1 })
+			n.settler.in <- resultOf(claimed, Delivered(Response{Code: "200"}))
+			n.settler.stop()
+			eventually(t, "it is counted as held up", func() bool { return n.settler.stuck.Load() == 1 })
 			eventually(t, "its lease is renewed", func() bool {
 				var renewed bool
 				err := on.QueryRow(t.Context(), `select lease_until > clock_timestamp() from samekey.outbox_queue`).Scan(&renewed)
@@ -539,8 +552,8 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-ended
-			if !settled || n.stuck.Load() != 0 {
-				t.Errorf("settled %v, %d held up", settled, n.stuck.Load())
+			if settled := <-claimed.settled; !settled || n.settler.stuck.Load() != 0 {
+				t.Errorf("settled %v, %d held up", settled, n.settler.stuck.Load())
 			}
 		})
 	}
@@ -549,7 +562,7 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 	_, n, _ := settling(t)
 	for held, may := range map[int64]bool{maxStuck - 1: true, maxStuck: false} {
-		n.stuck.Store(held)
+		n.settler.stuck.Store(held)
 		if n.destinations.list[0].mayClaim() != may {
 			t.Errorf("with %d held up it may claim: %v", held, !may)
 		}
@@ -560,14 +573,14 @@ func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 	const text = "a\x00b\xff"
 	for name, s := range map[string]settlement{
-		"code": {answer: Answer{Code: text}}, "type": {answer: Answer{ContentType: text}}, "error": {err: text},
+		"code": {answer: Response{Code: text}}, "type": {answer: Response{ContentType: text}}, "error": {err: text},
 	} {
 		t.Run(name, func(t *testing.T) {
 			on, n, settler := settling(t)
 			c := claimOne(t, n)
 			mustExec(t, on, `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1`)
 			s.event, s.status, s.outcome = "attempt", statusPending, outcomeRetry
-			settle(t.Context(), settler, []result{{claim: c, settlement: s, settled: func(bool) {}}})
+			settle(t.Context(), settler, []result{{claim: c, settlement: s}})
 			if got := timeline(t, on); got != "late:1" {
 				t.Errorf("the history is %q", got)
 			}
@@ -578,7 +591,7 @@ func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 func TestABatchIsBoundedByItsBytes(t *testing.T) {
 	s := &settler{in: make(chan result, 3)}
 	for range 3 {
-		s.in <- result{claim: &claim{}, settlement: settlement{answer: Answer{Body: make([]byte, settleBytes/2)}}}
+		s.in <- result{claim: &claim{}, settlement: settlement{answer: Response{Body: make([]byte, settleBytes/2)}}}
 	}
 	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
 		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
@@ -602,12 +615,12 @@ func TestALogNamesAKeyByItsHash(t *testing.T) {
 // Where the endpoint is not there any more, an unknown intent is parked in the end.
 func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
-	a.lookup = func(context.Context, *Call) (Finding, error) { t.Error("it was asked"); return Finding{}, nil }
-	n := &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}
+	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("it was asked"); return Outcome{}, nil }
+	d := &destination{node: &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
-		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint}
+		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.Spent = statusUnknown, spent
-		if s := n.lookUp(c); s.status != want || s.spent != int(spent)+1 {
+		if s := d.attempt(c); s.status != want || s.spent != int(spent)+1 {
 			t.Errorf("after %d look-ups: %+v", spent, s)
 		}
 	}

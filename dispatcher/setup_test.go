@@ -307,73 +307,114 @@ func (b *bundle) wantCalls(want int) {
 	}
 }
 
+// Most tests deliver raw payloads, of actions whose names are texts.
+type (
+	delivery = dispatcher.Delivery[[]byte]
+	handler  = func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error)
+	option   = func(*delivery)
+)
+
+// handle registers an action. The options add to its delivery.
+func handle(d *dispatcher.Dispatcher, action string, p dispatcher.Policy, send handler, options ...option) {
+	dl := delivery{Policy: p}
+	if send != nil {
+		dl.Send = func(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			return send(ctx, call)
+		}
+	}
+	for _, option := range options {
+		option(&dl)
+	}
+	dispatcher.Handle(d, outbox.NewAction[[]byte](action), dl)
+}
+
+func withLookup(fn func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error)) option {
+	return func(dl *delivery) { dl.Lookup = fn }
+}
+
+func withApply(fn func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error) option {
+	return func(dl *delivery) { dl.Apply = fn }
+}
+
+func withRender(fn func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error)) option {
+	return func(dl *delivery) { dl.Render = fn }
+}
+
+func withEndpoint(fn func(*dispatcher.Call) string) option {
+	return func(dl *delivery) { dl.Endpoint = fn }
+}
+
+func withStoredEndpoint(fn func(*dispatcher.Call) string) option {
+	return func(dl *delivery) { dl.Endpoint, dl.StoredEndpoint = fn, true }
+}
+
 // post calls the vendor as an integration does: the delivery key in a header, and the vendor's statuses as our errors.
-func (b *bundle) post(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (b *bundle) post(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	return postTo(b.client, b.vendor.URL)(ctx, call)
 }
 
-func postTo(client *http.Client, url string) dispatcher.Handler {
-	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func postTo(client *http.Client, url string) handler {
+	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/"+call.Action, bytes.NewReader(call.Payload))
 		if err != nil {
-			return dispatcher.Answer{}, err
+			return dispatcher.Outcome{}, err
 		}
 		request.GetBody = nil // one attempt is one request
 		request.Header.Set("Idempotency-Key", call.DeliveryKey.String())
 		request.Header.Set("Samekey-Attempt", fmt.Sprint(call.Attempt))
-		answer, err := do(client, request)
+		response, err := do(client, request)
 		var op *net.OpError
 		switch {
 		case errors.As(err, &op) && op.Op == "dial":
-			return dispatcher.Answer{}, dispatcher.Unsent(err) // this vendor redirects nobody, so the dial was the first
+			return dispatcher.Unsent(err), nil // this vendor redirects nobody, so the dial was the first
 		case err != nil:
-			return dispatcher.Answer{}, err
-		case answer.Code == "402":
-			return answer, dispatcher.Refused(answer)
-		case answer.Code == "429":
-			return answer, dispatcher.RetryAfter(time.Second, errors.New("429"))
-		case answer.Code > "299":
-			return answer, dispatcher.Unknown(answer, fmt.Errorf("status %s", answer.Code))
+			return dispatcher.Outcome{}, err
+		case response.Code == "402":
+			return dispatcher.Refused(response), nil
+		case response.Code == "429":
+			return dispatcher.Retry(response).After(time.Second), nil
+		case response.Code > "299":
+			return dispatcher.Unknown(response).Because(fmt.Errorf("status %s", response.Code)), nil
 		}
-		return answer, nil
+		return dispatcher.Delivered(response), nil
 	}
 }
 
-func do(client *http.Client, request *http.Request) (dispatcher.Answer, error) {
+func do(client *http.Client, request *http.Request) (dispatcher.Response, error) {
 	response, err := client.Do(request)
 	if err != nil {
-		return dispatcher.Answer{}, err
+		return dispatcher.Response{}, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return dispatcher.Answer{}, err
+		return dispatcher.Response{}, err
 	}
 	code := fmt.Sprint(response.StatusCode)
 	if stored := response.Header.Get("Stored-Status"); stored != "" {
 		code = stored
 	}
-	return dispatcher.Answer{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
+	return dispatcher.Response{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
 }
 
-// lookUp asks the vendor what became of a delivery key.
-func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ charge) (dispatcher.Finding, error) {
+// lookUp asks the vendor whether it acted under a delivery key.
+func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.vendor.URL+"/lookup?key="+call.DeliveryKey.String(), nil)
 	if err != nil {
-		return dispatcher.Finding{}, err
+		return dispatcher.Outcome{}, err
 	}
-	answer, err := do(b.client, request)
+	response, err := do(b.client, request)
 	switch {
 	case err != nil:
-		return dispatcher.Finding{}, err
-	case answer.Code == "404":
-		return dispatcher.Absent(answer), nil
-	case answer.Code == "402":
-		return dispatcher.FoundRefused(answer), nil
-	case answer.Code > "299":
-		return dispatcher.Finding{}, fmt.Errorf("status %s", answer.Code)
+		return dispatcher.Outcome{}, err
+	case response.Code == "404":
+		return dispatcher.Absent(response), nil
+	case response.Code == "402":
+		return dispatcher.Refused(response), nil
+	case response.Code > "299":
+		return dispatcher.Outcome{}, fmt.Errorf("status %s", response.Code)
 	}
-	return dispatcher.Found(answer), nil
+	return dispatcher.Delivered(response), nil
 }
 
 // logs collects what is logged.

@@ -16,7 +16,7 @@ func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Timeout = time.Minute
-	d.Handle("charge_card", p, b.post)
+	handle(d, "charge_card", p, b.post)
 	b.vendor.Hold()
 	first := b.insert("charge_card")
 	r := b.start(d)
@@ -54,7 +54,7 @@ func TestAStopCancelsACallThatOutlastsStopTimeoutAndSettlesWhatItCameTo(t *testi
 			b := setup(t)
 			d := b.dispatcherOn(b.db.Pool, dispatcher.Config{StopTimeout: 50 * time.Millisecond})
 			d.Destination("vendor", dispatcher.Limits{})
-			d.Handle("charge_card", policyOf(class), b.post)
+			handle(d, "charge_card", policyOf(class), b.post)
 			b.vendor.Hold()
 			id := b.insert("charge_card")
 			r := b.start(d)
@@ -77,7 +77,7 @@ func TestAHandlerThatIgnoresItsContextDoesNotHoldUpAStopForEver(t *testing.T) {
 	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{StopTimeout: 50 * time.Millisecond})
 	d.SetStopMargin(500 * time.Millisecond)
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
 	b.insert("charge_card")
 	b.gates = append(b.gates, g)
 	r := b.start(d)
@@ -90,7 +90,7 @@ func TestAHandlerThatIgnoresItsContextDoesNotHoldUpAStopForEver(t *testing.T) {
 	// Its intent is taken over as from a killed worker.
 	other := b.dispatcher()
 	other.Destination("vendor", dispatcher.Limits{})
-	other.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
+	handle(other, "charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
 	b.expect(other, delivered)
 	g.wantCalls(b, 2)
 }
@@ -119,7 +119,7 @@ func TestRunMayFollowRunAndASecondAtTheSameTimeIsRefused(t *testing.T) {
 func TestRunWithMistakesReturnsThemAndClaimsNothing(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
-	d.Handle("charge_card", dispatcher.Policy{}, b.post)
+	handle(d, "charge_card", dispatcher.Policy{}, b.post)
 	if err := d.Run(b.ctx); err == nil {
 		t.Error("Run accepted a policy without a class")
 	}
@@ -132,7 +132,7 @@ func TestRunOnADatabaseWithoutOurTablesSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewEmptyDB(t)
 	d := dispatcher.New(on.Pool, nil)
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.Read}, ok)
+	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.Read}, ok)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := d.Run(ctx); err == nil {
@@ -167,8 +167,8 @@ func TestADestinationsLimitHoldsOverItsActions(t *testing.T) {
 	const limit = 3
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: limit})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
-	d.Handle("refund", policyOf(dispatcher.IdempotentWrite), b.post)
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
+	handle(d, "refund", policyOf(dispatcher.IdempotentWrite), b.post)
 	b.vendor.Hold()
 	b.insertMany("charge_card", 10)
 	b.insertMany("refund", 10)
@@ -194,7 +194,7 @@ func TestBothActionsOfADestinationGetTheirTurn(t *testing.T) {
 	r := &recorder{}
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
 	for _, action := range []string{"charge_card", "refund"} {
-		d.Handle(action, policyOf(dispatcher.IdempotentWrite), func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		handle(d, action, policyOf(dispatcher.IdempotentWrite), func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			named := *call
 			named.Payload = []byte(call.Action)
 			return r.handle(ctx, &named)

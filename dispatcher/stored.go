@@ -14,26 +14,6 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// WithStoredEndpoint is [WithEndpoint] for endpoints that are kept in samekey.endpoints, under the action's destination and
-// the name that fn returns (package outbox/endpoints puts them there): right before its calls URL and secrets are read into
-// [Call.Endpoint], in one statement for all that are claimed at once, and what people changed counts from the next call on.
-//
-// Nothing is sent to an endpoint that is stopped, by a person or by [Gone], or that is not there, or where fn returns no name:
-// the intent is dead with the code "endpoint_stopped" or "endpoint_missing", and a redrive sends it once that was mended, within
-// its Deadline; an approval is asked for again then. A look-up is made at a stopped endpoint too. Where the endpoint is not
-// there any more, what is unknown is parked in the end.
-//
-// The policy needs a Deadline: an endpoint that cannot be reached spends no attempts.
-func WithStoredEndpoint(fn func(call *Call) string) Option {
-	return func(a *action) error {
-		if fn == nil {
-			return errors.New("WithStoredEndpoint has no function")
-		}
-		a.endpoint, a.stored = fn, true
-		return nil
-	}
-}
-
 // Endpoint is where a call goes, as it stood right before it.
 type Endpoint struct {
 	Name    string
@@ -114,34 +94,20 @@ func isEndpointName(name string) bool {
 	return name != "" && len(name) <= maxEndpointName && utf8.ValidString(name) && !strings.ContainsRune(name, 0)
 }
 
-// mayCall says whether an attempt's endpoint may be called. Where it may not nothing is sent, and s says why.
-func (n *node) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
-	row := &c.OutboxQueueClaimRow
-	switch {
-	case errors.Is(c.endpointErr, errNoEndpoint):
-		return c.action.deadUnsent(row, codeEndpointMissing, errNoEndpoint), false
-	case c.endpointErr != nil:
-		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read, nothing was sent", c.endpointErr), false
-	case c.endpoint != nil && c.endpoint.stopped:
-		return c.action.deadUnsent(row, codeEndpointStopped, errors.New("the endpoint is stopped: start it (outbox/endpoints), then redrive")), false
-	}
-	return settlement{}, true
-}
-
 // stopIfGone stops the endpoint that said that it wants no more calls, if it is still the one that was called.
-func (n *node) stopIfGone(c *claim, err error) {
-	if c.endpoint == nil || err == nil || classify(err, false).verdict != verdictGone {
+func (d *destination) stopIfGone(c *claim, outcome Outcome) {
+	if c.endpoint == nil || outcome.kind != outcomeGone {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.calls), settleTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.node.calls), settleTimeout)
 	defer cancel()
-	reason := or(clean(withoutURL(err), errorLimit), "the endpoint wants no more calls")
-	stopped, err := n.q.EndpointsGone(ctx, db.EndpointsGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	reason := or(clean(outcome.text(), errorLimit), "the endpoint wants no more calls")
+	stopped, err := d.node.q.EndpointsGone(ctx, db.EndpointsGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
 	attrs := append(c.attrs(), c.where()...)
 	switch {
 	case err != nil: // the next call will be told the same
-		n.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
+		d.node.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
 	case stopped > 0:
-		n.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
+		d.node.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
 	}
 }

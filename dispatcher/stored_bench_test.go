@@ -14,7 +14,7 @@ import (
 // right before its call, beside endpoints that are names alone.
 func BenchmarkStoredEndpoint(b *testing.B) {
 	for b.Loop() {
-		named, stored := benchEndpoints(b, dispatcher.WithEndpoint), benchEndpoints(b, dispatcher.WithStoredEndpoint)
+		named, stored := benchEndpoints(b, withEndpoint), benchEndpoints(b, withStoredEndpoint)
 		b.ReportMetric(benchIntents/named.Seconds(), "named/s")
 		b.ReportMetric(benchIntents/stored.Seconds(), "stored/s")
 		b.ReportMetric(stored.Seconds()/named.Seconds(), "times-named")
@@ -22,7 +22,7 @@ func BenchmarkStoredEndpoint(b *testing.B) {
 	}
 }
 
-func benchEndpoints(b *testing.B, with func(func(*dispatcher.Call) string) dispatcher.Option) time.Duration {
+func benchEndpoints(b *testing.B, with func(func(*dispatcher.Call) string) option) time.Duration {
 	db := samekeytest.NewDB(b)
 	pool := benchPool(b, db)
 	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'webhook', '{}', part => 'to-' || i % 1000) from generate_series(1, $1::int) i`, benchIntents)
@@ -32,8 +32,8 @@ func benchEndpoints(b *testing.B, with func(func(*dispatcher.Call) string) dispa
 	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Destination("bench", dispatcher.Limits{Concurrency: 1000})
 	p := dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Deadline: time.Hour, Destination: "bench"}
-	d.Handle("webhook", p, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-		return dispatcher.Answer{Code: "200"}, nil
+	handle(d, "webhook", p, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 	}, with(func(call *dispatcher.Call) string { return call.Part }))
 	began := time.Now()
 	sum, err := d.Drain(b.Context())

@@ -19,7 +19,7 @@ import (
 )
 
 // stored is the policy's part of calls to stored endpoints: each intent's part names one.
-var storedByPart = dispatcher.WithStoredEndpoint(func(call *dispatcher.Call) string { return call.Part })
+var storedByPart = withStoredEndpoint(func(call *dispatcher.Call) string { return call.Part })
 
 func storedPolicy(class dispatcher.Class) dispatcher.Policy {
 	p := policyOf(class)
@@ -55,15 +55,15 @@ func (b *bundle) startEndpoint(name string) {
 func to(name string) func(*outbox.Intent) { return func(in *outbox.Intent) { in.Part = name } }
 
 // gone is a receiver's 410.
-var gone = dispatcher.Gone(dispatcher.Answer{Code: "410"}, errors.New("the receiver wants no more"))
+var gone = dispatcher.Gone(dispatcher.Response{Code: "410"}).Because(errors.New("the receiver wants no more"))
 
 func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	var seen []string
-	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+	s.next = func(call *dispatcher.Call) (dispatcher.Outcome, error) {
 		seen = append(seen, fmt.Sprint(call.Endpoint.Name, " ", call.Endpoint.URL, " ", len(call.Endpoint.Secrets)))
-		return dispatcher.Answer{}, errors.New("503")
+		return dispatcher.Outcome{}, errors.New("503")
 	}
 	b.insert("charge_card", to("to-1"))
 	b.expect(d, retried)
@@ -82,7 +82,7 @@ func TestACallHasItsEndpointForItself(t *testing.T) {
 	calls := 0
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 2})
-	d.Handle("charge_card", storedPolicy(dispatcher.IdempotentWrite), func(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	handle(d, "charge_card", storedPolicy(dispatcher.IdempotentWrite), func(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
@@ -90,7 +90,7 @@ func TestACallHasItsEndpointForItself(t *testing.T) {
 			t.Errorf("a call goes to %s", call.Endpoint.URL)
 		}
 		call.Endpoint.Name, call.Endpoint.URL, call.Endpoint.Secrets[0] = "to-2", "https://mine.example", "mine"
-		return dispatcher.Answer{}, gone
+		return gone, nil
 	}, storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.insert("charge_card", to("to-1"))
@@ -105,11 +105,11 @@ func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.putEndpoint("to-2", "https://two.example")
-	s.next = func(call *dispatcher.Call) (dispatcher.Answer, error) {
+	s.next = func(call *dispatcher.Call) (dispatcher.Outcome, error) {
 		if call.Part == "to-1" {
-			return dispatcher.Answer{}, gone
+			return gone, nil
 		}
-		return dispatcher.Answer{Code: "200"}, nil
+		return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 	}
 	first := b.insert("charge_card", to("to-1"))
 	b.expect(d, dispatcher.Summary{Dead: 1})
@@ -165,9 +165,9 @@ func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
 			b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 			b.putEndpoint("to-1", "https://one.example")
 			b.insert("charge_card", to("to-1"))
-			s.next = func(*dispatcher.Call) (dispatcher.Answer, error) {
+			s.next = func(*dispatcher.Call) (dispatcher.Outcome, error) {
 				c.change(b)
-				return dispatcher.Answer{}, gone
+				return gone, nil
 			}
 			b.expect(d, dispatcher.Summary{Dead: 1})
 			if e := b.endpoint("to-1"); e.Stopped() != c.stopped {
@@ -184,10 +184,10 @@ func TestAnIntentThatStoppedItsEndpointAndIsTakenOverIsNotSentAgain(t *testing.T
 			b, d, s := scriptedSetup(t, storedPolicy(class), storedByPart)
 			b.putEndpoint("to-1", "https://one.example")
 			id := b.insert("charge_card", to("to-1"))
-			s.next = func(*dispatcher.Call) (dispatcher.Answer, error) {
+			s.next = func(*dispatcher.Call) (dispatcher.Outcome, error) {
 				b.exec(`update samekey.outbox_queue set status = case when repeatable then 'pending' else 'unknown' end, leased_by = null, lease_until = null,
 					last_code = 'orphaned', attempt = attempt + 1, due_at = clock_timestamp() + interval '1 hour'`)
-				return dispatcher.Answer{}, gone
+				return gone, nil
 			}
 			b.drain(d)
 			if !b.endpoint("to-1").Stopped() {
@@ -216,9 +216,9 @@ func TestWhatAPersonStoppedKeepsTheirReason(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.insert("charge_card", to("to-1"))
-	s.next = func(*dispatcher.Call) (dispatcher.Answer, error) {
+	s.next = func(*dispatcher.Call) (dispatcher.Outcome, error) {
 		b.exec(`update samekey.endpoints set stopped_at = now(), stopped_by = 'ann', stop_reason = 'r'`) // the version is the same
-		return dispatcher.Answer{}, gone
+		return gone, nil
 	}
 	b.expect(d, dispatcher.Summary{Dead: 1})
 	if e := b.endpoint("to-1"); e.StoppedBy != "ann" || e.StopReason != "r" {
@@ -236,7 +236,7 @@ func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
 		"broken UTF-8": func(*dispatcher.Call) string { return "to\xff" },
 	} {
 		t.Run(what, func(t *testing.T) {
-			b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), dispatcher.WithStoredEndpoint(name))
+			b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), withStoredEndpoint(name))
 			id := b.insert("charge_card")
 			b.expect(d, dispatcher.Summary{Dead: 1})
 			b.wantHistory(id, "attempt:dead:endpoint_missing")
@@ -255,9 +255,9 @@ func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
 // The database that does not tell where a call goes costs the intent nothing, sent or looked up.
 func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 	finds := 0
-	look := dispatcher.WithLookup(func(context.Context, *dispatcher.Call, charge) (dispatcher.Finding, error) {
+	look := withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 		finds++
-		return dispatcher.Found(dispatcher.Answer{}), nil
+		return dispatcher.Delivered(dispatcher.Response{}), nil
 	})
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.NonIdempotentWrite), storedByPart, look)
 	b.putEndpoint("to-1", "https://one.example")
@@ -291,7 +291,7 @@ func TestWhatIsNotSentToAStoppedEndpointTakesNothingOfTheRate(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Rate: 1, Burst: 1})
-	d.Handle("charge_card", storedPolicy(dispatcher.IdempotentWrite), b.post, storedByPart)
+	handle(d, "charge_card", storedPolicy(dispatcher.IdempotentWrite), b.post, storedByPart)
 	b.putEndpoint("to-1", b.vendor.URL)
 	b.putEndpoint("to-2", b.vendor.URL)
 	b.stopEndpoint("to-1")
@@ -305,10 +305,12 @@ func TestWhatIsNotSentToAStoppedEndpointTakesNothingOfTheRate(t *testing.T) {
 func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	d := dispatcher.New(nil, nil)
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", policyOf(dispatcher.IdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, nil }, storedByPart)
-	d.Handle("notify", storedPolicy(dispatcher.IdempotentWrite), nil, dispatcher.WithStoredEndpoint(nil))
+	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{}), nil
+	}, storedByPart)
+	handle(d, "notify", storedPolicy(dispatcher.IdempotentWrite), nil, withStoredEndpoint(nil))
 	err := d.Check()
-	for _, want := range []string{"charge_card: Deadline is missing", "notify: WithStoredEndpoint has no function"} {
+	for _, want := range []string{"charge_card: Deadline is missing", "notify: StoredEndpoint needs Endpoint"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -13,8 +14,10 @@ import (
 func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Helper()
 	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
-	d.Handle("charge_card", Policy{Class: IdempotentWrite, KeyWindow: Forever},
-		func(context.Context, *Call) (Answer, error) { return Answer{}, nil })
+	Handle(d, outbox.NewAction[[]byte]("charge_card"), Delivery[[]byte]{
+		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
+		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
+	})
 	n, err := d.newNode(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -68,12 +71,12 @@ func missingFor(t *testing.T, on *samekeytest.DB, s *sweeper, worker int32, d ti
 
 // A connection drops and is back before the second look: the worker keeps what it holds, and its call counts.
 func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
-	on, n, settler := settling(t)
+	on, n, _ := settling(t)
 	withPolicy(n)
 	calls := 0
-	n.destinations.list[0].actions[0].handle = func(context.Context, *Call) (Answer, error) {
+	n.destinations.list[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		calls++
-		return Answer{Code: "200"}, nil
+		return Delivered(Response{Code: "200"}), nil
 	}
 	other, worker := sweeping(t, on), n.session.id()
 	c := claimOne(t, n)
@@ -86,9 +89,7 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 	if by, lines := holder(t, on); by != worker || lines != 0 || len(other.gone) != 0 {
 		t.Fatalf("after its return %d holds it, with %d lines in the history, and %d are missing; want %d, 0, 0", by, lines, len(other.gone), worker)
 	}
-	n.open.Add(1)
-	n.work(c)
-	settle(t.Context(), settler, []result{<-n.results})
+	deliver(t, n, c)
 	if got := timeline(t, on); calls != 1 || got != "attempt:1:delivered" {
 		t.Errorf("%d calls, and the history is %q; want 1 and the first attempt alone", calls, got)
 	}

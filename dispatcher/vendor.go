@@ -25,7 +25,7 @@ type Vendor struct {
 	Replay Replay
 
 	// Mismatch is what the same key gets with another body. Zero: not known. An intent sends the same bytes at every
-	// attempt, so it matters for a handler in Go that makes its body itself, without [WithRender], and was changed between
+	// attempt, so it matters for a handler in Go that makes its body itself, without [Delivery].Render, and was changed between
 	// two attempts: where the vendor refuses, the intent comes to rest and a person sees why; where it ignores the body,
 	// the intent is delivered with the answer to what was asked first, which is not what the new handler asked for, and
 	// nobody is told.
@@ -200,17 +200,6 @@ func (k KeyRules) check() error {
 		return fmt.Errorf(".MaxLength: %w", err)
 	}
 	return nil
-}
-
-// ThroughProxy declares that an action's requests go through a proxy, a sidecar or a gateway, which can send late what it has
-// taken. Check then refuses Policy.ResendAbsent: a request that timed out could arrive after look-ups have found nothing and
-// the intent was sent again. Packages httpvendor and stripevendor add it where they are given a proxy; a sidecar
-// (Envoy, Istio, Linkerd, an egress gateway) they cannot see.
-func ThroughProxy() Option {
-	return func(a *action) error {
-		a.proxied = true
-		return nil
-	}
 }
 
 // remembers reports whether the same key with the same request has one effect at this vendor, inside its window.

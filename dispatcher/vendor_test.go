@@ -70,7 +70,9 @@ func FuzzProject(f *testing.F) {
 }
 
 func TestCheckNamesEverythingThatContradictsTheVendor(t *testing.T) {
-	nothing := func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) { return dispatcher.Answer{}, nil }
+	nothing := func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{}), nil
+	}
 	d := dispatcher.New(nil, nil)
 	d.Destination("keyless", dispatcher.Limits{})
 	d.Vendor("keyless", dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyNowhere}})
@@ -88,14 +90,14 @@ func TestCheckNamesEverythingThatContradictsTheVendor(t *testing.T) {
 		d.Destination(name, dispatcher.Limits{})
 		d.Vendor(name, vendor)
 	}
-	d.Handle("to_keyless", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "keyless", KeyWindow: time.Hour}, nothing)
-	d.Handle("too_long", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "short", KeyWindow: time.Hour}, nothing)
-	d.Handle("resends", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "short", ResendAbsent: true}, nothing)
-	d.Handle("resends_too", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Destination: "short", ResendAbsent: true, CompletionTime: time.Millisecond}, nothing)
-	d.Handle("odd", dispatcher.Policy{Class: dispatcher.Read, Destination: "odd"}, nothing)
+	handle(d, "to_keyless", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "keyless", KeyWindow: time.Hour}, nothing)
+	handle(d, "too_long", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "short", KeyWindow: time.Hour}, nothing)
+	handle(d, "resends", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "short", ResendAbsent: true}, nothing)
+	handle(d, "resends_too", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Destination: "short", ResendAbsent: true, CompletionTime: time.Millisecond}, nothing)
+	handle(d, "odd", dispatcher.Policy{Class: dispatcher.Read, Destination: "odd"}, nothing)
 	err := d.Check()
 	for _, want := range []string{
-		"to_keyless: Class idempotent_write contradicts", "too_long: KeyWindow 1h0m0s is longer", "resends: ResendAbsent needs a look-up",
+		"to_keyless: Class idempotent_write contradicts", "too_long: KeyWindow 1h0m0s is longer", "resends: ResendAbsent needs a lookup",
 		"resends_too: ResendAbsent has no meaning", "resends_too: CompletionTime",
 		`"odd": Vendor.Key.Name`, "Vendor.Key.Quoted", "Vendor.Window", "Vendor.Replay", "Vendor.Key.Alphabet",
 		`"compares": Vendor.Mismatch contradicts Key.Place`, `"by_mail": Vendor.Mismatch contradicts Key.Place`,
@@ -107,7 +109,7 @@ func TestCheckNamesEverythingThatContradictsTheVendor(t *testing.T) {
 	}
 
 	fits := dispatcher.New(nil, nil)
-	fits.Handle("pay", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "short"}, nothing) // before its vendor is known
+	handle(fits, "pay", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "short"}, nothing) // before its vendor is known
 	fits.Destination("short", dispatcher.Limits{})
 	fits.Vendor("short", dispatcher.Vendor{Key: inHeader, Window: 5 * time.Minute, Replay: dispatcher.ReplaySuccess, Mismatch: dispatcher.MismatchIgnored})
 	if err := fits.Check(); err != nil {

@@ -35,7 +35,7 @@ func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
-			d := b.handles(dispatcher.IdempotentWrite, nil, dispatcher.WithLookup(b.lookUp))
+			d := b.handles(dispatcher.IdempotentWrite, nil, withLookup(b.lookUp))
 			b.vendor.Next(c.fault)
 			id := b.insert("charge_card")
 			b.expect(d, retried)
@@ -82,7 +82,7 @@ func TestAnOutageLongerThanTheKeyWindowParksNothingThatWasNeverSent(t *testing.T
 	for range 5 {
 		b.insert("charge_card")
 	}
-	s.next = failing(dispatcher.Unsent(errors.New("connection refused")))
+	s.next = answering(dispatcher.Unsent(errors.New("connection refused")))
 	for range 5 {
 		b.expect(d, dispatcher.Summary{Retried: 5})
 		b.elapse(5 * time.Hour)
@@ -97,7 +97,7 @@ func TestTheKeyWindowCountsFromTheFirstSendAndNotFromTheLast(t *testing.T) {
 	s.next = failing(errors.New("reset"))
 	b.expect(d, retried)
 	b.elapse(12 * time.Hour)
-	s.next = failing(dispatcher.Unsent(nil)) // does not take back that the first may have been sent
+	s.next = answering(dispatcher.Unsent(nil)) // does not take back that the first may have been sent
 	b.expect(d, retried)
 	b.elapse(13 * time.Hour)
 	b.expect(d, dispatcher.Summary{Unknown: 1, Parked: 1})
@@ -129,7 +129,7 @@ func TestAKeyWindowThatIsCorrectedCountsForWhatWasSentBefore(t *testing.T) {
 			p.KeyWindow = 24 * time.Hour
 			d = b.dispatcher()
 			d.Destination("vendor", dispatcher.Limits{})
-			d.Handle("charge_card", p, s.handle)
+			handle(d, "charge_card", p, s.handle)
 			b.elapse(lastSend - time.Hour)
 			b.expect(d, retried)
 			b.elapse(time.Hour + time.Second)

@@ -47,11 +47,11 @@ func workerMain() {
 	p := policyOf(s.Class)
 	p.Timeout = s.Timeout
 	d.Destination("vendor", dispatcher.Limits{})
-	var options []dispatcher.Option
+	var options []option
 	if s.Apply {
-		options = append(options, dispatcher.WithApply(func(context.Context, pgx.Tx, charge, dispatcher.Outcome) error { select {} }))
+		options = append(options, withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error { select {} }))
 	}
-	d.Handle("charge_card", p, postTo(&http.Client{}, s.URL), options...)
+	handle(d, "charge_card", p, postTo(&http.Client{}, s.URL), options...)
 	fmt.Fprintln(os.Stderr, d.Run(ctx))
 }
 

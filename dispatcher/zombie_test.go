@@ -28,13 +28,13 @@ func newGate(hold int) *gate {
 	return &gate{hold: hold, began: make(chan string, 1000), open: make(chan struct{})}
 }
 
-func (g *gate) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (g *gate) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	n := int(g.calls.Add(1))
 	g.began <- call.DeliveryKey.String()
 	if n <= g.hold {
 		<-g.open
 	}
-	return dispatcher.Answer{Code: fmt.Sprint("call-", n)}, nil
+	return dispatcher.Delivered(dispatcher.Response{Code: fmt.Sprint("call-", n)}), nil
 }
 
 func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
@@ -47,11 +47,11 @@ func (g *gate) wantCalls(b *bundle, want int) {
 }
 
 // gated is a dispatcher whose charge_card goes through g.
-func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options ...dispatcher.Option) *dispatcher.Dispatcher {
+func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options ...option) *dispatcher.Dispatcher {
 	b.gates = append(b.gates, g)
 	d := b.dispatcherOn(pool, dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("charge_card", p, g.handle, options...)
+	handle(d, "charge_card", p, g.handle, options...)
 	return d
 }
 
@@ -82,7 +82,7 @@ func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
 			b := setup(t)
 			b.applied()
 			g := newGate(1)
-			d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite), dispatcher.WithApply(recordPayment))
+			d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite), withApply(recordPayment))
 			id := b.insert("charge_card")
 			b.start(d)
 			wait(b, "the call", g.began)

@@ -50,7 +50,10 @@ func TestACrashOfTheServerTakesBackNoClaim(t *testing.T) {
 	v := &crashing{dsn: server.DSN, calls: map[uuid.UUID]int{}}
 	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler), SweepInterval: 50 * time.Millisecond})
 	d.Destination("vendor", dispatcher.Limits{})
-	d.Handle("pay_out", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "vendor", Timeout: time.Minute}, v.handle)
+	dispatcher.Handle(d, outbox.NewAction[[]byte]("pay_out"), dispatcher.Delivery[[]byte]{
+		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "vendor", Timeout: time.Minute},
+		Send:   v.send,
+	})
 	running, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- d.Run(running) }()
@@ -108,7 +111,7 @@ func (v *crashing) made(id uuid.UUID) int {
 	return v.calls[id]
 }
 
-func (v *crashing) handle(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+func (v *crashing) send(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	v.mu.Lock()
 	v.calls[call.ID]++
 	first := v.calls[call.ID] == 1
@@ -116,7 +119,7 @@ func (v *crashing) handle(ctx context.Context, call *dispatcher.Call) (dispatche
 	if first {
 		v.crash(ctx)
 	}
-	return dispatcher.Answer{Code: "200"}, nil
+	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 }
 
 // crash kills one of the server's processes, upon which it throws away its memory, what it has not written to its log

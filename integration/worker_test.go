@@ -19,6 +19,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpclient"
+	"github.com/samekey/samekey/outbox"
 )
 
 // workerConfig is what a worker process is told. Zero means the default.
@@ -94,28 +95,28 @@ func (w *worker) register(d *dispatcher.Dispatcher) {
 	if policy.Class == dispatcher.IdempotentWrite {
 		policy.KeyWindow = 24 * time.Hour
 	}
-	var options []dispatcher.Option
+	delivery := dispatcher.Delivery[[]byte]{Policy: policy, Send: w.charge}
 	if w.Lookup {
-		options = append(options, dispatcher.WithLookup(w.lookUp))
+		delivery.Lookup = w.lookUp
 	}
 	if w.Apply {
-		options = append(options, dispatcher.WithApply(w.apply))
+		delivery.Apply = w.apply
 	}
 	d.Destination("payments", dispatcher.Limits{Concurrency: w.Concurrency})
 	for _, action := range actions {
-		d.Handle(action, policy, w.charge, options...)
+		dispatcher.Handle(d, outbox.NewAction[[]byte](action), delivery)
 	}
 }
 
 // charge calls the vendor, and stands where it was told to.
-func (w *worker) charge(ctx context.Context, c *dispatcher.Call) (dispatcher.Answer, error) {
+func (w *worker) charge(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	w.at(beforeCall)
 	if w.Deaf {
 		ctx = context.WithoutCancel(ctx)
 	}
-	answer, err := w.send(ctx, c)
+	outcome, err := w.send(ctx, c)
 	w.at(afterAnswer)
-	return answer, err
+	return outcome, err
 }
 
 func (w *worker) at(point string) {
@@ -124,50 +125,50 @@ func (w *worker) at(point string) {
 	}
 }
 
-func (w *worker) send(ctx context.Context, c *dispatcher.Call) (dispatcher.Answer, error) {
+func (w *worker) send(ctx context.Context, c *dispatcher.Call) (dispatcher.Outcome, error) {
 	r, err := post(ctx, w.Vendor+"/"+c.Action, c.Payload)
 	if err != nil {
-		return dispatcher.Answer{}, dispatcher.Unsent(err)
+		return dispatcher.Unsent(err), nil
 	}
 	r.Header.Set("Idempotency-Key", c.DeliveryKey.String())
 	r.Header.Set("Samekey-Attempt", strconv.Itoa(c.Attempt))
-	status, answer, err := fetch(r)
+	status, response, err := fetch(r)
 	switch {
 	case err != nil:
-		return answer, err
+		return dispatcher.Unknown(response), err
 	case status >= 200 && status < 300:
-		return answer, nil
+		return dispatcher.Delivered(response), nil
 	case status == http.StatusPaymentRequired:
-		return answer, dispatcher.Refused(answer)
+		return dispatcher.Refused(response), nil
 	case status == http.StatusConflict || status == http.StatusTooManyRequests:
-		return answer, dispatcher.RetryAfter(0, fmt.Errorf("vendor: %s", answer.Code))
+		return dispatcher.Retry(response), nil
 	case status >= 400 && status < 500:
-		return answer, dispatcher.Dead(answer, fmt.Errorf("vendor: %s", answer.Code))
+		return dispatcher.Dead(response), nil
 	}
-	return answer, dispatcher.Unknown(answer, fmt.Errorf("vendor: %s", answer.Code))
+	return dispatcher.Unknown(response), nil
 }
 
-func (w *worker) lookUp(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+func (w *worker) lookUp(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, w.Vendor+"/lookup?key="+url.QueryEscape(c.DeliveryKey.String()), nil)
 	if err != nil {
-		return dispatcher.Finding{}, err
+		return dispatcher.Outcome{}, err
 	}
-	status, answer, err := fetch(r)
+	status, response, err := fetch(r)
 	switch {
 	case err != nil:
-		return dispatcher.Finding{}, err
+		return dispatcher.Outcome{}, err
 	case status == http.StatusOK:
-		return dispatcher.Found(answer), nil
+		return dispatcher.Delivered(response), nil
 	case status == http.StatusNotFound:
-		return dispatcher.Absent(answer), nil
+		return dispatcher.Absent(response), nil
 	}
-	return dispatcher.Finding{}, fmt.Errorf("vendor: %s", answer.Code)
+	return dispatcher.Unknown(response), fmt.Errorf("vendor: %s", response.Code)
 }
 
 // apply keeps what the vendor answered among the application's rows. The table
 // has no unique constraint: what is applied twice is there twice.
-func (w *worker) apply(ctx context.Context, tx pgx.Tx, _ []byte, outcome dispatcher.Outcome) error {
-	_, err := tx.Exec(ctx, `insert into receipts (intent, code) values ($1, $2)`, outcome.ID, outcome.Answer.Code)
+func (w *worker) apply(ctx context.Context, tx pgx.Tx, _ []byte, settled dispatcher.Settled) error {
+	_, err := tx.Exec(ctx, `insert into receipts (intent, code) values ($1, $2)`, settled.ID, settled.Response.Code)
 	if err == nil {
 		w.at(inApply)
 	}
@@ -193,13 +194,13 @@ var vendors = func() *http.Client {
 	return client
 }()
 
-func fetch(r *http.Request) (status int, answer dispatcher.Answer, err error) {
+func fetch(r *http.Request) (status int, response dispatcher.Response, err error) {
 	got, err := vendors.Do(r)
 	if err != nil {
-		return 0, answer, err
+		return 0, response, err
 	}
 	defer got.Body.Close()
 	body, err := io.ReadAll(got.Body)
-	answer = dispatcher.Answer{Code: strconv.Itoa(got.StatusCode), ContentType: got.Header.Get("Content-Type"), Body: body}
-	return got.StatusCode, answer, err
+	response = dispatcher.Response{Code: strconv.Itoa(got.StatusCode), ContentType: got.Header.Get("Content-Type"), Body: body}
+	return got.StatusCode, response, err
 }

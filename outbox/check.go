@@ -15,6 +15,7 @@ import (
 
 	"github.com/samekey/samekey/internal/jsonvalue"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/names"
 )
 
 // The rules here are those of samekey.enqueue, to the byte: a table of intents
@@ -32,18 +33,14 @@ const (
 )
 
 var (
-	actionName = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
-	headerName = regexp.MustCompile("^" + token + "$")
-	mediaType  = regexp.MustCompile("^" + token + "/" + token + `([ \t]*;[ \t]*` + token + "=(" + token + `|"([ !#-\[\]-~]|\\[ -~])*"))*$`)
-	jsonType   = regexp.MustCompile(`(?i)^(application/json|[^;]+\+json)[ \t]*(;|$)`)
+	mediaType = regexp.MustCompile("^" + names.TokenPattern + "/" + names.TokenPattern + `([ \t]*;[ \t]*` + names.TokenPattern + "=(" + names.TokenPattern + `|"([ !#-\[\]-~]|\\[ -~])*"))*$`)
+	jsonType  = regexp.MustCompile(`(?i)^(application/json|[^;]+\+json)[ \t]*(;|$)`)
 
 	// What is not printable text: control characters, line separators, and what
 	// changes or hides other text without being seen. A list and not Unicode's
 	// classes, which differ between the releases of Go and of Postgres.
 	unprintable = regexp.MustCompile(`[\x00-\x1f\x7f-\x{9f}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}\x{feff}]`)
 )
-
-const token = "[A-Za-z0-9!#$%&'*+.^_`|~-]+" // of RFC 9110
 
 // The headers that the worker sets, or that name one connection.
 var workersHeaders = []string{"idempotency-key", "x-idempotency-key", "host", "content-length", "content-type",
@@ -56,8 +53,8 @@ var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "
 // without a key. Its error names the field and what to do, and holds nothing
 // of what was in it.
 func (in Intent) checked() (keyed.Intent, error) {
-	if !actionName.MatchString(in.Action) {
-		return keyed.Intent{}, invalid("Action", errors.New(`Action must match `+actionName.String()+`, such as "charge_card"`))
+	if err := checkAction(in.Action); err != nil {
+		return keyed.Intent{}, invalid("Action", err)
 	}
 	payload, contentType, err := encodePayload(in.Payload, in.ContentType)
 	if err != nil {
@@ -85,6 +82,13 @@ func (in Intent) checked() (keyed.Intent, error) {
 		OrderingKey: orNil(in.OrderingKey), DueAt: orNil(in.DueAt), Deadline: orNil(in.Deadline), TraceContext: orNil(in.TraceContext),
 		RequestedBy: orNil(in.RequestedBy),
 	}, nil
+}
+
+func checkAction(name string) error {
+	if err := names.CheckAction(name); err != nil {
+		return fmt.Errorf("Action %w", err)
+	}
+	return nil
 }
 
 func encodePayload(value any, contentType string) (payload []byte, _ string, err error) {
@@ -133,7 +137,7 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		value, lower := headers[name], strings.ToLower(name)
 		switch {
-		case !headerName.MatchString(name):
+		case !names.IsToken(name):
 			return nil, errors.New("Headers has a name that is not an HTTP token: use letters, digits and -")
 		case slices.Contains(workersHeaders, lower):
 			return nil, fmt.Errorf("Headers has %q, which the worker sets: leave it out", name)

@@ -31,10 +31,10 @@ func valid(t testing.TB) outbox.Intent {
 func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T) {
 	// The text "s3cret" is in every value: it must be in no error.
 	for want, change := range map[string]func(*outbox.Intent){
-		"Action must match":                            func(in *outbox.Intent) { in.Action = "" },
-		"Action must match ":                           func(in *outbox.Intent) { in.Action = "Charge" },
-		"Action must match  ":                          func(in *outbox.Intent) { in.Action = "a\n" },
-		"Action must match   ":                         func(in *outbox.Intent) { in.Action = strings.Repeat("a", 64) },
+		"Action must be":                               func(in *outbox.Intent) { in.Action = "" },
+		"Action must be ":                              func(in *outbox.Intent) { in.Action = "Charge" },
+		"Action must be  ":                             func(in *outbox.Intent) { in.Action = "a\n" },
+		"Action must be   ":                            func(in *outbox.Intent) { in.Action = strings.Repeat("a", 64) },
 		"Part is 256 bytes long":                       func(in *outbox.Intent) { in.Part = strings.Repeat("p", 256) },
 		"Part must be printable":                       func(in *outbox.Intent) { in.Part = "s3cret\x00" },
 		"Part must be printable ":                      func(in *outbox.Intent) { in.Part = "s3cret\xff" },

@@ -9,7 +9,11 @@
 //
 // # Insert
 //
-// In processed.Run an intent takes the request's key and costs no round trip:
+// Declare each action once, with the type of its payload, for the writer and
+// the worker. In processed.Run an intent takes the request's key and costs no
+// round trip:
+//
+//	var ChargeCard = outbox.NewAction[Charge]("charge_card")
 //
 //	res, err := processed.Run(ctx, pool, processed.Request{Key: key, Payload: body},
 //		func(ctx context.Context, tx pgx.Tx) (Order, error) {
@@ -17,9 +21,7 @@
 //			if err != nil {
 //				return Order{}, err
 //			}
-//			_, err = outbox.Insert(ctx, tx, outbox.Intent{
-//				Action: "charge_card", Payload: Charge{OrderID: order.ID, Amount: order.Amount},
-//			})
+//			_, err = ChargeCard.Insert(ctx, tx, Charge{OrderID: order.ID, Amount: order.Amount})
 //			return order, err
 //		})
 //

@@ -13,6 +13,7 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -20,6 +21,73 @@ import (
 func exampleDB() (*pgxpool.Pool, func()) {
 	t, done := exampletb.New()
 	return samekeytest.NewDB(t).Pool, done
+}
+
+// Declare each action once, in a package that the writer and the worker import.
+var ChargeCard = outbox.NewAction[Charge]("charge_card")
+
+type Charge struct {
+	Order  string `json:"order"`
+	Amount int64  `json:"amount"`
+}
+
+// An order and the charge for it commit together. A request that is repeated gets the first answer and writes nothing.
+func ExampleAction_Insert() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	createOrder := func(key samekey.Key, body []byte) (string, error) {
+		res, err := processed.Run(ctx, pool, processed.Request{Key: key, Payload: body},
+			func(ctx context.Context, tx pgx.Tx) (string, error) {
+				// ... insert the order's own rows ...
+				_, err := ChargeCard.Insert(ctx, tx, Charge{Order: "order-1", Amount: 500})
+				return "order-1", err
+			})
+		return res.Value, err
+	}
+	key, err := samekey.NewKey("0198f3a2", "acme", "orders.create") // from the request's Idempotency-Key
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		fmt.Println(createOrder(key, []byte(`{"item":"book"}`)))
+	}
+	page, err := outbox.List(ctx, pool, outbox.Filter{Action: ChargeCard.Name()})
+	fmt.Println("intents:", len(page.Entries), err)
+	// Output:
+	// order-1 <nil>
+	// order-1 <nil>
+	// intents: 1 <nil>
+}
+
+// Intent is for what Insert has no argument for: here a key, because the transaction is not processed.Run's, and a part
+// per charge, because one operation makes two.
+func ExampleAction_Intent() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	key, err := samekey.NewKey("order-1", "acme", "orders.create")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var intents []outbox.Intent
+	for part, amount := range map[string]int64{"goods": 500, "shipping": 20} {
+		in := ChargeCard.Intent(Charge{Order: "order-1", Amount: amount})
+		in.Key, in.Part = key, part
+		intents = append(intents, in)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		ids, err := outbox.InsertMany(ctx, tx, intents)
+		fmt.Println(len(ids), "intents")
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	outbox.Flush(pool, ChargeCard.Name()) // after the commit
+	// Output: 2 intents
 }
 
 func ExampleInsert() {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/internal/wake"
 )
 
@@ -29,17 +29,15 @@ type Target struct {
 	Action      string // empty: all actions of the destination
 }
 
-var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
-
 // check holds the names to what the table takes.
 func (t Target) check() error {
-	if !destinationName.MatchString(t.Destination) {
-		return errors.New("Destination must be 1 to 56 lowercase letters, digits, _ and -, and begin with a letter or a digit")
+	if err := names.CheckDestination(t.Destination); err != nil {
+		return fmt.Errorf("Destination %w", err)
 	}
-	if t.Action != "" && !actionName.MatchString(t.Action) {
-		return errors.New("Action must be empty, or 1 to 63 of a-z, 0-9, _ . - and begin with a letter")
+	if t.Action == "" {
+		return nil
 	}
-	return nil
+	return checkAction(t.Action)
 }
 
 // Pause stops the calls to a destination, or of one of its actions, on every

@@ -12,11 +12,8 @@ import (
 // encodeValue encodes a Go value as JSON, once: what is stored is what every
 // attempt sends. Its errors name types only: an encoder's may quote the value.
 func encodeValue(value any) ([]byte, error) {
-	switch {
-	case jsonvalue.Opaque(value):
-		return nil, fmt.Errorf("Payload is a %T: read it and give its bytes", value)
-	case jsonvalue.Text(value):
-		return nil, fmt.Errorf("Payload is a %T, which JSON would put in quotation marks: give []byte(..) for the text itself, or a struct with the string in it", value)
+	if err := checkType(value); err != nil {
+		return nil, err
 	}
 	encoded, err := encodeJSON(value)
 	switch {
@@ -40,4 +37,15 @@ func encodeJSON(value any) ([]byte, error) {
 		return nil, err
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// checkType returns an error if no value of this type can be a payload.
+func checkType(value any) error {
+	switch {
+	case jsonvalue.Opaque(value):
+		return fmt.Errorf("Payload is a %T: read it and give its bytes", value)
+	case jsonvalue.Text(value):
+		return fmt.Errorf("Payload is a %T, which JSON would put in quotation marks: give []byte(..) for the text itself, or a struct with the string in it", value)
+	}
+	return nil
 }

@@ -2,7 +2,7 @@
 //
 //	func main() {
 //		daemon.Main(func(d *dispatcher.Dispatcher) error {
-//			dispatcher.Handle(d, "charge_card", policy, charge)
+//			dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{Policy: policy, Send: charge})
 //			return nil
 //		})
 //	}

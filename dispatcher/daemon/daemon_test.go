@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -46,8 +47,11 @@ func options(env map[string]string) (Options, *output) {
 		Stderr:    out,
 		LookupEnv: func(name string) (string, bool) { value, ok := env[name]; return value, ok },
 		Register: func(d *dispatcher.Dispatcher) error {
-			d.Handle("look", dispatcher.Policy{Class: dispatcher.Read}, func(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-				return dispatcher.Answer{}, nil
+			dispatcher.Handle(d, outbox.NewAction[[]byte]("look"), dispatcher.Delivery[[]byte]{
+				Policy: dispatcher.Policy{Class: dispatcher.Read},
+				Send: func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
+					return dispatcher.Delivered(dispatcher.Response{}), nil
+				},
 			})
 			return nil
 		},

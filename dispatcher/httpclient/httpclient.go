@@ -2,18 +2,21 @@
 //
 //	client, err := httpclient.New(nil) // once
 //	..
-//	dispatcher.Handle(d, "charge_card", policy, func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Answer, error) {
-//		request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(call.Payload))
-//		if err != nil {
-//			return dispatcher.Answer{}, dispatcher.Unsent(err)
-//		}
-//		request.Header.Set("Idempotency-Key", call.CarriedKey)
-//		response, err := client.Do(request)
-//		if err != nil {
-//			return dispatcher.Answer{}, err // it says whether something was sent
-//		}
-//		defer response.Body.Close()
-//		..
+//	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
+//		Policy: policy,
+//		Send: func(ctx context.Context, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
+//			request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(call.Payload))
+//			if err != nil {
+//				return dispatcher.Unsent(err), nil
+//			}
+//			request.Header.Set("Idempotency-Key", call.CarriedKey)
+//			response, err := client.Do(request)
+//			if err != nil {
+//				return dispatcher.Outcome{}, err // it says whether something was sent
+//			}
+//			defer response.Body.Close()
+//			..
+//		},
 //	})
 //
 // # What it guarantees
@@ -27,8 +30,8 @@
 //   - An attempt of a write is one request on the wire. net/http does not repeat it. A redirect is the answer, and is not
 //     followed. A second request of the attempt is refused once the first may have been sent. A lookup, and the handler of a
 //     [dispatcher.Read], may make several.
-//   - The error says whether something was sent. If provably nothing was, by any request of the attempt, it is
-//     [dispatcher.Unsent]: return it as it is, or wrapped. With any other error the vendor may have acted.
+//   - The error says whether something was sent. If provably nothing was, by any request of the attempt, it is a
+//     [dispatcher.ErrUnsent]: return it as it is, or wrapped. With any other error the vendor may have acted.
 //
 // # Limits
 //
@@ -92,7 +95,7 @@ func (g *guarded) CloseIdleConnections() { g.base.CloseIdleConnections() }
 var (
 	errNoAttempt = errors.New("httpclient: the request has no attempt: make it with the context that the handler was given")
 	errRedirect  = errors.New("httpclient: a redirect is not followed: it would carry the key and the payload to another place")
-	errProxied   = errors.New("httpclient: the request would go by a proxy, which can send it late, and the policy says ResendAbsent: call the vendor directly, or leave ResendAbsent out")
+	errProxied   = fmt.Errorf("httpclient: %w, and the policy sets ResendAbsent: call the vendor directly, or leave ResendAbsent out", wire.ErrProxied)
 )
 
 // RoundTrip implements http.RoundTripper.
@@ -134,17 +137,17 @@ func (g *guarded) open(attempt *wire.Attempt, r *http.Request) (*wire.Wire, erro
 	}
 	if proxy, err := g.base.Proxy(r); proxy != nil || err != nil { // the attempt has sent nothing: Direct comes with Once
 		attempt.Failed(w)
-		return nil, dispatcher.Dead(dispatcher.Answer{Code: "proxy"}, errProxied)
+		return nil, errProxied
 	}
 	return w, nil
 }
 
-// unsent makes the error of a request of which nothing was sent one that says so, unless another request may have been sent.
+// unsent marks the error of a request of which nothing was sent, unless another request of the attempt may have been sent.
 func unsent(attempt *wire.Attempt, err error) error {
 	if attempt.Sent() {
 		return err
 	}
-	return dispatcher.Unsent(fmt.Errorf("httpclient: nothing was sent: %w", err))
+	return fmt.Errorf("httpclient: %w: %w", dispatcher.ErrUnsent, err)
 }
 
 // body ends its request when it is closed.

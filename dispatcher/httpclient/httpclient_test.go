@@ -220,6 +220,10 @@ func TestATransportThatHidesTheSocketIsRefused(t *testing.T) {
 	}
 }
 
+type handler = func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error)
+
+var chargeCard = outbox.NewAction[[]byte]("charge_card")
+
 // What the dispatcher makes of the client's errors, for a write that may not be repeated.
 func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 	db := samekeytest.NewDB(t)
@@ -237,17 +241,16 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 	proxy, _ := url.Parse(server.URL)
 	direct, proxied := newClient(t, nil), newClient(t, &http.Transport{Proxy: http.ProxyURL(proxy)})
 	down := closedPort(t)
-	one := func(client *http.Client, url string) dispatcher.Handler {
-		return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
-			_, err := send(ctx, client, http.MethodPost, url, call.Payload)
-			if err != nil {
-				err = fmt.Errorf("charge: %w", err)
+	one := func(client *http.Client, url string) handler {
+		return func(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			if _, err := send(ctx, client, http.MethodPost, url, call.Payload); err != nil {
+				return dispatcher.Outcome{}, fmt.Errorf("charge: %w", err)
 			}
-			return dispatcher.Answer{}, err
+			return dispatcher.Delivered(dispatcher.Response{}), nil
 		}
 	}
 	for name, tc := range map[string]struct {
-		handle   dispatcher.Handler
+		send     handler
 		resend   bool
 		want     string
 		requests int32
@@ -260,9 +263,9 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 		"reset":          {one(direct, server.URL+"/reset"), false, "unknown attempt:unknown:unknown", 1},
 		"a proxy, where an absent one is sent again":  {one(proxied, "http://vendor.example"), true, "dead attempt:dead:proxy", 0},
 		"no proxy, where an absent one is sent again": {one(direct, server.URL), true, "delivered attempt:delivered:", 1},
-		"sent, then not": {func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+		"sent, then not": {func(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 			_, _ = send(ctx, direct, http.MethodPost, server.URL, nil)
-			return one(direct, down)(ctx, call)
+			return one(direct, down)(ctx, call, nil)
 		}, false, "unknown attempt:unknown:unknown", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -270,15 +273,19 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 			d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
 			policy := dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Timeout: 500 * time.Millisecond, ResendAbsent: tc.resend,
 				Backoff: time.Hour, MaxBackoff: time.Hour, SettlingDelay: time.Hour}
-			d.Handle("charge_card", policy, tc.handle, dispatcher.WithLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
-				return dispatcher.Finding{}, nil
-			}))
+			dispatcher.Handle(d, chargeCard, dispatcher.Delivery[[]byte]{
+				Policy: policy,
+				Send:   tc.send,
+				Lookup: func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
+					return dispatcher.Unknown(dispatcher.Response{}), nil
+				},
+			})
 			key, err := samekey.NewKey(t.Name(), "test", "charge")
 			if err != nil {
 				t.Fatal(err)
 			}
 			var id uuid.UUID
-			intent := outbox.Intent{Key: key, Action: "charge_card", Payload: []byte("{}")}
+			intent := outbox.Intent{Key: key, Action: chargeCard.Name(), Payload: []byte("{}")}
 			if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 				id, err = outbox.Insert(t.Context(), tx, intent)
 				return err
@@ -312,21 +319,23 @@ func TestAfterAHandlersReturnNothingIsSent(t *testing.T) {
 	var kept []context.Context
 	keep := func(ctx context.Context) { kept = append(kept, context.WithoutCancel(ctx)) }
 	d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	d.Handle("charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, SettlingDelay: -1},
-		func(ctx context.Context, _ *dispatcher.Call) (dispatcher.Answer, error) {
+	dispatcher.Handle(d, chargeCard, dispatcher.Delivery[[]byte]{
+		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, SettlingDelay: -1},
+		Send: func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 			keep(ctx)
-			return dispatcher.Answer{}, errors.New("lost")
+			return dispatcher.Outcome{}, errors.New("lost")
 		},
-		dispatcher.WithLookup(func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+		Lookup: func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 			keep(ctx)
-			return dispatcher.Found(dispatcher.Answer{}), nil
-		}))
+			return dispatcher.Delivered(dispatcher.Response{}), nil
+		},
+	})
 	key, err := samekey.NewKey(t.Name(), "test", "charge")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-		_, err := outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: "charge_card", Payload: []byte("{}")})
+		_, err := outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: chargeCard.Name(), Payload: []byte("{}")})
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/outbox"
 )
 
 // An order is pending until the payment vendor has answered.
@@ -33,14 +35,21 @@ type Order struct {
 	State    string    `json:"state"`
 }
 
-// Charge is the payload of a charge_card intent, and the body of the call.
+// The effects of an order. The service inserts them, and the worker delivers
+// them.
+var (
+	ChargeCard  = outbox.NewAction[Charge]("charge_card")
+	SendReceipt = outbox.NewAction[Receipt]("send_receipt")
+)
+
+// Charge is the payload of a ChargeCard intent, and the body of the call.
 type Charge struct {
 	OrderID uuid.UUID `json:"order_id"`
 	Amount  int64     `json:"amount"`
 	Card    Card      `json:"card"`
 }
 
-// Receipt is the payload of a send_receipt intent.
+// Receipt is the payload of a SendReceipt intent.
 type Receipt struct {
 	OrderID uuid.UUID `json:"order_id"`
 	Amount  int64     `json:"amount"`

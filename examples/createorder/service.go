@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
@@ -70,9 +69,7 @@ func create(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err == nil {
-		_, err = outbox.Insert(ctx, tx, outbox.Intent{
-			Action: "charge_card", Payload: Charge{OrderID: order.ID, Amount: order.Amount, Card: req.Card},
-		})
+		_, err = ChargeCard.Insert(ctx, tx, Charge{OrderID: order.ID, Amount: order.Amount, Card: req.Card})
 	}
 	if err != nil {
 		httpkey.Abort(ctx, err)

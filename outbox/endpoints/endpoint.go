@@ -5,12 +5,12 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/internal/webhook"
 )
 
@@ -75,8 +75,6 @@ const (
 	maxSecret  = 4096 // all together
 )
 
-var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
-
 // check returns every mistake at once. It quotes neither URL nor secrets.
 func (e Endpoint) check() error {
 	errs := []error{checkName(e.Destination, e.Name), checkURL(e.URL)}
@@ -95,8 +93,8 @@ func (e Endpoint) check() error {
 
 func checkName(destination, name string) error {
 	var errs []error
-	if !destinationName.MatchString(destination) {
-		errs = append(errs, errors.New("Destination must be 1 to 56 lowercase letters, digits, _ and -, as the worker's file has it"))
+	if err := names.CheckDestination(destination); err != nil {
+		errs = append(errs, fmt.Errorf("Destination %w", err))
 	}
 	if name == "" || len(name) > maxName || !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
 		errs = append(errs, fmt.Errorf("Name must be text of 1 to %d bytes in valid UTF-8, without NUL", maxName))

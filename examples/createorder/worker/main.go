@@ -9,7 +9,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"net/netip"
 	"os"
@@ -49,60 +48,58 @@ func (s settings) register(d *dispatcher.Dispatcher) error {
 		Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour,
 		Timeout: s.timeout, Backoff: 100 * time.Millisecond,
 	}
-	charge := httpvendor.Action{
-		Name: "charge_card", Request: "POST /v1/charges", Policy: policy,
+	payments, err := s.vendor(d, "payments", s.payments)
+	if err != nil {
+		return err
+	}
+	mail, err := s.vendor(d, "mail", s.mail)
+	if err != nil {
+		return err
+	}
+	// The payload's bytes are the body. The delivery key is in the header
+	// Idempotency-Key, the same at every attempt.
+	charge := httpvendor.Delivery[createorder.Charge](payments, httpvendor.Action{
+		Request: "POST /v1/charges", Policy: policy,
 		Refused: httpvendor.Statuses{{402, 402}}, // a declined card
-		Wait:    httpvendor.Statuses{{409, 409}}, // a call with this key is still running
-	}
-	receipt := httpvendor.Action{
-		Name: "send_receipt", Request: "POST /v1/messages", Policy: policy,
-		Wait: httpvendor.Statuses{{409, 409}},
-	}
-	return errors.Join(
-		s.deliver(d, "payments", s.payments, charge, dispatcher.WithApply(finishOrder)),
-		s.deliver(d, "mail", s.mail, receipt),
-	)
+		Retry:   httpvendor.Statuses{{409, 409}}, // a call with this key is still running
+	})
+	charge.Apply = finishOrder
+	receipt := httpvendor.Delivery[createorder.Receipt](mail, httpvendor.Action{
+		Request: "POST /v1/messages", Policy: policy,
+		Retry: httpvendor.Statuses{{409, 409}},
+	})
+	dispatcher.Handle(d, createorder.ChargeCard, sabotaged(charge))
+	dispatcher.Handle(d, createorder.SendReceipt, sabotaged(receipt))
+	return nil
 }
 
-// deliver sends the intents of an action to a vendor: the payload's bytes are
-// the body, the delivery key is in Idempotency-Key, the same at every attempt.
-func (s settings) deliver(d *dispatcher.Dispatcher, destination, url string, action httpvendor.Action, options ...dispatcher.Option) error {
-	limits := dispatcher.Limits{Concurrency: s.concurrency}
-	vendor, err := httpvendor.New(httpvendor.Destination{
-		Name: destination, URL: url, Limits: limits,
+// vendor declares a destination, and returns its client.
+func (s settings) vendor(d *dispatcher.Dispatcher, destination, url string) (*httpvendor.Client, error) {
+	client, err := httpvendor.New(httpvendor.Destination{
+		Name: destination, URL: url, Limits: dispatcher.Limits{Concurrency: s.concurrency},
 		AllowPrivate: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, // the demo's vendors are on this machine
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	action.Options = options
-	send, options, err := vendor.Handler(action)
-	if err != nil {
-		return err
-	}
-	action.Policy.Destination = destination
-	d.Destination(destination, limits)
-	d.Vendor(destination, vendor.Vendor())
-	d.Handle(action.Name, action.Policy, sabotaged(send), options...)
-	return nil
+	client.Register(d)
+	return client, nil
 }
 
 // finishOrder runs in the transaction that finishes a charge, once: the order's
 // state and the receipt that follows from a payment are committed together with
 // the vendor's answer.
-func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, outcome dispatcher.Outcome) error {
+func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, settled dispatcher.Settled) error {
 	state := createorder.Paid
-	if outcome.Refused {
+	if settled.Status == outbox.StatusRefused {
 		state = createorder.PaymentFailed
 	}
 	var email string
 	err := tx.QueryRow(ctx, `update shop.orders set state = $2 where id = $1 returning email`, c.OrderID, state).Scan(&email)
-	if err != nil || outcome.Refused {
+	if err != nil || settled.Status == outbox.StatusRefused {
 		return err
 	}
-	_, err = outbox.Insert(ctx, tx, outbox.Intent{
-		Action: "send_receipt", Payload: createorder.Receipt{OrderID: c.OrderID, Amount: c.Amount, To: email},
-	})
+	_, err = createorder.SendReceipt.Insert(ctx, tx, createorder.Receipt{OrderID: c.OrderID, Amount: c.Amount, To: email})
 	return err
 }
 
@@ -110,13 +107,15 @@ func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, outcome d
 // "key". Then each attempt carries a key of its own, as from a client that makes
 // a new one whenever it tries again, and every answer that is lost on its way
 // becomes a second charge. That is what the delivery key is for.
-func sabotaged(send dispatcher.Handler) dispatcher.Handler {
+func sabotaged[T any](delivery dispatcher.Delivery[T]) dispatcher.Delivery[T] {
 	if os.Getenv("CREATEORDER_BREAK") != "key" {
-		return send
+		return delivery
 	}
-	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Answer, error) {
+	send := delivery.Send
+	delivery.Send = func(ctx context.Context, call *dispatcher.Call, payload T) (dispatcher.Outcome, error) {
 		fresh := *call
 		fresh.CarriedKey = uuid.NewString()
-		return send(ctx, &fresh)
+		return send(ctx, &fresh, payload)
 	}
+	return delivery
 }

@@ -1,0 +1,178 @@
+package dispatcher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
+)
+
+// What a function must not return counts as unknown, and the log says that it is a mistake.
+const wrongOutcome = "level=ERROR msg=\"dispatcher: an action's function returned a wrong outcome"
+
+func TestZeroOutcomeIsUnknown(t *testing.T) {
+	for class, want := range map[dispatcher.Class]string{
+		dispatcher.Read:               "attempt:retry:no_outcome",
+		dispatcher.IdempotentWrite:    "attempt:retry:no_outcome",
+		dispatcher.NonIdempotentWrite: "attempt:unknown:no_outcome",
+		dispatcher.IrreversibleWrite:  "attempt:unknown:no_outcome",
+	} {
+		t.Run(class.String(), func(t *testing.T) {
+			var applied bool
+			b, d, s := scriptedSetup(t, policyOf(class), withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error {
+				applied = true
+				return nil
+			}))
+			s.next = answering(dispatcher.Outcome{})
+			id := b.insert("charge_card")
+			if class == dispatcher.IrreversibleWrite {
+				b.expect(d, awaiting)
+				b.approve(id)
+				want = "attempt:awaiting_approval:approval approved " + want
+			}
+			if sum := b.drain(d); sum.Delivered != 0 || applied {
+				t.Errorf("a forgotten outcome counts as delivered: %+v", sum)
+			}
+			b.wantHistory(id, want)
+			if !strings.Contains(b.logs.String(), wrongOutcome) {
+				t.Error("the mistake is not logged")
+			}
+		})
+	}
+}
+
+func TestErrorWinsOverTheOutcome(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
+	s.next = func(*dispatcher.Call) (dispatcher.Outcome, error) {
+		return dispatcher.Delivered(dispatcher.Response{Code: "200", Body: []byte("half of")}), errors.New("the body broke off")
+	}
+	id := b.insert("charge_card")
+	b.expect(d, unknown)
+	b.wantHistory(id, "attempt:unknown:200")
+	if n := b.count(`select count(*) from samekey.outbox_history where response = 'half of' and error = 'the body broke off'`); n != 1 {
+		t.Error("the response or the error's text is lost")
+	}
+	if strings.Contains(b.logs.String(), wrongOutcome) {
+		t.Error("an error is logged as a mistake of the function")
+	}
+}
+
+func TestErrUnsentSpendsNothing(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
+	s.next = failing(fmt.Errorf("charge: %w", fmt.Errorf("client: %w: no route", dispatcher.ErrUnsent)))
+	id := b.insert("charge_card")
+	b.expect(d, retried)
+	b.wantHistory(id, "attempt:unsent:unsent")
+	if n := b.count(`select count(*) from samekey.outbox_queue where spent = 0 and first_sent_at is null`); n != 1 {
+		t.Error("an unsent attempt was spent")
+	}
+}
+
+func TestAbsentFromSendIsUnknownAndLogged(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
+	s.next = answering(dispatcher.Absent(dispatcher.Response{Code: "404"}))
+	id := b.insert("charge_card")
+	b.expect(d, unknown)
+	b.wantHistory(id, "attempt:unknown:404")
+	if log := b.logs.String(); !strings.Contains(log, wrongOutcome) || !strings.Contains(log, "only a Lookup may return") {
+		t.Error("the mistake is not logged")
+	}
+}
+
+func TestWrongLookupOutcomesAreParkedAndLogged(t *testing.T) {
+	for name, test := range map[string]struct {
+		outcome dispatcher.Outcome
+		code    string
+	}{
+		"gone":    {dispatcher.Gone(dispatcher.Response{Code: "410"}), "410"},
+		"nothing": {dispatcher.Outcome{}, "no_outcome"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var none error
+			p := storedPolicy(dispatcher.NonIdempotentWrite)
+			b, d, s := scriptedSetup(t, p, storedByPart, lookingUp(&test.outcome, &none))
+			b.putEndpoint("to-1", "https://one.example")
+			s.next = failing(errors.New("reset"))
+			id := b.insert("charge_card", to("to-1"))
+			b.expect(d, unknown)
+			b.elapse(settling)
+			b.expect(d, parked)
+			b.wantHistory(id, "attempt:unknown:unknown lookup:unknown:"+test.code)
+			if !strings.Contains(b.logs.String(), wrongOutcome) {
+				t.Error("the mistake is not logged")
+			}
+			if b.endpoint("to-1").Stopped() {
+				t.Error("a lookup stopped the endpoint")
+			}
+		})
+	}
+}
+
+func TestBecauseIsKeptInTheHistory(t *testing.T) {
+	b, d, s := scriptedSetup(t, policyOf(dispatcher.Read))
+	s.next = answering(dispatcher.Dead(dispatcher.Response{Code: "404"}).Because(errors.New("no such order")))
+	b.insert("charge_card")
+	b.expect(d, dispatcher.Summary{Dead: 1})
+	if n := b.count(`select count(*) from samekey.outbox_history where error = 'no such order'`); n != 1 {
+		t.Error("the explanation is not in the history")
+	}
+}
+
+func TestOutcomeString(t *testing.T) {
+	for want, o := range map[string]dispatcher.Outcome{
+		"no outcome":                         {},
+		"delivered 200":                      dispatcher.Delivered(dispatcher.Response{Code: "200", Body: []byte("secret")}),
+		"retry 429 after 2s for the account": dispatcher.Retry(dispatcher.Response{Code: "429"}).After(2 * time.Second).ForAccount(),
+		"unsent: no route":                   dispatcher.Unsent(errors.New("no route")),
+	} {
+		if got := o.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// One declaration serves the writer and the worker, and Apply inserts the next intent with the same type.
+func TestTypedActionEndToEnd(t *testing.T) {
+	b := setup(t)
+	type receipt struct{ Order string }
+	chargeCard, sendReceipt := outbox.NewAction[charge]("charge_card"), outbox.NewAction[receipt]("send_receipt")
+	receipts := make(chan receipt, 1)
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{})
+	dispatcher.Handle(d, chargeCard, dispatcher.Delivery[charge]{
+		Policy: policyOf(dispatcher.IdempotentWrite),
+		Send: func(_ context.Context, _ *dispatcher.Call, c charge) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{Code: c.Order}), nil
+		},
+		Apply: func(ctx context.Context, tx pgx.Tx, c charge, settled dispatcher.Settled) error {
+			if settled.Status != outbox.StatusDelivered || settled.Resolved || settled.Response.Code != c.Order {
+				t.Errorf("told %+v", settled)
+			}
+			_, err := sendReceipt.Insert(ctx, tx, receipt{c.Order})
+			return err
+		},
+	})
+	dispatcher.Handle(d, sendReceipt, dispatcher.Delivery[receipt]{
+		Policy: policyOf(dispatcher.IdempotentWrite),
+		Send: func(_ context.Context, _ *dispatcher.Call, r receipt) (dispatcher.Outcome, error) {
+			receipts <- r
+			return dispatcher.Delivered(dispatcher.Response{}), nil
+		},
+	})
+	b.insert("charge_card", func(in *outbox.Intent) {
+		key := in.Key
+		*in = chargeCard.Intent(charge{Order: "order-7", Amount: 1})
+		in.Key = key
+	})
+	b.expect(d, dispatcher.Summary{Delivered: 2})
+	if r := wait(b, "the receipt was sent", receipts); r.Order != "order-7" {
+		t.Errorf("sent %+v", r)
+	}
+}

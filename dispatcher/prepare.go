@@ -1,0 +1,208 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// What happens between a claim and its call: may the call be made, and with which bytes?
+
+// beforeCall decides whether a claimed intent is called at all. Where ok is false, s says why not. Its answer depends on the
+// row and the policy alone; a claim asks once, and remembers the answer.
+func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
+	if row.Status == statusUnknown {
+		return a.beforeLookup(row)
+	}
+	return a.beforeSend(row)
+}
+
+// beforeSend decides whether a pending intent is sent.
+func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
+	p := a.policy
+	s = settlement{event: "attempt", spent: int(row.Spent), unsend: row.FirstSend}
+	switch {
+	case a.moved(row):
+		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, codeMoved
+	case !p.Class.repeatable() && !row.FirstSend:
+		// It may have been sent before, and nothing proves that it was not.
+		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "maybe_sent"
+	case a.reformed(row):
+		s.status, s.outcome, s.answer.Code, s.spent = statusUnknown, outcomeUnknown, codeForm, 0
+		s.err = "an earlier release may have sent it as another request, or with its key in another header: it is looked up, or parked"
+	case row.PastWindow && p.Class == IdempotentWrite:
+		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "key_window"
+		s.err = fmt.Sprintf("the key window of %v is over, or would end during the attempt: it is looked up, or parked", p.KeyWindow)
+		s.spent = 0
+	case row.PastDeadline || p.Deadline > 0 && row.Now.Sub(row.CreatedAt) >= p.Deadline:
+		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "deadline"
+	case p.Class == IrreversibleWrite && row.ApprovedAt == nil:
+		s.status, s.outcome, s.answer.Code = statusAwaiting, outcomeAwaiting, "approval"
+	case p.Class.repeatable() && int(row.Spent) >= p.Attempts:
+		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "attempts"
+	default:
+		return s, true
+	}
+	s.leave = p.PassFailed && s.status == statusDead
+	return s, false
+}
+
+// beforeLookup decides whether an unknown intent is looked up.
+func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
+	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(row.Spent), leave: a.policy.PassFailed}
+	accepted := row.LastCode != nil && *row.LastCode == codeAccepted
+	switch settling := a.policy.SettlingDelay - settlingOrphans; {
+	case accepted && row.FirstSentAt != nil && row.Now.Sub(*row.FirstSentAt) >= a.policy.CompletionTime:
+		s.answer.Code = "not_completed"
+		s.err = fmt.Sprintf("the vendor accepted it and did not complete it within %v: find out what happened, then resolve the intent", a.policy.CompletionTime)
+	case a.moved(row):
+		s.answer.Code = codeMoved
+		s.err = fmt.Sprintf("destination %q may have acted on it, and the action now goes to %q: find out what happened there, then resolve the intent", sentDestination(row), a.destination())
+	case a.lookup == nil:
+		s.answer.Code = "no_lookup"
+		s.err = "the action has no lookup: find out what happened at the vendor, then resolve the intent"
+	case row.LastCode != nil && *row.LastCode == codeOrphaned && settling > 0:
+		// The worker that took the intent over does not know the policy, and waited settlingOrphans. Wait for the rest.
+		s.status, s.outcome, s.leave = statusUnknown, outcomeRetry, false
+		s.answer.Code, s.delay = "settling", settling
+	case int(row.Spent) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
+		s.answer.Code = "attempts"
+	default:
+		return s, true
+	}
+	return s, false
+}
+
+// The codes of intents that an earlier release may have sent elsewhere, or in another form.
+const (
+	codeMoved    = "moved"
+	codeForm     = "form"
+	codeOrphaned = "orphaned" // OutboxQueueRelease writes it
+)
+
+// moved reports whether another destination may have acted: this one would act again, and cannot be asked either.
+func (a *action) moved(row *db.OutboxQueueClaimRow) bool {
+	return a.policy.Class != Read && !row.FirstSend && row.SentTo != "" && sentDestination(row) != a.destination()
+}
+
+func sentDestination(row *db.OutboxQueueClaimRow) string { return strings.Split(row.SentTo, " ")[0] }
+
+// reformed reports whether the vendor may have seen the key in another form.
+func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
+	sent := append(strings.Split(row.SentTo, " "), "", "") // destination, key, request, as far as they are known
+	return a.policy.Class == IdempotentWrite && !row.FirstSend && a.form.differs(form{sent[1], sent[2]})
+}
+
+// prepare makes a claim ready for its call. Where the call is nil, none is made, and s says why.
+func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
+	switch {
+	case d.node.isStopping():
+		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
+	case c.unmarked: // which is logged already
+		return nil, d.notSent(ctx, c, "", nil)
+	case !c.calls:
+		return nil, c.resting
+	case c.Status == statusUnknown:
+		return d.prepareLookup(ctx, c)
+	}
+	return d.prepareSend(ctx, c)
+}
+
+func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlement) {
+	if ctx.Err() != nil { // the claim took as long as the attempt may take
+		s := c.action.givenBack(&c.OutboxQueueClaimRow)
+		s.delay = time.Second // no busy loop against a database that is slower than the calls
+		if d.node.calls.Err() == nil {
+			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
+			d.node.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
+		}
+		return nil, s
+	}
+	if s, ok := d.mayCall(ctx, c); !ok {
+		return nil, s
+	}
+	if s, ok := d.fix(ctx, c); !ok {
+		return nil, s
+	}
+	call := c.call()
+	return &call, settlement{}
+}
+
+func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {
+	switch err := c.endpointErr; {
+	case errors.Is(err, errNoEndpoint):
+		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true))
+	case err != nil:
+		return nil, d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
+	}
+	call := c.call()
+	var err error
+	if call.LastResponse, err = d.lastResponse(ctx, c); err != nil {
+		return nil, d.notSent(ctx, c, "dispatcher: the last response could not be read; nothing was looked up", err)
+	}
+	return &call, settlement{}
+}
+
+// mayCall reports whether the endpoint of an attempt may be called. Where ok is false nothing is sent, and s says why.
+func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
+	row := &c.OutboxQueueClaimRow
+	switch {
+	case errors.Is(c.endpointErr, errNoEndpoint):
+		return c.action.deadUnsent(row, codeEndpointMissing, errNoEndpoint), false
+	case c.endpointErr != nil:
+		return d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was sent", c.endpointErr), false
+	case c.endpoint != nil && c.endpoint.stopped:
+		return c.action.deadUnsent(row, codeEndpointStopped, errors.New("the endpoint is stopped: start it (outbox/endpoints), then redrive")), false
+	}
+	return settlement{}, true
+}
+
+// lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
+func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
+	last, err := d.node.q.OutboxHistoryLastAnswer(ctx, c.ID)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return &Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil
+}
+
+// notSent gives a claim back because the database did not answer. Nothing was sent.
+func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
+	if err != nil {
+		d.node.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+	}
+	s := c.action.givenBack(&c.OutboxQueueClaimRow)
+	s.delay = time.Second // no busy loop against a database in trouble
+	return s
+}
+
+// givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was sent,
+// nothing is spent, and the intent is due.
+func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.Spent),
+		unsend: row.FirstSend, answer: Response{Code: "given_back"}}
+	switch row.Status {
+	case statusUnknown:
+		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
+	case statusAnswered:
+		s.event, s.status, s.outcome = "apply", statusAnswered, outcomeRetry
+	}
+	return s
+}
+
+// deadUnsent is the settlement of an attempt that ends before its call until a person has corrected something.
+func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(row.Spent), unsend: row.FirstSend,
+		leave: a.policy.PassFailed, answer: Response{Code: code}, err: withoutURL(err)}
+}

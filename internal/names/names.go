@@ -1,0 +1,35 @@
+// Package names holds the rules for names that several packages accept. The database checks the same rules.
+package names
+
+import (
+	"errors"
+	"regexp"
+)
+
+var (
+	action      = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
+	destination = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,55}$`)
+	token       = regexp.MustCompile("^" + TokenPattern + "$")
+)
+
+// TokenPattern matches a token of HTTP (RFC 9110, section 5.6.2), as part of a larger regular expression.
+const TokenPattern = "[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+
+// CheckAction returns an error if this cannot be the name of an action. The error goes after the name of a field.
+func CheckAction(name string) error {
+	if !action.MatchString(name) {
+		return errors.New(`must be 1 to 63 of a-z, 0-9, "_", "." and "-", and start with a letter, as in "charge_card"`)
+	}
+	return nil
+}
+
+// CheckDestination returns an error if this cannot be the name of a destination. The error goes after the name of a field.
+func CheckDestination(name string) error {
+	if !destination.MatchString(name) {
+		return errors.New(`must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"`)
+	}
+	return nil
+}
+
+// IsToken reports whether this is a token of HTTP, such as the name of a header or a method.
+func IsToken(text string) bool { return token.MatchString(text) }
