@@ -102,7 +102,9 @@ func (d *destination) claimOne(ctx context.Context, index, reserved int) (got in
 		return got, next, err
 	}
 	on, off := d.admit(ctx, b)
-	d.markSending(ctx, b, on)
+	if b.claims[0].Unread {
+		d.markSending(ctx, b.action, on)
+	}
 	for _, c := range on {
 		d.node.open.Add(1)
 		go d.deliver(c)

@@ -108,12 +108,12 @@ func (c *claim) loaded(row db.OutboxLoadRow) {
 }
 
 // markSending marks claims that were leased as unsent and are about to be sent. What is not marked is given back.
-func (d *destination) markSending(ctx context.Context, b batch, claims []*claim) {
-	if !b.claims[0].Unread || b.action.policy.Class.repeatable() || len(claims) == 0 {
+func (d *destination) markSending(ctx context.Context, a *action, claims []*claim) {
+	if a.policy.Class.repeatable() || len(claims) == 0 {
 		return
 	}
-	p := db.OutboxQueueSendingParams{Worker: claims[0].worker, Fixes: b.action.fixes()}
-	p.Forever, p.KeyWindow = b.action.keyWindow()
+	p := db.OutboxQueueSendingParams{Worker: claims[0].worker, Fixes: a.fixes()}
+	p.Forever, p.KeyWindow = a.keyWindow()
 	var marking []*claim
 	for _, c := range claims {
 		if c.Status == statusLeased && c.calls {

@@ -16,7 +16,7 @@ func TestHealthOf(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		outcome Outcome
-		want limit.Health
+		want    limit.Health
 	}{
 		{"delivered", Delivered(Response{}), limit.Good},
 		{"refused", Refused(Response{Code: "card_declined"}), limit.Good},

@@ -405,12 +405,12 @@ func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 		return Delivered(Response{}), nil
 	}
 	first := claimOne(t, n)
-	n.destinations.list[0].markSending(t.Context(), batch{action: a, claims: []*claim{first}}, []*claim{first})
+	n.destinations.list[0].markSending(t.Context(), a, []*claim{first})
 	if first.unmarked {
 		t.Error("a lease that holds was not marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt + 1`) // taken over
-	n.destinations.list[0].markSending(t.Context(), batch{action: a, claims: []*claim{first}}, []*claim{first})
+	n.destinations.list[0].markSending(t.Context(), a, []*claim{first})
 	if !first.unmarked {
 		t.Error("a lease that was taken over was marked")
 	}
