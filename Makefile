@@ -32,14 +32,24 @@ demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key 
 	@BREAK='$(BREAK)' $(DEMO)/demo
 
 .PHONY: test
-test: need-test $(BIN)/withpostgres ## all tests with the race detector, on one Postgres server; TESTFLAGS='-run X' for some
+test: need-test $(BIN)/withpostgres ## all tests on one Postgres server, in 5 minutes; TESTFLAGS='-run X' for some
 	$(call say,'Testing with one Postgres server for all modules')
-	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 -timeout 30m $(TESTFLAGS) -- $(MODULES)
+	@$(BIN)/withpostgres -- internal/tools/testshort.sh -short -count=1 -timeout 20m $(TESTFLAGS) -- $(MODULES)
+
+.PHONY: test-long
+test-long: need-test $(BIN)/withpostgres ## the same at full size, all with the race detector, each module with its own versions
+	$(call say,'Testing with one Postgres server, one module after another')
+	@$(BIN)/withpostgres -- internal/tools/testall.sh -race -count=1 -timeout 60m $(TESTFLAGS) -- $(MODULES)
 
 .PHONY: bench
-bench: need-test $(BIN)/withpostgres ## the benchmarks
+bench: need-test $(BIN)/withpostgres ## the benchmarks; TESTFLAGS='-short -benchtime 1x' runs each once, on little data
 	$(call say,'Running the benchmarks')
 	@$(BIN)/withpostgres -- internal/tools/testall.sh -run '^$$' -bench . -benchmem $(TESTFLAGS) -- $(MODULES)
+
+.PHONY: fuzz
+fuzz: need-go ## each fuzz target for FUZZTIME, by default 3s
+	$(call say,'Fuzzing')
+	@internal/tools/fuzz.sh $(or $(FUZZTIME),3s)
 
 .PHONY: generate
 generate: need-go ## what sqlc makes of queries/ and schema/
@@ -47,7 +57,7 @@ generate: need-go ## what sqlc makes of queries/ and schema/
 	@$(TOOL) sqlc generate
 
 .PHONY: verify
-verify: need-go ## generated code is current, format, vet, lint, go.mod
+verify: need-go ## generated code is current, format, vet, lint, API, vulnerabilities, go.mod
 	$(call say,'Checking the format')
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "$$unformatted"; echo 'run: gofmt -w .'; exit 1; }
 	$(call say,'Checking that each go.mod is tidy')
@@ -56,14 +66,25 @@ verify: need-go ## generated code is current, format, vet, lint, go.mod
 	$(call say,'Vetting')
 	@$(call each,go vet ./...)
 	@$(MAKE) lint
+	@$(MAKE) apidiff
+	@$(MAKE) vuln
 	$(call say,'Checking that internal/db is what sqlc makes (the first build of sqlc takes some minutes)')
 	@$(TOOL) sqlc diff || { echo 'run: make generate'; exit 1; }
 
 .PHONY: lint
-lint: need-go ## staticcheck
+lint: need-go ## the linters of .golangci.yml
 	$(call say,'Linting')
-	@mkdir -p $(BIN) && go build -C internal/tools -o $(BIN)/staticcheck honnef.co/go/tools/cmd/staticcheck
-	@$(call each,$(BIN)/staticcheck ./...)
+	@internal/tools/lint.sh $(MODULES)
+
+.PHONY: vuln
+vuln: need-go ## govulncheck, where its database can be reached
+	$(call say,'Looking for known vulnerabilities')
+	@internal/tools/vuln.sh $(MODULES)
+
+.PHONY: apidiff
+apidiff: need-go ## the exported API beside that of the last tag
+	$(call say,'Comparing the API with the last tag')
+	@internal/tools/apidiff.sh
 
 .PHONY: image
 image: need-go ## the worker's container image, samekey-worker

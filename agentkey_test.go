@@ -56,7 +56,7 @@ func TestKeysOfAgentCallsAreTheSameInEveryReleaseAndLanguage(t *testing.T) {
 }
 
 // The examples that the comments write out in hexadecimal.
-func TestTheExamplesInTheCommentsOfAgentKeysAreRight(t *testing.T) {
+func TestExamplesInAgentKeyCommentsAreCorrect(t *testing.T) {
 	source, err := os.ReadFile("agentkey.go")
 	must(t, err)
 	for _, c := range []struct{ got, hashed string }{
@@ -102,7 +102,7 @@ func TestAnAgentsKeyIsAValidValueOfVersion8(t *testing.T) {
 	}
 }
 
-func TestEveryPartOfAnAgentsCallCountsAndNoneRunTogether(t *testing.T) {
+func TestEachPartOfAnAgentCallCounts(t *testing.T) {
 	seen := map[string]string{}
 	add := func(value, of string) {
 		t.Helper()
@@ -129,7 +129,7 @@ func TestEveryPartOfAnAgentsCallCountsAndNoneRunTogether(t *testing.T) {
 	}
 }
 
-func TestArgumentsOfOneMeaningAreOneStepAndOthersAnother(t *testing.T) {
+func TestStepKeyDependsOnTheMeaningOfArguments(t *testing.T) {
 	group := map[string]int{}
 	for i, docs := range meanings {
 		for _, doc := range docs {
@@ -144,7 +144,7 @@ func TestArgumentsOfOneMeaningAreOneStepAndOthersAnother(t *testing.T) {
 	}
 }
 
-func TestABrokenPartOfAnAgentsCallIsRefusedAndNamed(t *testing.T) {
+func TestInvalidPartOfAnAgentCallIsNamed(t *testing.T) {
 	long := strings.Repeat("é", 512) // 1,024 bytes
 	for part, reason := range map[string]string{
 		"": "is empty", " ": "starts or ends with a space", "a ": "starts or ends with a space", " a": "starts or ends with a space",
@@ -159,15 +159,15 @@ func TestABrokenPartOfAnAgentsCallIsRefusedAndNamed(t *testing.T) {
 			}
 		}
 		value, err := samekey.ToolCallKey(part, "run-7")
-		refused("call id", value, err)
+		refused("callID", value, err)
 		value, err = samekey.ToolCallKey("call_1", part, "turn-2")
 		refused("run", value, err)
 		value, err = samekey.ToolCallKey("call_1", "run-7", part)
-		refused("within part 1", value, err)
+		refused("within[0]", value, err)
 		value, err = samekey.ToolCallKey("call_1", "run-7", "turn-2", part)
-		refused("within part 2", value, err)
+		refused("within[1]", value, err)
 		values, err := samekey.ToolCallKeys([]string{"call_1", part}, "run-7")
-		refused("call id 2", strings.Join(values, ""), err)
+		refused("callIDs[1]", strings.Join(values, ""), err)
 		value, err = samekey.StepKey(part, "3", "add_credit", []byte(`{}`))
 		refused("run", value, err)
 		value, err = samekey.StepKey("run-7", part, "add_credit", []byte(`{}`))
@@ -181,15 +181,15 @@ func TestABrokenPartOfAnAgentsCallIsRefusedAndNamed(t *testing.T) {
 	}
 }
 
-func TestArgumentsWithoutOneMeaningAreRefused(t *testing.T) {
+func TestArgumentsWithoutSingleMeaningAreRefused(t *testing.T) {
 	for arguments, reason := range map[string]string{
 		"": "the arguments are empty", " \n": "the arguments are empty",
-		`{"a":1,"a":2}`: "a member name twice", `{`: "ends too early", `{} {}`: "something after the document",
+		`{"a":1,"a":2}`: "a member name twice", `{`: "is incomplete", `{} {}`: "data after the document",
 		"\"\xff\"": "invalid UTF-8", `"\ud800"`: "a lone surrogate", `1e10001`: "exponent", `{a:1}`: "not valid JSON",
 	} {
 		value, err := samekey.StepKey("run-7", "3", "add_credit", []byte(arguments))
 		var invalid *samekey.FingerprintError
-		if !errors.As(err, &invalid) || !errors.Is(err, samekey.ErrInvalidPayload) || !strings.Contains(invalid.Reason, reason) || value != "" {
+		if !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, reason) || value != "" {
 			t.Errorf("%q: got %q, %v", arguments, value, err)
 		}
 	}
@@ -198,7 +198,7 @@ func TestArgumentsWithoutOneMeaningAreRefused(t *testing.T) {
 	}
 }
 
-func TestAnErrorAboutAnAgentsCallHoldsNothingOfIt(t *testing.T) {
+func TestAgentKeyErrorDoesNotQuoteTheCall(t *testing.T) {
 	_, inPart := samekey.ToolCallKey("s3cret\n", "run-7")
 	_, inStep := samekey.StepKey("run-7", "s3cret\n", "add_credit", []byte(`{}`))
 	_, inArguments := samekey.StepKey("run-7", "3", "add_credit", []byte(`{"s3cret":1,"s3cret":2}`))
@@ -250,7 +250,7 @@ func FuzzStepKey(f *testing.F) {
 	f.Fuzz(func(t *testing.T, run, step, tool string, arguments []byte, seed int64) {
 		want, err := samekey.StepKey(run, step, tool, arguments)
 		if err != nil {
-			if !errors.Is(err, samekey.ErrInvalidPayload) && !errors.Is(err, samekey.ErrInvalidKey) || want != "" {
+			if !isA[*samekey.FingerprintError](err) && !isA[*samekey.KeyError](err) || want != "" {
 				t.Errorf("got %q, %v", want, err)
 			}
 			return
@@ -275,7 +275,7 @@ func FuzzStepKey(f *testing.F) {
 
 // One id for two calls of an answer: each is done, and a retry of the answer does
 // none of them again.
-func TestCallsOfOneAnswerThatShareAnIdHaveKeysOfTheirOwn(t *testing.T) {
+func TestRepeatedCallIDsGetTheirOwnKeys(t *testing.T) {
 	keys := func(ids ...string) []string {
 		values, err := samekey.ToolCallKeys(ids, "run-7", "turn-2")
 		must(t, err)
@@ -332,7 +332,7 @@ func ExampleToolCallKey() {
 	// Output:
 	// 52c53ed2-6dc8-8057-82c3-f253fcf77b0b <nil>
 	// acme/add_credit <nil>
-	// samekey: key: run is empty: give the id that was saved with the call, in 1 to 1,024 bytes of UTF-8 without control characters or spaces at the ends
+	// samekey: key: run is empty: give the id that was saved with the call: 1 to 1,024 bytes of UTF-8 without control characters or spaces at the ends
 }
 
 // Spelling does not matter, meaning does.
@@ -348,7 +348,7 @@ func ExampleStepKey() {
 }
 
 // The pages' code is that of examples which compile and are tested.
-func TestTheCodeOnThePagesAboutKeysIsThatOfTestedExamples(t *testing.T) {
+func TestCodeOnTheKeyPagesIsFromExamples(t *testing.T) {
 	var tested bytes.Buffer
 	for _, name := range []string{"agent", "natural", "absolute"} {
 		text, err := os.ReadFile("processed/" + name + "_example_test.go")

@@ -36,7 +36,7 @@ func TestTheCasesPageNamesTestsThatExist(t *testing.T) {
 	}
 	for _, match := range named {
 		if !have[string(match[1])] {
-			t.Errorf("there is no %s", match[1])
+			t.Errorf("docs/cases.md names %s, which does not exist", match[1])
 		}
 	}
 	for _, number := range strings.Fields("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25") {

@@ -7,28 +7,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// DeliveryKey returns the key that is carried downstream for the intent of
-// this action and part under k: equal for equal arguments, in every process,
-// release and language, and different (but for a collision in 122 bits of
-// SHA-256) when any of scope, value, action or part differs. So it is the same
-// again if a failover loses the last second and the request is made once more.
-// A vendor learns nothing of the key from it, unless it can guess the key.
+// DeliveryKey returns the key that the intent of this action and part under k carries to the vendor. It is equal for
+// equal arguments in every process, release and language, and differs if scope, value, action or part differ (apart
+// from a collision in 122 bits of SHA-256). So if a failover loses the last second and the request is made once more,
+// the vendor sees the same key. It does not check its arguments.
 //
-// It is a UUID of version 8 and RFC 9562's variant, made in three steps, the
-// same ones that the SQL function samekey.delivery_key(scope, idem_key, action,
-// part) takes:
+// A vendor learns nothing about the caller's key from it, unless the vendor can guess that key.
 //
-//  1. Concatenate the 19 ASCII bytes "samekey/delivery/v1" and then, for each
-//     of scope, value, action and part in this order, the length in bytes as a
-//     32-bit big-endian integer, followed by the bytes. The lengths are why
-//     "a.b"+"c" and "a"+"b.c" never meet. An absent part is empty: four zero
-//     bytes.
-//  2. Take the first 16 bytes of the SHA-256 digest of that.
-//  3. Byte 6 (counted from 0) = (byte 6 AND 0x0f) OR 0x80: version 8.
-//     Byte 8 = (byte 8 AND 0x3f) OR 0x80: variant.
+// The delivery key is a UUID of version 8 (RFC 9562). The SQL function samekey.delivery_key(scope, idem_key, action,
+// part) computes the same one, in three steps:
 //
-// For the scope "acme/orders.create", the value "order-1", the action
-// "charge_card" and no part, step 1 is, in hexadecimal,
+//  1. Concatenate the 19 ASCII bytes "samekey/delivery/v1" and then, for each of scope, value, action and part in this
+//     order, the length in bytes as a 32-bit big-endian integer, followed by the bytes. Because of the lengths,
+//     "a.b"+"c" and "a"+"b.c" differ. An absent part is empty: four zero bytes.
+//  2. Take the first 16 bytes of the SHA-256 digest.
+//  3. Byte 6 (counted from 0) = (byte 6 AND 0x0f) OR 0x80, the version. Byte 8 = (byte 8 AND 0x3f) OR 0x80, the
+//     variant.
+//
+// For the scope "acme/orders.create", the value "order-1", the action "charge_card" and no part, step 1 gives, in
+// hexadecimal,
 //
 //	73616d656b65792f64656c69766572792f7631
 //	00000012 61636d652f6f72646572732e637265617465
@@ -37,14 +34,11 @@ import (
 //	00000000
 //
 // and the delivery key is 19ff97c1-7f6e-8cca-a424-270c1111580a.
-//
-// It checks none of its arguments.
 func DeliveryKey(k Key, action, part string) uuid.UUID {
 	return hashedUUID("samekey/delivery/v1", k.Scope, k.Value, action, part)
 }
 
-// hashedUUID makes a UUID of version 8 of a label and texts, each behind its
-// length.
+// hashedUUID returns a UUID of version 8 derived from a label and texts.
 func hashedUUID(label string, texts ...string) uuid.UUID {
 	digest := sha256.Sum256(appendFramed([]byte(label), texts...))
 	id := uuid.UUID(digest[:16])
@@ -53,8 +47,7 @@ func hashedUUID(label string, texts ...string) uuid.UUID {
 	return id
 }
 
-// appendFramed appends each text behind its length, so that no two lists of
-// texts give the same bytes.
+// appendFramed appends each text after its length, so that no two lists of texts give the same bytes.
 func appendFramed(b []byte, texts ...string) []byte {
 	for _, text := range texts {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(text)))

@@ -39,7 +39,7 @@ func TestDeliveryKeysAreTheSameInEveryRelease(t *testing.T) {
 }
 
 // The steps of DeliveryKey's comment, written in SQL by themselves.
-func TestDeliveryKeyIsWhatItsCommentSpellsOut(t *testing.T) {
+func TestDeliveryKeyMatchesItsComment(t *testing.T) {
 	const steps = `
 		select overlay(overlay(d placing set_byte('\x00', 0, get_byte(d, 6) & 15 | 128) from 7 for 1)
 		               placing set_byte('\x00', 0, get_byte(d, 8) & 63 | 128) from 9 for 1)
@@ -59,7 +59,7 @@ func TestDeliveryKeyIsWhatItsCommentSpellsOut(t *testing.T) {
 	})
 }
 
-func TestFieldsOfADeliveryKeyNeverRunTogether(t *testing.T) {
+func TestDeliveryKeyFieldsDoNotRunTogether(t *testing.T) {
 	seen := map[uuid.UUID][4]string{}
 	texts := []string{"", "a", "b", "ab", "a.b", "b.c", "c", "a/b", "\x00", "\x00\x00\x00\x01"}
 	for _, scope := range texts {

@@ -13,48 +13,41 @@ import (
 	"strings"
 	"testing"
 	"unicode"
-
-	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// Each type of problem is an address, which leads a person who meets one to what
-// to do about it.
-func TestEachTypeOfProblemLeadsToItsHeading(t *testing.T) {
-	base, _, _ := strings.Cut(httpkey.TypeKeyMissing, "#")
-	if base != "https://github.com/samekey/samekey/blob/main/docs/callers.md" {
-		t.Fatalf("the types lead to %s", base)
-	}
+// The type of a problem is the address of a heading, which tells a person what to do.
+func TestEachProblemTypeHasAHeading(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "processed/httpkey/problem.go", nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Each is written as: TypeKeyMissing = types + "key-missing".
-	var fragments []string
+	constants := map[string]string{}
 	ast.Inspect(file, func(n ast.Node) bool {
-		spec, ok := n.(*ast.ValueSpec)
-		if !ok || !strings.HasPrefix(spec.Names[0].Name, "Type") {
-			return true
+		if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Values) == 1 {
+			if text, ok := spec.Values[0].(*ast.BasicLit); ok {
+				constants[spec.Names[0].Name] = strings.Trim(text.Value, `"`)
+			}
 		}
-		sum, ok := spec.Values[0].(*ast.BinaryExpr)
-		if !ok {
-			t.Errorf("%s is not written as types + its fragment", spec.Names[0].Name)
-			return false
-		}
-		fragments = append(fragments, strings.Trim(sum.Y.(*ast.BasicLit).Value, `"`))
-		return false
+		return true
 	})
-	if len(fragments) < 10 || !slices.Contains(fragments, "key-missing") {
-		t.Fatalf("the types are %q", fragments)
+	if base := constants["defaultTypes"]; base != "https://github.com/samekey/samekey/blob/main/docs/callers.md#" {
+		t.Fatalf("the types begin with %q", base)
 	}
-	have := anchors(t, "docs/callers.md")
-	for _, fragment := range fragments {
-		if !slices.Contains(have, fragment) {
-			t.Errorf("docs/callers.md has no heading %s", fragment)
+	have, codes := anchors(t, "docs/callers.md"), 0
+	for name, code := range constants {
+		if !strings.HasPrefix(name, "code") {
+			continue
 		}
+		if codes++; !slices.Contains(have, code) {
+			t.Errorf("docs/callers.md has no heading %s", code)
+		}
+	}
+	if codes < 10 || constants["codeKeyMissing"] != "key-missing" {
+		t.Fatalf("the codes are %q", constants)
 	}
 }
 
-func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
+func TestLinksOnPagesResolve(t *testing.T) {
 	link := regexp.MustCompile(`\[[^\]]*\]\(([^()\s]+)\)`)
 	links := 0
 	for _, page := range pages(t) {
@@ -73,7 +66,7 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 				continue
 			}
 			if anchor != "" && !slices.Contains(anchors(t, target), anchor) {
-				t.Errorf("%s: %s: there is no such heading", page, match[1])
+				t.Errorf("%s: %s: the page has no such heading", page, match[1])
 			}
 		}
 	}
@@ -82,9 +75,8 @@ func TestLinksOfThePagesLeadSomewhere(t *testing.T) {
 	}
 }
 
-// What these pages show in Go is part of an example, which is compiled, and run
-// where it has an output.
-func TestGoOnThePagesForCallersIsFromAnExample(t *testing.T) {
+// Go code on a page is part of a test file, so it compiles, and most of it runs.
+func TestGoOnPagesIsFromTests(t *testing.T) {
 	var examples strings.Builder // all test files, indentation removed
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
@@ -98,16 +90,14 @@ func TestGoOnThePagesForCallersIsFromAnExample(t *testing.T) {
 		t.Fatal(err)
 	}
 	block := regexp.MustCompile("(?s)\n```go\n(.*?)\n```\n")
-	for _, page := range []string{"docs/agents.md", "docs/callers.md", "docs/keys.md", "docs/natural-keys.md"} {
+	blocks := 0
+	for _, page := range pages(t) {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
-		blocks := block.FindAllStringSubmatch(string(text), -1)
-		if len(blocks) == 0 {
-			t.Errorf("%s has no Go", page)
-		}
-		for _, match := range blocks {
+		for _, match := range block.FindAllStringSubmatch(string(text), -1) {
+			blocks++
 			for part := range strings.SplitSeq(match[1], "\n\n") {
 				shown := flush(part)
 				if !strings.Contains(examples.String(), shown) {
@@ -115,6 +105,72 @@ func TestGoOnThePagesForCallersIsFromAnExample(t *testing.T) {
 				}
 			}
 		}
+	}
+	if blocks < 15 {
+		t.Errorf("the pages have %d blocks of Go", blocks)
+	}
+}
+
+// A log line that a page quotes, such as WARN `calls fail`, is a text in the code.
+func TestLogLinesOnPagesExist(t *testing.T) {
+	var source strings.Builder
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		source.Write(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quoted := regexp.MustCompile("\\b(?:INFO|WARN|ERROR) `([^`]+)`")
+	lines := 0
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range quoted.FindAllStringSubmatch(string(text), -1) {
+			if lines++; !strings.Contains(source.String(), match[1]) {
+				t.Errorf("%s: no program logs %q", page, match[1])
+			}
+		}
+	}
+	if lines < 8 {
+		t.Errorf("the pages quote %d log lines", lines)
+	}
+}
+
+// The README names the licence of each module that go.mod requires.
+func TestReadmeNamesLicences(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, licences, _ := strings.Cut(string(readme), "## Licences")
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	required := regexp.MustCompile(`(?m)^\t(\S+) v\S+`).FindAllSubmatch(mod, -1)
+	for _, match := range required {
+		path := string(match[1])
+		if path == "go.uber.org/goleak" { // for tests
+			continue
+		}
+		name := strings.TrimPrefix(path, "github.com/")
+		if strings.HasPrefix(name, "riverqueue/river/") {
+			name = "riverqueue/river"
+		}
+		name = regexp.MustCompile(`/v\d+$`).ReplaceAllString(name, "")
+		if !strings.Contains(licences, name) && !strings.Contains(licences, filepath.Base(name)) {
+			t.Errorf("README.md does not name the licence of %s", path)
+		}
+	}
+	if len(required) < 10 {
+		t.Errorf("go.mod requires %d modules", len(required))
 	}
 }
 
@@ -130,14 +186,17 @@ func TestAnchorsAreGitHubs(t *testing.T) {
 	}
 }
 
-// pages are the README and everything in docs.
-func pages(t *testing.T) []string {
+// pages are what people read beside the code.
+func pages(t *testing.T) (found []string) {
 	t.Helper()
-	found, err := filepath.Glob("docs/*.md")
-	if err != nil || len(found) < 5 {
-		t.Fatal(found, err)
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/vendors/*.md", "examples/*/README.md"} {
+		some, err := filepath.Glob(pattern)
+		if err != nil || len(some) == 0 {
+			t.Fatal(pattern, some, err)
+		}
+		found = append(found, some...)
 	}
-	return append(found, "README.md")
+	return found
 }
 
 // prose is a page without its code.
@@ -231,17 +290,12 @@ func TestPagesNameWhatExists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	vendors, err := filepath.Glob("docs/vendors/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	called := regexp.MustCompile(`\b([a-z]+)\.([A-Z]\w*)`)
 	found := 0
-	for _, page := range append(append(pages, vendors...), "README.md", "CONTRIBUTING.md") {
+	for _, page := range pages(t) {
+		if page == "CHANGELOG.md" || page == "docs/decisions.md" {
+			continue // they name what existed at the time
+		}
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
@@ -257,6 +311,6 @@ func TestPagesNameWhatExists(t *testing.T) {
 		}
 	}
 	if found < 100 {
-		t.Errorf("the test is void: %d names were found", found)
+		t.Errorf("found only %d names: does the test still read the pages?", found)
 	}
 }

@@ -16,7 +16,6 @@ func ExampleNewKey() {
 	fmt.Println(key.Scope, key.Value, key, err)
 
 	_, err = samekey.NewKey("order-1 ", "acme", "orders.create")
-	fmt.Println(errors.Is(err, samekey.ErrInvalidKey))
 	fmt.Println(err)
 
 	var invalid *samekey.KeyError
@@ -24,8 +23,7 @@ func ExampleNewKey() {
 	fmt.Println(errors.As(err, &invalid), invalid.Field, invalid.Reason)
 	// Output:
 	// acme/orders.create order-1 key:ff043d13 <nil>
-	// true
-	// samekey: key: value starts or ends with a space: send 1 to 255 bytes of printable ASCII without spaces at the ends, such as a UUID, and the same with every attempt
+	// samekey: key: value starts or ends with a space: send 1 to 255 bytes of printable ASCII without spaces at the ends, such as a UUID, and send the same with every attempt
 	// true scope part 2 is empty
 }
 
@@ -50,19 +48,17 @@ func ExampleFingerprintJSON() {
 	fmt.Println(first == again, first == other)
 
 	_, err := samekey.FingerprintJSON([]byte(`{"amount": 1, "amount": 2}`))
-	fmt.Println(errors.Is(err, samekey.ErrInvalidPayload))
 	fmt.Println(err)
 	// Output:
 	// true false
-	// true
-	// samekey: fingerprint: an object has a member name twice at offset 14: send each name once: readers disagree on which one counts
+	// samekey: fingerprint: an object has a member name twice at offset 14: send each name once: parsers disagree on which one counts
 }
 
 // A stored fingerprint is compared under the version that it was stored with.
-func ExampleFingerprintAs() {
+func ExampleFingerprint_Matches() {
 	stored := samekey.FingerprintBytes([]byte("first request"))
-	again, err := samekey.FingerprintAs(stored.Version, []byte("first request"))
-	fmt.Println(again == stored, err)
+	same, err := stored.Matches([]byte("first request"))
+	fmt.Println(same, err)
 	// Output:
 	// true <nil>
 }

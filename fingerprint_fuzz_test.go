@@ -3,7 +3,6 @@ package samekey_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/big"
 	"math/rand"
@@ -31,7 +30,7 @@ func FuzzFingerprintJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, doc []byte, seed int64) {
 		want, err := samekey.FingerprintJSON(doc)
 		if err != nil {
-			if !errors.Is(err, samekey.ErrInvalidPayload) {
+			if !isA[*samekey.FingerprintError](err) {
 				t.Errorf("got %v", err)
 			}
 			return

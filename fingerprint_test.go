@@ -40,7 +40,7 @@ var meanings = [][]string{
 	{`{"a":"\",\"b\":\""}`}, {`{"a":"","b":""}`, `{"b":"","a":""}`},
 }
 
-func TestDocumentsOfOneMeaningHaveOneFingerprintAndOthersAnother(t *testing.T) {
+func TestFingerprintDependsOnTheMeaningOnly(t *testing.T) {
 	group := map[samekey.Fingerprint]int{}
 	for i, docs := range meanings {
 		for _, doc := range docs {
@@ -70,7 +70,7 @@ func TestFingerprintsAreTheSameInEveryRelease(t *testing.T) {
 		if hex.EncodeToString(c.got.Hash[:]) != c.want || c.got.Version != c.version {
 			t.Errorf("%s: got %x version %d: stored records would no longer be found", name, c.got.Hash, c.got.Version)
 		}
-		if c.got.IsZero() {
+		if c.got == (samekey.Fingerprint{}) {
 			t.Errorf("%s: is zero", name)
 		}
 	}
@@ -87,31 +87,30 @@ func TestRawBytesAreComparedByteByByte(t *testing.T) {
 	}
 }
 
-func TestAStoredFingerprintIsRecomputedUnderItsOwnVersion(t *testing.T) {
+func TestMatchesComparesUnderTheStoredVersion(t *testing.T) {
 	payload, respelled := []byte(`{"amount":1.0}`), []byte(`{ "amount": 1 }`)
+	const versionJSON = 1
 	for _, stored := range []samekey.Fingerprint{fingerprint(t, string(payload)), samekey.FingerprintBytes(payload)} {
-		again, err := samekey.FingerprintAs(stored.Version, payload)
-		must(t, err)
-		if again != stored {
-			t.Errorf("version %d of the same payload differs", stored.Version)
+		if same, err := stored.Matches(payload); !same || err != nil {
+			t.Errorf("version %d of the same payload: %v, %v", stored.Version, same, err)
 		}
-		other, err := samekey.FingerprintAs(stored.Version, respelled)
-		must(t, err)
-		if same := other == stored; same != (stored.Version == samekey.FingerprintJSON1) {
-			t.Errorf("version %d: another spelling is the same: %v", stored.Version, same)
+		if same, err := stored.Matches(respelled); same != (stored.Version == versionJSON) || err != nil {
+			t.Errorf("version %d of another spelling: %v, %v", stored.Version, same, err)
 		}
 	}
 	for _, version := range []int16{-1, 0, 3, math.MaxInt16} {
-		if f, err := samekey.FingerprintAs(version, payload); !errors.Is(err, samekey.ErrUnknownVersion) || !f.IsZero() {
-			t.Errorf("version %d: got %v, %v", version, f, err)
+		same, err := samekey.Fingerprint{Version: version}.Matches(payload)
+		if same || err == nil || !strings.Contains(err.Error(), "deploy the release that stored it") {
+			t.Errorf("version %d: got %v, %v", version, same, err)
 		}
 	}
-	if _, err := samekey.FingerprintAs(samekey.FingerprintJSON1, []byte("x")); !errors.Is(err, samekey.ErrInvalidPayload) {
-		t.Errorf("got %v", err)
+	same, err := samekey.Fingerprint{Version: versionJSON}.Matches([]byte("x"))
+	if refused := (*samekey.FingerprintError)(nil); same || !errors.As(err, &refused) {
+		t.Errorf("got %v, %v", same, err)
 	}
 }
 
-func TestADocumentWithoutOneMeaningIsRefused(t *testing.T) {
+func TestDocumentWithoutSingleMeaningIsRefused(t *testing.T) {
 	nested := func(levels int) string { return strings.Repeat(`[`, levels) + strings.Repeat(`]`, levels) }
 	objects := func(levels int) string {
 		return strings.Repeat(`{"a":`, levels-1) + `{}` + strings.Repeat(`}`, levels-1)
@@ -140,10 +139,10 @@ func TestADocumentWithoutOneMeaningIsRefused(t *testing.T) {
 		{`{}x`, 2, "after the document"},
 		{"{}\x00", 2, "after the document"},
 		{"\ufeff{}", 0, "not valid JSON"}, // a byte order mark
-		{`{"a":1`, 6, "too early"},
-		{`[1,`, 3, "too early"},
-		{`"a`, 2, "too early"},
-		{`nul`, 3, "too early"},
+		{`{"a":1`, 6, "incomplete"},
+		{`[1,`, 3, "incomplete"},
+		{`"a`, 2, "incomplete"},
+		{`nul`, 3, "incomplete"},
 		{`{"a":1]`, 6, "not valid JSON"},
 		{`[1,]`, 2, "not valid JSON"},
 		{`{"a":1,}`, 6, "not valid JSON"},
@@ -176,7 +175,7 @@ func TestADocumentWithoutOneMeaningIsRefused(t *testing.T) {
 	} {
 		f, err := samekey.FingerprintJSON([]byte(c.doc))
 		var refused *samekey.FingerprintError
-		if !errors.As(err, &refused) || !errors.Is(err, samekey.ErrInvalidPayload) || !f.IsZero() {
+		if !errors.As(err, &refused) || f != (samekey.Fingerprint{}) {
 			t.Errorf("%.60q: got %v, %v", c.doc, f, err)
 			continue
 		}
@@ -249,7 +248,7 @@ func TestAGoValueHasTheFingerprintOfItsJSON(t *testing.T) {
 	}
 }
 
-func TestAGoValueWithoutOneMeaningIsRefused(t *testing.T) {
+func TestGoValueWithoutSingleMeaningIsRefused(t *testing.T) {
 	type loop struct{ Next *loop }
 	cycle := &loop{}
 	cycle.Next = cycle
@@ -257,7 +256,7 @@ func TestAGoValueWithoutOneMeaningIsRefused(t *testing.T) {
 		"channel": make(chan int), "NaN": math.NaN(), "cycle": cycle, "raw duplicate": rawJSON(`{"a":1,"a":2}`), "raw surrogate": rawJSON(`"\ud800"`),
 		"invalid UTF-8": "a\xff", "invalid UTF-8 in a name": map[string]int{"a\xff": 1}, "invalid UTF-8 beside U+FFFD": []string{"\ufffd", "\xff"},
 	} {
-		if f, err := samekey.FingerprintValue(value); !errors.Is(err, samekey.ErrInvalidPayload) || !f.IsZero() {
+		if f, err := samekey.FingerprintValue(value); !isA[*samekey.FingerprintError](err) || f != (samekey.Fingerprint{}) {
 			t.Errorf("%s: got %v, %v", name, f, err)
 		}
 	}

@@ -16,27 +16,23 @@ import (
 )
 
 const (
-	// maxDepth bounds nesting. Requests written by people and programs stay
-	// below 20; 100 leaves room and keeps the recursion's stack small.
+	// maxDepth bounds the nesting. Requests stay below 20 levels; 100 leaves room and keeps the recursion's stack
+	// small.
 	maxDepth = 100
-	// maxExponent bounds a normalised number's exponent. IEEE 754's widest
-	// decimal format ends at 6,144, so that no number of any known use is
-	// refused.
+	// maxExponent bounds the exponent of a normalized number. IEEE 754's widest decimal format ends at 6,144, so no
+	// number in practical use is refused.
 	maxExponent = 10_000
 )
 
-// canonicalJSON returns the document in the one form that everything of the
-// same meaning shares. It is JSON itself, so that it can be made in any
-// language:
+// canonicalJSON returns the one form that all documents with the same meaning share. The form is JSON itself, so any
+// language can produce it:
 //
 //   - no white space;
-//   - an object's members in the order of their names' UTF-8 bytes, which is the
-//     order of code points (not RFC 8785's order of UTF-16 units, which differs
-//     above U+FFFF and would need a conversion here for nothing in return);
-//   - strings with the shortest escapes, as RFC 8785 section 3.2.2.2 has them;
-//   - numbers as an optional "-", the digits of a whole number without leading
-//     or trailing zeros, "e" and an exponent without "+" or leading zeros: 10.50
-//     is 105e-1, 1 is 1e0. Every zero is 0.
+//   - an object's members in the order of their names' UTF-8 bytes, which is the order of code points. RFC 8785 orders
+//     by UTF-16 units instead; that order differs above U+FFFF and would need a conversion here for no benefit;
+//   - strings with the shortest escapes, as in RFC 8785, section 3.2.2.2;
+//   - numbers as an optional "-", the digits of a whole number without leading or trailing zeros, "e", and an exponent
+//     without "+" or leading zeros: 10.50 is 105e-1, 1 is 1e0. Every zero is 0.
 func canonicalJSON(doc []byte) ([]byte, error) {
 	if at := invalidUTF8(doc); at >= 0 {
 		return nil, refuse(at, "invalid UTF-8", "send UTF-8, or fingerprint the bytes as they are")
@@ -47,7 +43,7 @@ func canonicalJSON(doc []byte) ([]byte, error) {
 	}
 	end := c.dec.InputOffset()
 	if _, err := c.dec.ReadToken(); !errors.Is(err, io.EOF) {
-		return nil, refuse(end, "there is something after the document", "send one JSON document")
+		return nil, refuse(end, "there is data after the document", "send one JSON document")
 	}
 	return c.out, nil
 }
@@ -58,7 +54,7 @@ type canonicalizer struct {
 	scratch []byte
 }
 
-// member is a name and where its text ("name":value) lies in out.
+// member is a member's name and the position of its text ("name":value) in out.
 type member struct {
 	name     string
 	from, to int
@@ -85,7 +81,7 @@ func (c *canonicalizer) value(depth int) error {
 		text, ok := tok.String(), false
 		if c.out, ok = appendNumber(c.out, text); !ok {
 			return refuse(c.dec.InputOffset()-int64(len(text)), fmt.Sprintf("a number with an exponent beyond %d", maxExponent),
-				"send a number of sensible size, or send it as a string")
+				"send a smaller number, or send it as a string")
 		}
 		return nil
 	}
@@ -140,8 +136,7 @@ func (c *canonicalizer) object(depth int) error {
 	return err
 }
 
-// sort puts the members whose text begins at start into order. Those that came
-// in order, as most do, are not copied.
+// sort orders the members whose text begins at start. Members that are already in order, as most are, are not copied.
 func (c *canonicalizer) sort(start int, members []member) {
 	byName := func(a, b member) int { return cmp.Compare(a.name, b.name) }
 	if slices.IsSortedFunc(members, byName) {
@@ -155,9 +150,8 @@ func (c *canonicalizer) sort(start int, members []member) {
 	copy(c.out[start:], c.scratch)
 }
 
-// appendNumber appends the canonical form of a valid JSON number, or reports
-// false if its exponent is out of range. It works on the text alone: no digit
-// is rounded, and no exponent is expanded.
+// appendNumber appends the canonical form of a valid JSON number. It reports false if the exponent is out of range. It
+// works on the text alone: no digit is rounded, and no exponent is expanded.
 func appendNumber(out []byte, text string) ([]byte, bool) {
 	mantissa, exponentText := text, ""
 	if at := strings.IndexAny(text, "eE"); at >= 0 {
@@ -185,9 +179,9 @@ func appendNumber(out []byte, text string) ([]byte, bool) {
 	return strconv.AppendInt(out, exponent, 10), true
 }
 
-// parseExponent reads an exponent's text, which may be empty; false if it does
-// not fit 64 bits. Near their ends the sum with the digits may wrap around,
-// which leaves it as far out of range: no document is that long.
+// parseExponent reads the text of an exponent, which may be empty. It reports false if the exponent does not fit 64
+// bits. Near those limits the sum with the number of digits may wrap around, but it stays out of range: no document is
+// that long.
 func parseExponent(text string) (int64, bool) {
 	if text == "" {
 		return 0, true
@@ -196,7 +190,7 @@ func parseExponent(text string) (int64, bool) {
 	return exponent, err == nil
 }
 
-// invalidUTF8 returns the offset of the first byte that is no UTF-8, or -1.
+// invalidUTF8 returns the offset of the first byte that is not UTF-8, or -1.
 func invalidUTF8(doc []byte) int64 {
 	for at := 0; at < len(doc); {
 		r, size := utf8.DecodeRune(doc[at:])
@@ -212,7 +206,7 @@ func refuse(offset int64, reason, do string) *FingerprintError {
 	return &FingerprintError{Offset: offset, Reason: reason, Do: do}
 }
 
-// explain says in our words, which quote nothing, what the decoder found.
+// explain turns the decoder's error into a FingerprintError, which quotes nothing of the document.
 func (c *canonicalizer) explain(err error, doc []byte) error {
 	if ours, ok := errors.AsType[*FingerprintError](err); ok {
 		return ours
@@ -225,9 +219,9 @@ func (c *canonicalizer) explain(err error, doc []byte) error {
 	case len(bytes.TrimSpace(doc)) == 0:
 		return refuse(0, "the document is empty", "send a JSON document, or fingerprint the bytes as they are")
 	case errors.Is(err, jsontext.ErrDuplicateName):
-		return refuse(offset, "an object has a member name twice", "send each name once: readers disagree on which one counts")
+		return refuse(offset, "an object has a member name twice", "send each name once: parsers disagree on which one counts")
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return refuse(int64(len(doc)), "the document ends too early", "send all of it")
+		return refuse(int64(len(doc)), "the document is incomplete", "send all of it")
 	}
 	if offset < int64(len(doc)) && startsSurrogate(doc[offset:]) {
 		return refuse(offset, "a lone surrogate", "send whole characters, or fingerprint the bytes as they are")

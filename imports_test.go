@@ -10,7 +10,7 @@ import (
 // standard library).
 type dependency struct{ path, module string }
 
-func TestAServiceThatOnlyWritesPullsInPgxAndLittleElse(t *testing.T) {
+func TestWritersImportPgxAndLittleElse(t *testing.T) {
 	allowed := map[string]bool{
 		"":                                   true, // the standard library
 		"github.com/samekey/samekey":         true,
@@ -39,7 +39,7 @@ func TestAServiceThatOnlyWritesPullsInPgxAndLittleElse(t *testing.T) {
 	}
 }
 
-func TestOutboxAndProcessedDoNotKnowEachOther(t *testing.T) {
+func TestOutboxAndProcessedDoNotImportEachOther(t *testing.T) {
 	for pkg, other := range map[string]string{"./outbox": "processed", "./processed": "outbox"} {
 		for _, dep := range dependencies(t, pkg) {
 			if dep.path == "github.com/samekey/samekey/"+other {
@@ -49,7 +49,7 @@ func TestOutboxAndProcessedDoNotKnowEachOther(t *testing.T) {
 	}
 }
 
-func TestAClientPullsInNothingOfTheServer(t *testing.T) {
+func TestKeyclientImportsNoServerCode(t *testing.T) {
 	for _, dep := range dependencies(t, "./processed/httpkey/keyclient") {
 		for _, server := range []string{"samekey/processed", "samekey/outbox", "samekey/internal/db", "pgx/v5/pgxpool"} {
 			if strings.HasSuffix(dep.path, server) {
@@ -59,7 +59,7 @@ func TestAClientPullsInNothingOfTheServer(t *testing.T) {
 	}
 }
 
-func TestTheDeployedWorkerCannotStartADatabaseOfItsOwn(t *testing.T) {
+func TestWorkerCannotStartADatabase(t *testing.T) {
 	for _, dep := range dependencies(t, "./cmd/worker") {
 		for _, banned := range []string{"fergusstrange", "embedded-postgres", "testcontainers", "docker", "samekey/samekey/samekeytest"} {
 			if strings.Contains(dep.path, banned) {

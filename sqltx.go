@@ -14,30 +14,27 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Tx is a transaction that the caller owns: what takes one reads and writes in
-// it, so that its rows and the caller's exist together or not at all, and never
-// commits it or rolls it back. Every pgx.Tx is a Tx; [SQL] makes one of a
-// *sql.Tx. A pool or a connection has the same methods and is not one: each
-// statement would commit by itself.
+// Tx is a transaction that you own. A function that takes a Tx reads and writes in it, so that its rows and yours exist
+// together or not at all. It never commits the transaction or rolls it back.
+//
+// Every pgx.Tx is a Tx, and [SQL] makes one of a *sql.Tx. A pool or a connection has the same methods but is refused:
+// each statement would commit by itself.
 type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// SQL returns tx as a [Tx], for users of database/sql and of what is built on
-// it (GORM, bun, ent, sqlx). The transaction stays the caller's.
+// SQL returns tx as a [Tx], for users of database/sql and libraries built on it (GORM, bun, ent, sqlx). The transaction
+// stays yours.
 //
-// With pgx's database/sql driver everything samekey does works. Other Postgres
-// drivers work as far as they take the arguments: all take scalars, byte slices
-// and times; slices only if the driver does.
+// With pgx's database/sql driver all of samekey works. Other Postgres drivers work as far as they accept the arguments:
+// all accept scalars, byte slices and times; some accept no slices.
 //
-// The rows tell the truth as far as database/sql knows it. Scan takes what pgx
-// takes. A command tag has the number of rows, and not the command's name. No
-// row is pgx.ErrNoRows, which is sql.ErrNoRows to errors.Is. Values are the
-// driver's (int64 for every integer, text for a uuid), RawValues and Conn are
-// nil. Errors are the driver's own, not wrapped, so that a *pgconn.PgError is
-// found by errors.As.
+// Results are as exact as database/sql allows. Scan accepts the destinations that pgx accepts. A command tag has the
+// number of rows, but not the command's name. "No rows" is pgx.ErrNoRows, which matches sql.ErrNoRows too. Values
+// returns the driver's types (int64 for every integer, text for a uuid). RawValues and Conn return nil. Errors are the
+// driver's own and not wrapped, so errors.As finds a *pgconn.PgError.
 func SQL(tx *sql.Tx) Tx { return sqlTx{tx} }
 
 type sqlTx struct{ tx *sql.Tx }
@@ -49,13 +46,12 @@ func (t sqlTx) Exec(ctx context.Context, query string, args ...any) (pgconn.Comm
 	}
 	affected, err := result.RowsAffected()
 	if err != nil {
-		return pgconn.CommandTag{}, fmt.Errorf("samekey: the driver does not tell the rows affected, use pgx's: %w", err)
+		return pgconn.CommandTag{}, fmt.Errorf("samekey: the driver does not report the affected rows: use pgx's: %w", err)
 	}
 	return rowsTag(affected), nil
 }
 
-// Query returns rows that are never nil, as pgx does: after an error they are
-// closed and hold the same error.
+// Query returns rows that are never nil, as pgx does. After an error they are closed and hold the error.
 func (t sqlTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
 	rows, err := t.tx.QueryContext(ctx, query, args...)
 	if err != nil {
@@ -94,7 +90,7 @@ func (r sqlRow) Scan(dest ...any) error {
 type sqlRows struct {
 	rows    *sql.Rows // nil if the query failed
 	columns []pgconn.FieldDescription
-	types   *pgtype.Map // made when first needed: most scans do without
+	types   *pgtype.Map // created on first use: most scans need none
 	read    int64
 	closed  bool
 	err     error
@@ -171,9 +167,8 @@ func (r *sqlRows) TypeMap() *pgtype.Map {
 	return r.types
 }
 
-// adapt returns what database/sql can scan into for a destination that pgx
-// could: itself where database/sql knows it, nothing for nil, and pgx's decoder
-// for slices, arrays, maps and structs.
+// adapt returns what database/sql can scan into for a destination of pgx: the destination itself if database/sql knows
+// its type, a throw-away value for nil, and pgx's decoder for slices, arrays, maps and structs.
 func (r *sqlRows) adapt(column int, dest any) any {
 	switch dest.(type) {
 	case nil:
@@ -212,8 +207,7 @@ func (r *sqlRows) fail(err error) {
 	}
 }
 
-// decoder lets pgx decode a column's text into a type that database/sql does
-// not know.
+// decoder lets pgx decode a column's text into a type that database/sql does not know.
 type decoder struct {
 	types  *pgtype.Map
 	column pgconn.FieldDescription
@@ -228,7 +222,7 @@ func (d *decoder) Scan(src any) error {
 	case string:
 		return d.types.Scan(oid, pgtype.TextFormatCode, []byte(value), d.dest)
 	case []byte:
-		if oid == pgtype.ByteaOID { // decoded already: its binary form
+		if oid == pgtype.ByteaOID { // the driver decoded it: this is the binary form
 			return d.types.Scan(oid, pgtype.BinaryFormatCode, value, d.dest)
 		}
 		return d.types.Scan(oid, pgtype.TextFormatCode, value, d.dest)
@@ -236,7 +230,7 @@ func (d *decoder) Scan(src any) error {
 	return fmt.Errorf("cannot scan %T into %T", src, d.dest)
 }
 
-// describe names the columns and, as far as the driver tells, their types.
+// describe names the columns and, as far as the driver reports them, their types.
 func describe(rows *sql.Rows) ([]pgconn.FieldDescription, error) {
 	types, err := rows.ColumnTypes()
 	if err != nil {
@@ -249,12 +243,11 @@ func describe(rows *sql.Rows) ([]pgconn.FieldDescription, error) {
 	return columns, nil
 }
 
-// builtInTypes is only looked up by name, which many goroutines may do at once;
-// decoding with one map is for one goroutine.
+// builtInTypes is for lookups by name only, which many goroutines can do at once. Decoding needs a map per goroutine.
 var builtInTypes = pgtype.NewMap()
 
-// typeOID returns the OID of one of Postgres's own types by the name that
-// drivers give it, such as "INT8" or "_UUID"; 0 if it is not known.
+// typeOID returns the OID of a built-in type of Postgres by the name that drivers give it, such as "INT8" or "_UUID".
+// It is 0 if the type is unknown.
 func typeOID(name string) uint32 {
 	known, ok := builtInTypes.TypeForName(strings.ToLower(name))
 	if !ok {
@@ -263,7 +256,7 @@ func typeOID(name string) uint32 {
 	return known.OID
 }
 
-// rowsTag is a tag without a command's name: database/sql keeps none.
+// rowsTag is a tag without the command's name, which database/sql does not keep.
 func rowsTag(rows int64) pgconn.CommandTag {
 	return pgconn.NewCommandTag(fmt.Sprintf("ROWS %d", rows))
 }

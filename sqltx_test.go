@@ -78,7 +78,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestExecTellsTheRowsAffectedInBothKindsOfTransaction(t *testing.T) {
+func TestExecReportsAffectedRowsThroughBothDrivers(t *testing.T) {
 	eachTx(t, func(t *testing.T, ctx context.Context, tx samekey.Tx) {
 		_, err := tx.Exec(ctx, "create temporary table numbers (n int8) on commit drop")
 		must(t, err)
@@ -95,7 +95,7 @@ func TestExecTellsTheRowsAffectedInBothKindsOfTransaction(t *testing.T) {
 	})
 }
 
-func TestEveryTypeThatSamekeyStoresComesBackInBothKindsOfTransaction(t *testing.T) {
+func TestEveryStoredTypeComesBackThroughBothDrivers(t *testing.T) {
 	id := uuid.MustParse("19ff97c1-7f6e-8cca-a424-270c1111580a")
 	at := time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
 	cases := []struct {
@@ -149,7 +149,7 @@ func TestEveryTypeThatSamekeyStoresComesBackInBothKindsOfTransaction(t *testing.
 	})
 }
 
-func TestNoRowIsErrNoRowsOfPgxAndOfDatabaseSQL(t *testing.T) {
+func TestNoRowsMatchesPgxAndDatabaseSQL(t *testing.T) {
 	eachTx(t, func(t *testing.T, ctx context.Context, tx samekey.Tx) {
 		var n int
 		err := tx.QueryRow(ctx, "select 1 where false").Scan(&n)
@@ -198,7 +198,7 @@ func TestAnErrorOfPostgresKeepsItsCode(t *testing.T) {
 	}
 }
 
-func TestRowsServePgxsCollectorsInBothKindsOfTransaction(t *testing.T) {
+func TestRowsWorkWithPgxCollectorsThroughBothDrivers(t *testing.T) {
 	type line struct {
 		N    int64
 		Name *string
@@ -229,7 +229,7 @@ func TestRowsServePgxsCollectorsInBothKindsOfTransaction(t *testing.T) {
 	})
 }
 
-func TestRowsTellTheirColumnsAndValues(t *testing.T) {
+func TestRowsReportColumnsAndValues(t *testing.T) {
 	eachTx(t, func(t *testing.T, ctx context.Context, tx samekey.Tx) {
 		rows, err := tx.Query(ctx, "select 'a'::text as name, 7::int8 as n, null::uuid as id, null::uuid[] as ids")
 		must(t, err)
@@ -293,7 +293,7 @@ func TestRowsClosedHalfwayFreeTheTransaction(t *testing.T) {
 	})
 }
 
-func TestWhatRunsThroughSQLIsTheCallersToRollBack(t *testing.T) {
+func TestCallerCanRollBackWorkDoneThroughSQL(t *testing.T) {
 	ctx := deadline(t)
 	tx := beginSQL(t, ctx, serverURL(t))
 	_, err := samekey.SQL(tx).Exec(ctx, "create temporary table gone (n int)")

@@ -81,7 +81,7 @@ type Delivery[T any] struct {
 	// unless they have an ordering key.
 	Endpoint func(call *Call) string
 
-	// StoredEndpoint says that Endpoint returns names in samekey.endpoints, under the action's destination (package
+	// StoredEndpoint declares that Endpoint returns names in samekey.endpoints, under the action's destination (package
 	// outbox/endpoints writes them). The endpoint's URL and secrets are read right before its calls, in one statement for
 	// all that were claimed together, and are in call.Endpoint.
 	//
@@ -93,7 +93,7 @@ type Delivery[T any] struct {
 	// The policy needs a Deadline, since an endpoint that cannot be reached spends no attempts.
 	StoredEndpoint bool
 
-	// Proxied says that requests go through a proxy, a sidecar or a gateway, which can send late what it has taken: a request
+	// Proxied declares that requests go through a proxy, a sidecar or a gateway, which can send late what it has taken: a request
 	// that timed out could arrive after lookups have found nothing and the intent was sent again. So [Dispatcher.Check]
 	// refuses the policy's ResendAbsent. Packages httpvendor and stripevendor set Proxied if they are given a proxy. They
 	// cannot see a sidecar (Envoy, Istio, Linkerd, an egress gateway).
@@ -105,6 +105,13 @@ type Delivery[T any] struct {
 	// sent in another form is not sent: it is looked up, or parked. An empty form is not compared. Vendors' packages set both;
 	// set them in a Send of your own if its requests may change.
 	KeyForm, RequestForm string
+
+	// Vendor describes the vendor account behind the destination, as [Dispatcher.Vendor] does. Packages of vendors set it.
+	Vendor Vendor
+
+	// Mistakes are what a package of a vendor found wrong when it made this Delivery. [Dispatcher.Check] returns them. The
+	// mistakes in the action itself have no Item.
+	Mistakes ConfigErrors
 }
 
 // Rendered is what each attempt of an intent sends. It is made once, by [Delivery].Render, and stored, so every attempt
@@ -128,7 +135,7 @@ type Settled struct {
 //
 // For an action whose name is known only at run time, use an outbox.Action[[]byte].
 func Handle[T any](d *Dispatcher, action outbox.Action[T], delivery Delivery[T]) {
-	d.register(delivery.erase(action.Name()))
+	d.register(delivery.erase(action.Name()), delivery.Vendor, delivery.Mistakes)
 }
 
 // action is a registered action. It is a [Delivery] without its type.
@@ -194,22 +201,20 @@ func (dl Delivery[T]) erase(name string) *action {
 }
 
 // register adds an action to its destination, and notes what is wrong with it.
-func (d *Dispatcher) register(a *action) {
+func (d *Dispatcher) register(a *action, vendor Vendor, mistakes ConfigErrors) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	mistake := func(format string, args ...any) {
-		d.mistakes = append(d.mistakes, fmt.Errorf("dispatcher: "+format, args...))
-	}
+	item := itemAction(a.name)
 	if err := names.CheckAction(a.name); err != nil {
-		mistake("action %q: its name %w: declare the action with outbox.NewAction", a.name, err)
+		d.mistakes.Add(item, "", "the name %v: declare the action with outbox.NewAction", err)
 	} else if d.actions[a.name] != nil {
-		mistake("action %q is registered twice", a.name)
+		d.mistakes.Add(item, "", "registered twice")
 	}
 	if a.send == nil {
-		mistake("%s: Send is missing", a.name)
+		d.mistakes.Add(item, "Send", "missing")
 	}
 	if a.stored && a.endpoint == nil {
-		mistake("%s: StoredEndpoint needs Endpoint, which names the endpoint", a.name)
+		d.mistakes.Add(item, "StoredEndpoint", "needs %s, which names the endpoint", GoName("Endpoint"))
 		a.stored = false
 	}
 	dest := d.destination(or(a.declared.Destination, a.name))
@@ -217,6 +222,8 @@ func (d *Dispatcher) register(a *action) {
 		dest.declared = true
 	}
 	dest.actions = append(dest.actions, a)
+	d.describe(dest, vendor)
+	d.mistakes.joinFor(item, mistakes)
 	d.actions[a.name] = a
 	d.registered = append(d.registered, a)
 }

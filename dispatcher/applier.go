@@ -406,7 +406,7 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := ap.node.q.OutboxAppliesClaim(claiming, db.OutboxAppliesClaimParams{
+	rows, err := ap.node.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
 		Action: of.action.name, Worker: worker, MaxCount: int32(slots), Lease: of.action.policy.Lease})
 
 	ap.mu.Lock()
@@ -415,13 +415,13 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	of.due = of.due || err != nil || len(rows) == slots // there may be more
 	for _, row := range rows {
 		ap.node.open.Add(1)
-		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.Spent))
+		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.AttemptsUsed))
 	}
 	return len(rows), false, err
 }
 
-func answeredClaim(r db.OutboxAppliesClaimRow, a *action, asked time.Time, worker int32) *claim {
-	c := newClaim(db.OutboxQueueClaimRow{ID: r.ID, Status: r.Status, Attempt: r.Attempt, Spent: r.Spent, OrderingKey: r.OrderingKey}, a, asked, worker)
+func answeredClaim(r db.OutboxAnsweredClaimRow, a *action, asked time.Time, worker int32) *claim {
+	c := newClaim(db.OutboxQueueClaimRow{ID: r.ID, Status: r.Status, Attempt: r.Attempt, AttemptsUsed: r.AttemptsUsed, OrderingKey: r.OrderingKey}, a, asked, worker)
 	c.unloaded = true
 	return c
 }

@@ -89,7 +89,7 @@ func (b *blocking) waiters() int {
 
 func (b *blocking) finished(action string) int {
 	b.Helper()
-	return b.count(`select count(*) from samekey.outbox_history h join samekey.outbox o on o.id = h.intent_id where o.action = $1 and h.finished = 'delivered'`, action)
+	return b.count(`select count(*) from samekey.outbox_history h join samekey.outbox o on o.id = h.intent_id where o.action = $1 and h.final_status = 'delivered'`, action)
 }
 
 func (b *blocking) release() {
@@ -176,7 +176,7 @@ func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
 	if n := runtime.NumGoroutine() - before; n > 250 {
 		t.Errorf("%d goroutines more than before", n)
 	}
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0`); n != 0 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0`); n != 0 {
 		t.Errorf("%d have spent something", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_history where event <> 'attempt'`); n != 0 {
@@ -226,7 +226,7 @@ func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
 		b.insert("charge_card")
 	}
 	b.expect(d, dispatcher.Summary{Retried: 12})
-	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and leased_by is null and spent = 1`); n != 12 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and leased_by is null and attempts_used = 1`); n != 12 {
 		t.Errorf("%d intents wait for another try", n)
 	}
 	good.Store(true)
@@ -254,7 +254,7 @@ func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and attempt > 0`) - claims; n > 200 {
 		t.Errorf("%d of those that wait were claimed", n)
 	}
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0`); n != 0 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0`); n != 0 {
 		t.Errorf("%d have spent something", n)
 	}
 	b.release() // or the stop would wait for them

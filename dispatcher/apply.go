@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,6 +14,7 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
 )
 
@@ -98,7 +98,7 @@ func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err err
 	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
 		written.Tx = tx
-		began, err := q.OutboxQueueHeld(ctx, c.held())
+		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
 			return fenced(err)
 		}
@@ -129,8 +129,8 @@ func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err err
 	return answer.Outcome, err
 }
 
-func (c *claim) held() db.OutboxQueueHeldParams {
-	return db.OutboxQueueHeldParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker}
+func (c *claim) held() db.OutboxQueueCheckClaimParams {
+	return db.OutboxQueueCheckClaimParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker}
 }
 
 var (
@@ -147,7 +147,7 @@ func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answe
 			return nil, err
 		}
 	}
-	rows, err := q.OutboxQueueFinishApplied(ctx, db.OutboxQueueFinishAppliedParams{
+	rows, err := q.OutboxQueueFinish(ctx, db.OutboxQueueFinishParams{
 		ID: c.ID, Attempt: c.Attempt, Worker: c.worker, Began: began, Outcome: answer.Outcome, Code: answer.Code})
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func notFinished(ctx context.Context, q *db.Queries, began string) error {
 func (n *node) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
 	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := n.q.WithTx(tx)
-		began, err := q.OutboxQueueHeld(ctx, c.held())
+		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err == nil {
 			promoted, err = n.finishApplied(ctx, q, c, answer, began)
 		}
@@ -224,7 +224,7 @@ func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
 
 // Exec refuses a statement that ends the transaction.
 func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if endsTransaction(sql) {
+	if sqltext.EndsTransaction(sql) {
 		return pgconn.CommandTag{}, errApplyEnds
 	}
 	return t.Tx.Exec(ctx, sql, args...)
@@ -233,24 +233,9 @@ func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Com
 // SendBatch refuses a batch with a statement that ends the transaction.
 func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	for _, query := range batch.QueuedQueries {
-		if endsTransaction(query.SQL) {
+		if sqltext.EndsTransaction(query.SQL) {
 			return pgx.FailedBatchResults(batch, errApplyEnds)
 		}
 	}
 	return t.Tx.SendBatch(ctx, batch)
-}
-
-// endsTransaction looks at the first words only. It tells those who err before anything is lost; the finishing statement
-// finds the rest.
-func endsTransaction(sql string) bool {
-	words := strings.Fields(strings.ToLower(strings.ReplaceAll(sql[:min(len(sql), 100)], ";", " ")))
-	switch words = append(words, "", "", ""); words[0] {
-	case "commit", "end", "abort":
-		return true
-	case "rollback":
-		return words[1] != "to" && words[2] != "to"
-	case "prepare":
-		return words[1] == "transaction"
-	}
-	return false
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
-	"github.com/samekey/samekey/samekeytest"
 )
 
 // applied is the application's table, written to by Apply alone.
@@ -33,7 +32,7 @@ func TestApplyAndTheEndOfTheIntentAreCommittedTogether(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
-	b.vendor.Next(samekeytest.Fault402)
+	b.vendor.Next("402")
 	declined := b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Refused: 1})
 	paid := b.insert("charge_card")
@@ -49,7 +48,7 @@ func TestApplyAndTheEndOfTheIntentAreCommittedTogether(t *testing.T) {
 
 	// One transaction wrote both.
 	if n := b.count(`select count(*) from payments p join samekey.outbox_history h on h.intent_id = p.intent
-		where h.finished is not null and h.xmin::text = p.xmin::text`); n != 2 {
+		where h.final_status is not null and h.xmin::text = p.xmin::text`); n != 2 {
 		t.Errorf("%d of 2 payments were written in the transaction that finished the intent", n)
 	}
 }

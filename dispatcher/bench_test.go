@@ -13,12 +13,13 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/samekeytest"
 	"github.com/samekey/samekey/schema"
 )
 
-// benchIntents is how much each side drains: enough that starting and stopping do not count.
-const benchIntents = 100_000
+// benchIntents returns how much each side drains: enough that starting and stopping do not count, or with -short a few.
+func benchIntents() int { return dbtest.Size(100_000, 2_000) }
 
 // BenchmarkDrainBesideRiver drains intents of 1 KB with handlers that do nothing, and beside it, in the same run and on
 // the same server, as many bare River jobs of the same size. The figure that counts is the ratio; each side's rate is
@@ -27,8 +28,8 @@ func BenchmarkDrainBesideRiver(b *testing.B) {
 	for b.Loop() {
 		ours := benchDrain(b)
 		rivers := benchRiver(b)
-		b.ReportMetric(benchIntents/ours.Seconds(), "intents/s")
-		b.ReportMetric(benchIntents/rivers.Seconds(), "river-jobs/s")
+		b.ReportMetric(float64(benchIntents())/ours.Seconds(), "intents/s")
+		b.ReportMetric(float64(benchIntents())/rivers.Seconds(), "river-jobs/s")
 		b.ReportMetric(rivers.Seconds()/ours.Seconds(), "times-river")
 		b.ReportMetric(0, "ns/op")
 	}
@@ -52,7 +53,7 @@ func benchDrain(b *testing.B) time.Duration {
 	db := samekeytest.NewDB(b)
 	pool := benchPool(b, db)
 	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'noop', convert_to($1, 'UTF8'))
-		from generate_series(1, $2::int) i`, `"`+strings.Repeat("x", 1022)+`"`, benchIntents)
+		from generate_series(1, $2::int) i`, `"`+strings.Repeat("x", 1022)+`"`, benchIntents())
 	mustExec(b, pool, `vacuum analyze samekey.outbox, samekey.outbox_queue`)
 	mustExec(b, pool, `checkpoint`)
 
@@ -65,7 +66,7 @@ func benchDrain(b *testing.B) time.Duration {
 	began := time.Now()
 	sum, err := d.Drain(b.Context())
 	took := time.Since(began)
-	if err != nil || sum.Delivered != benchIntents {
+	if err != nil || sum.Delivered != benchIntents() {
 		b.Fatalf("drained %+v: %v", sum, err)
 	}
 	return took
@@ -94,7 +95,7 @@ func benchRiver(b *testing.B) time.Duration {
 	db := samekeytest.NewDB(b)
 	pool := benchPool(b, db)
 	worker := &noopWorker{done: make(chan struct{})}
-	worker.left.Store(benchIntents)
+	worker.left.Store(int64(benchIntents()))
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -105,11 +106,11 @@ func benchRiver(b *testing.B) time.Duration {
 	if err != nil {
 		b.Fatal(err)
 	}
-	batch := make([]river.InsertManyParams, 5000)
+	batch := make([]river.InsertManyParams, min(5000, benchIntents()))
 	for i := range batch {
 		batch[i] = river.InsertManyParams{Args: noopArgs{Payload: strings.Repeat("x", 1010)}}
 	}
-	for range benchIntents / len(batch) {
+	for range benchIntents() / len(batch) {
 		if _, err := client.InsertManyFast(b.Context(), batch); err != nil {
 			b.Fatal(err)
 		}

@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 )
 
 // unspent counts the action's intents that no claim has touched: due, with no attempt, no key window and no history.
 func (b *bundle) unspent(action string) int {
 	b.Helper()
-	return b.count(`select count(*) from samekey.outbox_queue q where q.action = $1 and q.status = 'pending' and q.attempt = 0 and q.spent = 0
-		and q.first_sent_at is null and q.window_ends is null and q.due_at <= now()
+	return b.count(`select count(*) from samekey.outbox_queue q where q.action = $1 and q.status = 'pending' and q.attempt = 0 and q.attempts_used = 0
+		and q.first_sent_at is null and q.key_window_until is null and q.due_at <= now()
 		and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`, action)
 }
 
@@ -50,7 +51,7 @@ func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
 			if n := b.unspent("charge_card"); n != 200-sum.Total() {
 				t.Errorf("%d intents are as they were written, want all but %d", n, sum.Total())
 			}
-			if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 				t.Errorf("%d intents had something spent", n)
 			}
 			logged := b.logs.String()
@@ -129,7 +130,7 @@ func TestABurstOfRefusedCredentialsPausesTheDestinationAndSpendsNothing(t *testi
 			if n := b.unspent("charge_card"); n != 47 {
 				t.Errorf("%d intents are as they were written", n)
 			}
-			if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 				t.Errorf("%d intents had something spent", n)
 			}
 		})
@@ -153,7 +154,7 @@ func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
 	if n := b.unspent("charge_card"); n != 10_000-sum.Retried {
 		t.Errorf("%d intents are as they were written", n)
 	}
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null`); n != 0 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 		t.Errorf("%d intents had something spent", n)
 	}
 	b.untilLogged("wants fewer calls")
@@ -222,7 +223,7 @@ func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
 // An open breaker, its probe too, costs no loop of claims.
 func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
 	b := setup(t)
-	statements := &statements{like: "OutboxQueueClaim :"}
+	statements := &dbtest.Statements{Like: "OutboxQueueClaim :"}
 	d := b.dispatcherOn(b.tracedBy(statements), dispatcher.Config{})
 	d.NoJitter()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1, BreakAfter: 1, BreakDelay: time.Hour})
@@ -233,9 +234,9 @@ func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
 	b.insertMany("charge_card", 10)
 	b.start(d)
 	b.untilLogged("calls fail")
-	before := statements.n.Load()
+	before := statements.Count()
 	b.sweeps(d, 600*time.Millisecond)
-	if n := statements.n.Load() - before; n > 2 {
+	if n := statements.Count() - before; n > 2 {
 		t.Errorf("%d claims were made while it was open", n)
 	}
 	if n := b.unspent("charge_card"); n != 9 {

@@ -115,7 +115,7 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 		}
 		b.claims[i] = newClaim(row, a, asked, params.Worker)
 	}
-	if unused == 0 || rows[0].Cut {
+	if unused == 0 || rows[0].HasMore {
 		next = mayBeMore
 	}
 	if mark := latest.Add(-markSlack); next == mayBeMore || mark.After(m.dueAt) {
@@ -153,7 +153,7 @@ func (d *destination) takeRate(ctx context.Context, a *action, from time.Time, w
 		return 0, true, nil
 	}
 	row, err := d.askRate(ctx, db.RateLimitsTakeParams{
-		Destination: d.name, Action: a.name, Mark: from, MaxCount: int32(want),
+		Destination: d.name, Action: a.name, DueFrom: from, MaxCount: int32(want),
 		Rate: d.rate.PerSecond, Burst: int32(d.rate.Burst), Batch: int32(d.rate.Batch)})
 	switch {
 	case sqlstate.Of(err) == sqlstate.Serialization: // the database's transactions are serializable by default, and this one lost
@@ -180,12 +180,12 @@ func (d *destination) askRate(ctx context.Context, p db.RateLimitsTakeParams) (r
 
 func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, Mark: from, Worker: d.node.session.id(), Destination: d.name, MaxCount: int32(maxCount),
+		Action: a.name, DueFrom: from, Worker: d.node.session.id(), Destination: d.name, MaxCount: int32(maxCount),
 		MaxBytes: d.load.limit, InlineBytes: inlineBytes,
-		Lease: a.policy.Lease, Repeatable: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, Reserve: a.policy.Timeout + windowMargin,
-		Fixes: a.fixes(), SentTo: a.sentTo(),
+		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
+		Renders: a.fixes(), SentTo: a.sentTo(),
 	}
-	p.Forever, p.KeyWindow = a.keyWindow()
+	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	return p
 }
 

@@ -98,7 +98,7 @@ func unsentIsSentAgain(t *testing.T, class dispatcher.Class) {
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.wantStatus(id, "pending")
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent = 0 and first_sent_at is null and window_ends is null`); n != 1 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used = 0 and first_sent_at is null and key_window_until is null`); n != 1 {
 		t.Error("an unsent attempt spent an attempt or began the key window")
 	}
 	b.elapse(backoff)
@@ -323,9 +323,9 @@ func TestIntentsThatKillTheirWorkersEndAsDead(t *testing.T) {
 	id := b.insert("charge_card")
 	for range 3 {
 		// As a killed worker leaves it: leased to a worker whose lock is gone.
-		b.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 999, attempt = attempt + 1, repeatable = true,
-			sent_attempt = attempt + 1, lease_until = clock_timestamp() - interval '1 s', due_at = clock_timestamp() + interval '1 h'`)
-		if b.count(`select spent from samekey.outbox_queue`) == 2 {
+		b.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 999, attempt = attempt + 1, safe_to_resend = true,
+			last_sent_attempt = attempt + 1, lease_until = clock_timestamp() - interval '1 s', due_at = clock_timestamp() + interval '1 h'`)
+		if b.count(`select attempts_used from samekey.outbox_queue`) == 2 {
 			break
 		}
 		d2 := b.dispatcher() // one that handles something else, but sweeps for all

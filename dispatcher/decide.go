@@ -62,7 +62,7 @@ func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {
 func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 	p := a.policy
 	repeatable := p.Class.repeatable()
-	s := settlement{event: "attempt", spent: int(row.Spent), answer: o.response, err: o.text(), sent: true}
+	s := settlement{event: "attempt", spent: int(row.AttemptsUsed), answer: o.response, err: o.text(), sent: true}
 	switch o.kind {
 	case outcomeDelivered, outcomeRefused:
 		return a.finished(s, o.kind)
@@ -103,7 +103,7 @@ func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 // afterLookup decides what the outcome of a lookup means for its intent.
 func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 	p := a.policy
-	s := settlement{event: "lookup", spent: int(row.Spent) + 1, answer: o.response, err: o.text()}
+	s := settlement{event: "lookup", spent: int(row.AttemptsUsed) + 1, answer: o.response, err: o.text()}
 	absentBefore := row.LastCode != nil && *row.LastCode == outcomeAbsent
 	switch {
 	case o.kind == outcomeDelivered || o.kind == outcomeRefused:
@@ -113,7 +113,7 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 	case o.kind == outcomeAbsent && !absentBefore:
 		// Once is not enough: what the vendor accepted may show up late.
 		s.status, s.outcome, s.answer.Code, s.delay = statusUnknown, outcomeAbsent, outcomeAbsent, max(p.SettlingDelay, 0)
-	case o.kind == outcomeAbsent && p.ResendAbsent && !row.Resent:
+	case o.kind == outcomeAbsent && p.ResendAbsent && !row.NoResend:
 		s.status, s.outcome, s.answer.Code, s.spent = statusPending, outcomeAbsent, outcomeAbsent, 0
 		s.unsend, s.resend = true, true
 	case o.kind == outcomeAbsent:
@@ -121,7 +121,7 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 	case o.kind == outcomeUnsent || o.kind == outcomeRetry || o.kind == outcomeDenied:
 		// The vendor could not be asked, and no attempt is spent.
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
-		s.spent, s.delay = int(row.Spent), p.delay(int(row.Attempt))
+		s.spent, s.delay = int(row.AttemptsUsed), p.delay(int(row.Attempt))
 	case o.kind == outcomeFailed && s.spent < p.Attempts:
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
 		s.delay = p.delay(s.spent)

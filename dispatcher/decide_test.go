@@ -137,10 +137,10 @@ func TestDecideAfterSend(t *testing.T) {
 func TestAttemptsUsedUpMakeDead(t *testing.T) {
 	for _, class := range []Class{Read, IdempotentWrite} {
 		a := actionOf(class, 3)
-		if s := a.sent(&db.OutboxQueueClaimRow{Spent: 1}, Outcome{}, errors.New("x")); s.status != statusPending {
+		if s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 1}, Outcome{}, errors.New("x")); s.status != statusPending {
 			t.Errorf("%v: after 2 of 3 attempts it is %s, want pending", class, s.status)
 		}
-		if s := a.sent(&db.OutboxQueueClaimRow{Spent: 2}, Outcome{}, errors.New("x")); s.status != statusDead {
+		if s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Outcome{}, errors.New("x")); s.status != statusDead {
 			t.Errorf("%v: after 3 of 3 attempts it is %s, want dead", class, s.status)
 		}
 	}
@@ -193,7 +193,7 @@ func TestBeforeSend(t *testing.T) {
 		{"first", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "awaiting_approval approval unsend"},
 		{"approved", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, ApprovedAt: &approved}, "send"},
 		{"approved, maybe sent", IrreversibleWrite, none, db.OutboxQueueClaimRow{ApprovedAt: &approved}, "unknown maybe_sent"},
-		{"window", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, Spent: 4}, "unknown key_window"},
+		{"window", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, AttemptsUsed: 4}, "unknown key_window"},
 		{"window before deadline", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, PastDeadline: true}, "unknown key_window"},
 		{"window of a former release", Read, none, db.OutboxQueueClaimRow{PastWindow: true}, "send"},
 		{"intent's deadline", Read, none, db.OutboxQueueClaimRow{PastDeadline: true}, "dead deadline"},
@@ -201,10 +201,10 @@ func TestBeforeSend(t *testing.T) {
 		{"deadline before approval", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
 		{"1 s before the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour + time.Second)}, "send"},
 		{"at the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour)}, "dead deadline"},
-		{"last attempt", Read, none, db.OutboxQueueClaimRow{Spent: 4}, "send"},
-		{"attempts", Read, none, db.OutboxQueueClaimRow{Spent: 5}, "dead attempts"},
-		{"attempts", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{Spent: 5}, "dead attempts leave"},
-		{"lookups are no attempts", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, Spent: 5}, "send"},
+		{"last attempt", Read, none, db.OutboxQueueClaimRow{AttemptsUsed: 4}, "send"},
+		{"attempts", Read, none, db.OutboxQueueClaimRow{AttemptsUsed: 5}, "dead attempts"},
+		{"attempts", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{AttemptsUsed: 5}, "dead attempts leave"},
+		{"lookups are no attempts", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, AttemptsUsed: 5}, "send"},
 		{"window never leaves the order", IdempotentWrite, passFailed, db.OutboxQueueClaimRow{PastWindow: true}, "unknown key_window"},
 	} {
 		a := actionOf(c.class, 5)
@@ -258,7 +258,7 @@ func TestDecideAfterLookup(t *testing.T) {
 		{"delivered at the last attempt", 4, Delivered(evidence), nil, "delivered delivered spent=5 evidence"},
 	} {
 		for _, class := range classes {
-			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{Spent: c.spent}, c.outcome, c.err)
+			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: c.spent}, c.outcome, c.err)
 			if got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code); got != c.want {
 				t.Errorf("%v, %s: got %q, want %q", class, c.name, got, c.want)
 			}
@@ -286,13 +286,13 @@ func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 	}{
 		{"once", NonIdempotentWrite, true, db.OutboxQueueClaimRow{}, "unknown absent absent", false},
 		{"twice", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before}, "pending absent absent", true},
-		{"twice, after it was sent once more", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before, Resent: true}, "parked absent 404", false},
+		{"twice, after it was sent once more", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before, NoResend: true}, "parked absent 404", false},
 		{"twice, not opted in", NonIdempotentWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
 		{"twice, past the key window", IdempotentWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
 		{"twice, irreversible", IrreversibleWrite, false, db.OutboxQueueClaimRow{LastCode: &before}, "parked absent 404", false},
 	} {
 		a := actionOf(c.class, 5)
-		a.policy.ResendAbsent, c.row.Spent = c.resend, 4
+		a.policy.ResendAbsent, c.row.AttemptsUsed = c.resend, 4
 		s := a.lookedUp(&c.row, Absent(evidence), nil)
 		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
 			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
@@ -336,7 +336,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 // The same key replays the same failure: an idempotent write whose lookup says absent is not sent again either.
 func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
-	s := a.sent(&db.OutboxQueueClaimRow{Spent: 4}, Stuck(Response{Code: "500"}), nil)
+	s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 4}, Stuck(Response{Code: "500"}), nil)
 	if s.status != statusUnknown || s.unsend || !s.sent || s.spent != 0 || s.delay != a.policy.SettlingDelay {
 		t.Errorf("%+v", s)
 	}
@@ -352,7 +352,7 @@ func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 func TestDeniedSpendsNothing(t *testing.T) {
 	for _, class := range classes {
 		for _, first := range []bool{true, false} {
-			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: first, Spent: 2}, Denied(Response{Code: "401"}), nil)
+			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: first, AttemptsUsed: 2}, Denied(Response{Code: "401"}), nil)
 			want := statusPending
 			if class == IrreversibleWrite {
 				want = statusAwaiting
@@ -369,8 +369,8 @@ func TestAnswerIsStoredBeforeApply(t *testing.T) {
 		a := actionOf(class, 5)
 		a.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
 		for outcome, s := range map[string]settlement{
-			outcomeDelivered: a.sent(&db.OutboxQueueClaimRow{Spent: 2}, Delivered(Response{}), nil),
-			outcomeRefused:   a.lookedUp(&db.OutboxQueueClaimRow{Spent: 2}, Refused(Response{}), nil),
+			outcomeDelivered: a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Delivered(Response{}), nil),
+			outcomeRefused:   a.lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Refused(Response{}), nil),
 		} {
 			if s.status != statusAnswered || s.outcome != outcome || !s.keep || s.spent != 0 {
 				t.Errorf("%v, %s: %+v", class, outcome, s)
@@ -450,7 +450,7 @@ func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	a.policy.SettlingDelay = -1
-	row := &db.OutboxQueueClaimRow{Spent: 4}
+	row := &db.OutboxQueueClaimRow{AttemptsUsed: 4}
 	for after, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, time.Minute: time.Minute, 48 * time.Hour: maxDelay} {
 		for name, s := range map[string]settlement{
 			"accepted": a.sent(row, Accepted(Response{}).After(after), nil),
@@ -467,7 +467,7 @@ func TestPassFailedAppliesToEveryEnd(t *testing.T) {
 	for _, pass := range []bool{true, false} {
 		a := actionOf(IdempotentWrite, 3)
 		a.policy.PassFailed = pass
-		row := &db.OutboxQueueClaimRow{Spent: 2}
+		row := &db.OutboxQueueClaimRow{AttemptsUsed: 2}
 		for name, s := range map[string]settlement{
 			"last attempt":       a.sent(row, Outcome{}, errors.New("reset")),
 			"dead":               a.sent(row, Dead(Response{}), nil),
@@ -501,7 +501,7 @@ func TestOrphanIsLookedUpAfterTheSettlingDelay(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 5)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	a.policy.SettlingDelay = time.Minute
-	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, Spent: 2})
+	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, AttemptsUsed: 2})
 	if ask || s.status != statusUnknown || s.spent != 2 || s.delay != time.Minute-settlingOrphans || s.leave {
 		t.Errorf("at once: asked %t, %+v", ask, s)
 	}
@@ -528,10 +528,10 @@ func TestIrreversibleWriteWaitsForTheVendor(t *testing.T) {
 func TestLookupsThatKillWorkersEndParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
-	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 2}); !ask {
+	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 2}); !ask {
 		t.Error("the last of three lookups is not made")
 	}
-	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{Spent: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
 		t.Errorf("after three: asked %t, %+v", ask, s)
 	}
 }
@@ -547,7 +547,7 @@ func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 		"charge_card " + a.form.key + " " + digest("POST /v1/charges"): false,
 	} {
 		for _, first := range []bool{true, false} {
-			s, send := a.beforeSend(&db.OutboxQueueClaimRow{FirstSend: first, SentTo: sentTo, Spent: 2})
+			s, send := a.beforeSend(&db.OutboxQueueClaimRow{FirstSend: first, SentTo: sentTo, AttemptsUsed: 2})
 			if want := first || same; send != want || !want && (s.status != statusUnknown || s.answer.Code != codeForm || s.spent != 0 || s.unsend) {
 				t.Errorf("sent to %q, first send %t: sent %t, %+v", sentTo, first, send, s)
 			}

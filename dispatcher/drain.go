@@ -102,7 +102,7 @@ func (d *destination) claimOne(ctx context.Context, index, reserved int) (got in
 		return got, next, err
 	}
 	on, off := d.admit(ctx, b)
-	if b.claims[0].Unread {
+	if b.claims[0].PayloadDeferred {
 		d.markSending(ctx, b.action, on)
 	}
 	for _, c := range on {

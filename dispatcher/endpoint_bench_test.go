@@ -30,7 +30,7 @@ func BenchmarkPutOff(b *testing.B) {
 func benchPutOff(b *testing.B, concurrency int, dead bool) {
 	db := samekeytest.NewDB(b)
 	pool := benchPool(b, db)
-	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'webhook', '{}') from generate_series(1, $1::int) i`, benchIntents)
+	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'webhook', '{}') from generate_series(1, $1::int) i`, benchIntents())
 	mustExec(b, pool, `vacuum analyze samekey.outbox, samekey.outbox_queue`)
 	mustExec(b, pool, `checkpoint`)
 	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -60,7 +60,7 @@ func benchPutOff(b *testing.B, concurrency int, dead bool) {
 	if err := pool.QueryRow(b.Context(), wal).Scan(&after); err != nil {
 		b.Fatal(err)
 	}
-	b.ReportMetric(benchIntents/took.Seconds(), "intents/s")
-	b.ReportMetric(float64(after-before)/benchIntents, "WAL-bytes/intent")
+	b.ReportMetric(float64(benchIntents())/took.Seconds(), "intents/s")
+	b.ReportMetric(float64(after-before)/float64(benchIntents()), "WAL-bytes/intent")
 	b.ReportMetric(0, "ns/op")
 }

@@ -90,7 +90,7 @@ func (b *bundle) toEndpoint(name, where string) int {
 }
 
 // asWritten are intents that are pending, whatever claimed them: nothing spent, nothing sent, no history.
-const asWritten = `q.status = 'pending' and q.leased_by is null and q.spent = 0 and q.first_sent_at is null and q.window_ends is null and q.last_code is null
+const asWritten = `q.status = 'pending' and q.leased_by is null and q.attempts_used = 0 and q.first_sent_at is null and q.key_window_until is null and q.last_code is null
 	and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`
 
 func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
@@ -207,12 +207,12 @@ func TestALookUpThatIsPutOffKeepsWhatWasFound(t *testing.T) {
 	b.start(d)
 	wait(b, "the call that hangs", r.hanging)
 	id := b.insert("charge_card", func(in *outbox.Intent) { in.Part, in.DueAt = "to-0", time.Now().Add(time.Hour) })
-	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = '2020-01-01', last_code = 'absent', spent = 2, due_at = now(), sent_attempt = 7, attempt = 7 where id = $1`, id)
+	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = '2020-01-01', last_code = 'absent', attempts_used = 2, due_at = now(), last_sent_attempt = 7, attempt = 7 where id = $1`, id)
 	b.until("it was put off", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where id = $1 and attempt > 7 and leased_by is null`, id) == 1
 	})
 	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and status = 'unknown' and first_sent_at = '2020-01-01'
-		and last_code = 'absent' and spent = 2 and sent_attempt = 7`, id); n != 1 {
+		and last_code = 'absent' and attempts_used = 2 and last_sent_attempt = 7`, id); n != 1 {
 		t.Error("it is not as it was")
 	}
 	b.wantHistory(id, "")

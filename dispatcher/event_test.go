@@ -94,7 +94,7 @@ func TestAnEventAndAPollThatCompleteACallAtTheSameTimeEndItOnce(t *testing.T) {
 			if n := applied.Load(); n != 1 || s.calls != 1 {
 				t.Errorf("it was applied %d times after %d calls", n, s.calls)
 			}
-			if n := b.count(`select count(*) from samekey.outbox_history where finished is not null`); n != 1 {
+			if n := b.count(`select count(*) from samekey.outbox_history where final_status is not null`); n != 1 {
 				t.Errorf("%d events finished it", n)
 			}
 			// The vendor tells the same again, under the same name and under another.

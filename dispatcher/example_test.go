@@ -107,10 +107,10 @@ func ExampleDispatcher_Check() {
 	})
 	fmt.Println(d.Check())
 	// Output:
-	// dispatcher: charge_card: KeyWindow is missing: say how long the vendor remembers a key (dispatcher.Forever is a value)
-	// dispatcher: book_courier: Lease 1m0s is not longer than Timeout 1m0s by 100ms or more
-	// dispatcher: send_receipt: Class is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)
-	// dispatcher: send_receipt: Destination "mail" is not declared: call Destination("mail", ...) or correct the name
+	// samekey: action "charge_card": KeyWindow: missing: say for how long the vendor remembers a key (Forever is a value); its Destination does not say it
+	// samekey: action "book_courier": Lease: 1m must be longer than Timeout (1m) by at least 100ms
+	// samekey: action "send_receipt": Destination: "mail" is not declared: call Dispatcher.Destination, or correct the name
+	// samekey: action "send_receipt": Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite
 }
 
 // Apply marks the order and inserts the receipt's intent, in the transaction that finishes the charge.

@@ -75,7 +75,7 @@ func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
 			if n := v.calls.Load(); n > 24+3 {
 				t.Errorf("%d calls were made", n)
 			}
-			if n := b.count(`select count(*) from samekey.outbox_queue where spent > 0 or first_sent_at is not null and status = 'pending'`); n != 0 {
+			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null and status = 'pending'`); n != 0 {
 				t.Errorf("%d intents had something spent", n)
 			}
 		})

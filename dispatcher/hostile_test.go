@@ -41,7 +41,7 @@ func TestAWriterWhoseTransactionStaysOpenHoldsUpHisOrderingKeyAlone(t *testing.T
 	run := b.start(d)
 	defer run.stop()
 	delivered := func() int {
-		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`)
+		return b.count(`select count(*) from samekey.outbox_history where final_status = 'delivered'`)
 	}
 	b.until("the others are delivered", func() bool { return delivered() == 5 })
 	// The head has answered, and waits for the writer for longer than its lease.
@@ -83,7 +83,7 @@ func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
 	}
 	close(locked)
 	delivered := func() int {
-		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`)
+		return b.count(`select count(*) from samekey.outbox_history where final_status = 'delivered'`)
 	}
 	b.until("its neighbours are delivered", func() bool { return delivered() == 9 })
 	if err := open.Rollback(t.Context()); err != nil {
@@ -131,7 +131,7 @@ func TestAnApplyAndAWriterOfTheSameOrderDoNotWaitForEachOtherInACircle(t *testin
 		t.Fatal(err)
 	}
 	b.until("both are delivered", func() bool {
-		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`) == 2
+		return b.count(`select count(*) from samekey.outbox_history where final_status = 'delivered'`) == 2
 	})
 	if n := b.count(`select count(*) from samekey.outbox_history where event = 'apply' and outcome = 'retry'`); n != 0 {
 		t.Errorf("an Apply failed %d times", n)
@@ -219,7 +219,7 @@ func TestAClaimThatSendsNothingDoesNotTakeAwayWhoseAnswerCounts(t *testing.T) {
 	b.until("it is dead", func() bool { return b.status(id) == "dead" })
 	g.release()
 	b.until("the late answer ends it", func() bool {
-		return b.count(`select count(*) from samekey.outbox_history where finished = 'delivered'`) == 1
+		return b.count(`select count(*) from samekey.outbox_history where final_status = 'delivered'`) == 1
 	})
 	if err := run.stop(); err != nil {
 		t.Error(err)

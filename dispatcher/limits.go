@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"fmt"
 	"math"
 	"time"
 )
@@ -53,10 +52,11 @@ const (
 	defaultBreakAfter  = 10
 	defaultPerEndpoint = 4
 
-	minRate  = 1.0 / (24 * 60 * 60)
-	maxRate  = 100_000
-	maxBurst = 1_000_000
-	maxBreak = time.Hour
+	maxConcurrency = 10_000
+	minRate        = 1.0 / (24 * 60 * 60)
+	maxRate        = 100_000
+	maxBurst       = 1_000_000
+	maxBreak       = time.Hour
 
 	// burstTime is how much of the rate a default burst holds.
 	burstTime = 100 * time.Millisecond
@@ -72,40 +72,4 @@ func (l Limits) withDefaults() Limits {
 		l.Burst = max(int(math.Ceil(min(l.Rate, maxRate)*burstTime.Seconds())), 1)
 	}
 	return l
-}
-
-// check returns what is wrong with limits as they were given, for a destination some of whose actions have endpoints or
-// none of whose have.
-func (l Limits) check(destination string, endpoints bool) (errs []error) {
-	fail := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("dispatcher: destination %q: %s", destination, fmt.Sprintf(format, args...)))
-	}
-	with := l.withDefaults()
-	if l.Concurrency < 0 || l.Concurrency > 10_000 {
-		fail("Concurrency %d is outside 1 to 10000", l.Concurrency)
-	}
-	if l.Rate != 0 && !(l.Rate >= minRate && l.Rate <= maxRate) { // NaN too
-		fail("Rate %v is outside one call a day to %d a second", l.Rate, maxRate)
-	}
-	switch {
-	case l.Burst < 0 || l.Burst > maxBurst:
-		fail("Burst %d is outside 1 to %d", l.Burst, maxBurst)
-	case l.Burst > 0 && l.Rate == 0:
-		fail("Burst %d has no meaning without Rate", l.Burst)
-	}
-	switch {
-	case l.BreakAfter < 0 && (l.BreakDelay != 0 || l.MaxBreakDelay != 0):
-		fail("BreakDelay and MaxBreakDelay have no meaning where BreakAfter %d says that there is no breaker", l.BreakAfter)
-	case with.BreakDelay < time.Millisecond || with.BreakDelay > with.MaxBreakDelay:
-		fail("BreakDelay %v is outside 1ms to MaxBreakDelay %v", with.BreakDelay, with.MaxBreakDelay)
-	case with.MaxBreakDelay > maxBreak:
-		fail("MaxBreakDelay %v is longer than %v", with.MaxBreakDelay, maxBreak)
-	}
-	switch {
-	case l.PerEndpoint < 0 || l.Concurrency >= 0 && l.PerEndpoint > with.Concurrency:
-		fail("PerEndpoint %d is outside 1 to Concurrency %d", l.PerEndpoint, with.Concurrency)
-	case l.PerEndpoint > 0 && !endpoints:
-		fail("PerEndpoint %d has no meaning: none of its actions has an endpoint", l.PerEndpoint)
-	}
-	return errs
 }

@@ -18,7 +18,7 @@ import (
 //	the worker is stopped while it loads      the load is cut off, and the batch is given back, due at once
 //	killed or halted while it loads           intents that may be repeated are sent by the worker that takes them over; the
 //	                                          others were leased as unsent (see OutboxQueueClaim) and are pending again
-//	stopped, taken over, and goes on          OutboxQueueSending finds the fence closed for intents that may not be repeated;
+//	stopped, taken over, and goes on          OutboxQueueMarkSending finds the fence closed for intents that may not be repeated;
 //	                                          the others meet the attempt's deadline, as any zombie does
 //	the intent is pruned meanwhile            impossible: an intent in the queue is never pruned
 
@@ -53,7 +53,7 @@ func (b *loadBudget) failed() { b.limit = minClaimBytes }
 
 // loadBatch loads what the claim left out. A stop cuts it off. If it fails, the batch is given back: nothing was sent.
 func (d *destination) loadBatch(ctx context.Context, b batch) error {
-	if !b.claims[0].Unread {
+	if !b.claims[0].PayloadDeferred {
 		return nil
 	}
 	err := d.load.batch(ctx, d.node.q, b)
@@ -112,8 +112,8 @@ func (d *destination) markSending(ctx context.Context, a *action, claims []*clai
 	if a.policy.Class.repeatable() || len(claims) == 0 {
 		return
 	}
-	p := db.OutboxQueueSendingParams{Worker: claims[0].worker, Fixes: a.fixes()}
-	p.Forever, p.KeyWindow = a.keyWindow()
+	p := db.OutboxQueueMarkSendingParams{Worker: claims[0].worker, Renders: a.fixes()}
+	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	var marking []*claim
 	for _, c := range claims {
 		if c.Status == statusLeased && c.calls {
@@ -126,7 +126,7 @@ func (d *destination) markSending(ctx context.Context, a *action, claims []*clai
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	marked, err := d.node.q.OutboxQueueSending(ctx, p)
+	marked, err := d.node.q.OutboxQueueMarkSending(ctx, p)
 	if err != nil {
 		d.node.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", d.name), slog.String("error", errorText(err)))
 	}

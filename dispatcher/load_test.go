@@ -91,7 +91,7 @@ func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
 			const intents = 5
 			b.insertLarge("charge_card", intents, 200<<10)
 			one := b.startWorker(workerSettings{DSN: dsn, Class: dispatcher.NonIdempotentWrite, Timeout: 25 * time.Second})
-			const loading = `select count(*) from samekey.outbox_queue where status = 'leased' and repeatable and first_sent_at is null`
+			const loading = `select count(*) from samekey.outbox_queue where status = 'leased' and safe_to_resend and first_sent_at is null`
 			b.until("it loads", func() bool { return b.count(loading) > 0 })
 			if err := one.cmd.Process.Signal(end); err != nil {
 				t.Fatal(err)
@@ -193,7 +193,7 @@ func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
 	d.Destination("vendor", dispatcher.Limits{})
 	handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite), c.handle)
 	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin
-		if old.repeatable and not new.repeatable then raise 'not now'; end if; return new; end $$`)
+		if old.safe_to_resend and not new.safe_to_resend then raise 'not now'; end if; return new; end $$`)
 	b.exec(`create trigger refuse before update on samekey.outbox_queue for each row execute function refuse()`)
 	b.insertLarge("charge_card", 1, 100<<10)
 	b.start(d)

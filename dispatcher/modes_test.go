@@ -87,7 +87,7 @@ func TestAWorkerWorksInEveryExecMode(t *testing.T) {
 			}
 			insert()
 			// An orphan, for the sweep.
-			b.exec(`update samekey.outbox_queue set status = 'leased', attempt = 1, leased_by = 77, repeatable = true, lease_until = now() + interval '1 hour'
+			b.exec(`update samekey.outbox_queue set status = 'leased', attempt = 1, leased_by = 77, safe_to_resend = true, lease_until = now() + interval '1 hour'
 				where action = 'hook'`)
 			r := b.start(d)
 			b.until("the orphans are delivered, and the rest is", func() bool {

@@ -250,7 +250,7 @@ func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T)
 		b.start(b.gated(b.db.Pool, g, p))
 	}
 	b.untilLogged(keptText)
-	spent := func() int { return b.count(`select spent from samekey.outbox_queue`) }
+	spent := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
 	for i := range 3 {
 		before := spent()
 		b.elapse(lease)

@@ -70,7 +70,7 @@ func Refused(r Response) Outcome { return Outcome{kind: outcomeRefused, response
 // is parked.
 func Accepted(r Response) Outcome { return Outcome{kind: outcomeAccepted, response: r} }
 
-// Retry reports that the vendor says that it did not act, and can be asked again: a 429, or an answer that means "still
+// Retry reports that the vendor did not act, by its own account, and can be asked again: a 429, or an answer that means "still
 // running under this key". It spends no attempt. The next call waits for [Outcome.After] or the policy's backoff, whichever
 // is longer. Many in a row slow down the destination or the endpoint ([Limits.BreakAfter]).
 //
@@ -141,6 +141,16 @@ func (o Outcome) Because(err error) Outcome {
 // Response returns the vendor's response, for code that wraps a Send or a Lookup.
 func (o Outcome) Response() Response { return o.response }
 
+// WithResponse sets the response. It is for packages of vendors, which know the response when an application's function
+// has decided on the outcome.
+func (o Outcome) WithResponse(r Response) Outcome {
+	o.response = r
+	return o
+}
+
+// Kind returns the outcome's name in configuration files, such as "refused" or "retry". It is empty for the zero Outcome.
+func (o Outcome) Kind() string { return o.kind }
+
 // String describes the outcome without the response's body, such as "retry 429 after 2s for the account".
 func (o Outcome) String() string {
 	text := or(o.kind, "no outcome")
@@ -168,7 +178,7 @@ const (
 	codePanic     = "panic"
 	codeNoOutcome = "no_outcome"
 	codePayload   = "payload" // the payload did not decode: the vendor was not called
-	codeProxy     = "proxy"   // the request would have gone through a proxy, see package httpclient
+	codeProxy     = "proxy"   // the request would have used a proxy, see package httpclient
 )
 
 var (

@@ -14,7 +14,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// What a function must not return counts as unknown, and the log says that it is a mistake.
+// An outcome that a function must not return counts as unknown, and is logged as a mistake.
 const wrongOutcome = "level=ERROR msg=\"dispatcher: an action's function returned a wrong outcome"
 
 func TestZeroOutcomeIsUnknown(t *testing.T) {
@@ -70,7 +70,7 @@ func TestErrUnsentSpendsNothing(t *testing.T) {
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.wantHistory(id, "attempt:unsent:unsent")
-	if n := b.count(`select count(*) from samekey.outbox_queue where spent = 0 and first_sent_at is null`); n != 1 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used = 0 and first_sent_at is null`); n != 1 {
 		t.Error("an unsent attempt was spent")
 	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
-	"github.com/samekey/samekey/samekeytest"
 )
 
 // scripted is a handler that answers as the test says, and counts.
@@ -56,7 +55,7 @@ func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...option) (*bundl
 
 func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
 	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
-	b.vendor.Next(samekeytest.Fault402)
+	b.vendor.Next("402")
 	id := b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Refused: 1})
 	b.wantHistory(id, "attempt:refused:402")

@@ -13,7 +13,7 @@ func mirrorPauses(ctx context.Context, q *db.Queries, log *slog.Logger) error {
 	if err := q.PausesExpire(ctx); err != nil {
 		return fmt.Errorf("dispatcher: end pauses whose time is over: %w", err)
 	}
-	changes, err := q.PausesMirror(ctx)
+	changes, err := q.PausesSyncRiver(ctx)
 	if err != nil {
 		return fmt.Errorf("dispatcher: copy River's pauses: %w", err)
 	}

@@ -13,7 +13,7 @@ import (
 func TestAnOutcomeThatTheTablesRefuseCostsItsNeighboursNothing(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k' || i, 'charge_card', '1') from generate_series(1, 11) i`)
-	mustExec(t, db.Pool, `insert into samekey.outbox_history (intent_id, event, finished)
+	mustExec(t, db.Pool, `insert into samekey.outbox_history (intent_id, event, final_status)
 		select id, 'attempt', 'delivered' from samekey.outbox where idem_key = 'k6'`)
 	d := dispatcher.New(db.Pool, nil)
 	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour},

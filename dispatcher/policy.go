@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -68,26 +67,14 @@ type Policy struct {
 	PassFailed bool
 }
 
-// minTimeout is many times what a claim takes, so that some of the time is left for the call. minSettle is what is left of a
-// lease, at least, to write the outcome of an attempt that took all its time. minDelay finds a number that was given without
-// a unit, such as SettlingDelay: 5.
-const (
-	minTimeout  = 100 * time.Millisecond
-	minSettle   = 100 * time.Millisecond
-	minDelay    = time.Millisecond
-	minDeadline = time.Second
-)
-
 // windowMargin is kept free at the end of a key window, besides the attempt's own timeout.
 const windowMargin = 10 * time.Second
 
 // maxDelay caps what a vendor may ask for with RetryAfter. It is generous, so that no vendor that means it is asked early.
 const maxDelay = 24 * time.Hour
 
-const maxAttempts = 25
-
-// maxBackoff keeps a horizon of 1000 attempts far from the end of time.Duration.
-const maxBackoff = 30 * 24 * time.Hour
+// defaultAttempts is the most that is sent where Policy.Attempts is zero.
+const defaultAttempts = 25
 
 func (p Policy) withDefaults() Policy {
 	p.Timeout = or(p.Timeout, 30*time.Second)
@@ -98,7 +85,7 @@ func (p Policy) withDefaults() Policy {
 	p.ResponseCap = or(p.ResponseCap, 64<<10)
 	p.CompletionTime = or(p.CompletionTime, 24*time.Hour)
 	if p.Attempts == 0 {
-		p.Attempts = maxAttempts
+		p.Attempts = defaultAttempts
 		for p.Class == IdempotentWrite && p.Attempts > 1 && p.horizon() > p.KeyWindow {
 			p.Attempts--
 		}
@@ -135,62 +122,4 @@ func (p Policy) ceiling(n int) time.Duration {
 // delay draws the wait after n attempts: full jitter.
 func (p Policy) delay(n int) time.Duration {
 	return rand.N(p.ceiling(max(n, 1)) + 1)
-}
-
-// check returns every contradiction of a policy that has its defaults.
-func (p Policy) check(action string) (errs []error) {
-	fail := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("dispatcher: %s: %s %s", action, field, fmt.Sprintf(format, args...)))
-	}
-	if p.Class < Read || p.Class > IrreversibleWrite {
-		fail("Class", "is missing: say whether the vendor may be called again (read, idempotent_write, non_idempotent_write, irreversible_write)")
-	}
-	if p.Timeout < minTimeout || p.Timeout > time.Hour {
-		fail("Timeout", "%v is outside 100ms to 1h", p.Timeout)
-	}
-	if p.Lease < p.Timeout+minSettle {
-		fail("Lease", "%v is not longer than Timeout %v by 100ms or more", p.Lease, p.Timeout)
-	}
-	if p.Lease > 24*time.Hour {
-		fail("Lease", "%v is longer than 24h", p.Lease)
-	}
-	if p.Attempts < 1 || p.Attempts > 1000 {
-		fail("Attempts", "%d is outside 1 to 1000", p.Attempts)
-	}
-	if p.Backoff < minDelay {
-		fail("Backoff", "%v is less than 1ms", p.Backoff)
-	}
-	if p.MaxBackoff < p.Backoff {
-		fail("MaxBackoff", "%v is less than Backoff %v", p.MaxBackoff, p.Backoff)
-	}
-	if p.MaxBackoff > maxBackoff {
-		fail("MaxBackoff", "%v is longer than %v", p.MaxBackoff, maxBackoff)
-	}
-	if p.Deadline != 0 && p.Deadline < minDeadline {
-		fail("Deadline", "%v is less than 1s: nothing would be sent", p.Deadline)
-	}
-	if p.SettlingDelay > 0 && p.SettlingDelay < minDelay {
-		fail("SettlingDelay", "%v is less than 1ms; negative: none", p.SettlingDelay)
-	}
-	if p.CompletionTime < time.Second || p.CompletionTime > 90*24*time.Hour {
-		fail("CompletionTime", "%v is outside 1s to 90 days", p.CompletionTime)
-	}
-	if p.ResendAbsent && p.Class != NonIdempotentWrite {
-		fail("ResendAbsent", "has no meaning for %v: only a non_idempotent_write is sent again after look-ups said absent", p.Class)
-	}
-	if p.ResponseCap > 1<<20 {
-		fail("ResponseCap", "%d is more than 1 MiB", p.ResponseCap)
-	}
-	switch {
-	case p.KeyWindow < 0:
-		fail("KeyWindow", "%v is negative", p.KeyWindow)
-	case p.Class == IdempotentWrite && p.KeyWindow == 0:
-		fail("KeyWindow", "is missing: say how long the vendor remembers a key (dispatcher.Forever is a value)")
-	case p.Class == IdempotentWrite && p.horizon() > p.KeyWindow:
-		fail("KeyWindow", "%v is shorter than the retry horizon %v (%d attempts of %v and the waits between them)",
-			p.KeyWindow, p.horizon(), p.Attempts, p.Timeout)
-	case p.Class != IdempotentWrite && p.KeyWindow != 0:
-		fail("KeyWindow", "%v has no meaning for %v: only an idempotent_write has one", p.KeyWindow, p.Class)
-	}
-	return errs
 }

@@ -15,8 +15,8 @@ import (
 
 // What happens between a claim and its call: may the call be made, and with which bytes?
 
-// beforeCall decides whether a claimed intent is called at all. Where ok is false, s says why not. Its answer depends on the
-// row and the policy alone; a claim asks once, and remembers the answer.
+// beforeCall decides whether a claimed intent is called at all. If ok is false, s holds the reason. The answer
+// depends on the row and the policy alone, so a claim asks once and keeps the answer.
 func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	if row.Status == statusUnknown {
 		return a.beforeLookup(row)
@@ -27,7 +27,7 @@ func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 // beforeSend decides whether a pending intent is sent.
 func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	p := a.policy
-	s = settlement{event: "attempt", spent: int(row.Spent), unsend: row.FirstSend}
+	s = settlement{event: "attempt", spent: int(row.AttemptsUsed), unsend: row.FirstSend}
 	switch {
 	case a.moved(row):
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, codeMoved
@@ -45,7 +45,7 @@ func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "deadline"
 	case p.Class == IrreversibleWrite && row.ApprovedAt == nil:
 		s.status, s.outcome, s.answer.Code = statusAwaiting, outcomeAwaiting, "approval"
-	case p.Class.repeatable() && int(row.Spent) >= p.Attempts:
+	case p.Class.repeatable() && int(row.AttemptsUsed) >= p.Attempts:
 		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "attempts"
 	default:
 		return s, true
@@ -56,7 +56,7 @@ func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 
 // beforeLookup decides whether an unknown intent is looked up.
 func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
-	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(row.Spent), leave: a.policy.PassFailed}
+	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(row.AttemptsUsed), leave: a.policy.PassFailed}
 	accepted := row.LastCode != nil && *row.LastCode == codeAccepted
 	switch settling := a.policy.SettlingDelay - settlingOrphans; {
 	case accepted && row.FirstSentAt != nil && row.Now.Sub(*row.FirstSentAt) >= a.policy.CompletionTime:
@@ -72,7 +72,7 @@ func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok boo
 		// The worker that took the intent over does not know the policy, and waited settlingOrphans. Wait for the rest.
 		s.status, s.outcome, s.leave = statusUnknown, outcomeRetry, false
 		s.answer.Code, s.delay = "settling", settling
-	case int(row.Spent) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
+	case int(row.AttemptsUsed) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
 		s.answer.Code = "attempts"
 	default:
 		return s, true
@@ -100,7 +100,7 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 	return a.policy.Class == IdempotentWrite && !row.FirstSend && a.form.differs(form{sent[1], sent[2]})
 }
 
-// prepare makes a claim ready for its call. Where the call is nil, none is made, and s says why.
+// prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
 func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
 	switch {
 	case d.node.isStopping():
@@ -151,7 +151,7 @@ func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settl
 	return &call, settlement{}
 }
 
-// mayCall reports whether the endpoint of an attempt may be called. Where ok is false nothing is sent, and s says why.
+// mayCall reports whether the endpoint of an attempt may be called. If ok is false nothing is sent, and s holds the reason.
 func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
 	row := &c.OutboxQueueClaimRow
 	switch {
@@ -167,7 +167,7 @@ func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok b
 
 // lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
 func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := d.node.q.OutboxHistoryLastAnswer(ctx, c.ID)
+	last, err := d.node.q.OutboxHistoryLastResponse(ctx, c.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -190,7 +190,7 @@ func (d *destination) notSent(ctx context.Context, c *claim, message string, err
 // givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was sent,
 // nothing is spent, and the intent is due.
 func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
-	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.Spent),
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.AttemptsUsed),
 		unsend: row.FirstSend, answer: Response{Code: "given_back"}}
 	switch row.Status {
 	case statusUnknown:
@@ -203,6 +203,6 @@ func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 
 // deadUnsent is the settlement of an attempt that ends before its call until a person has corrected something.
 func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
-	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(row.Spent), unsend: row.FirstSend,
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(row.AttemptsUsed), unsend: row.FirstSend,
 		leave: a.policy.PassFailed, answer: Response{Code: code}, err: withoutURL(err)}
 }

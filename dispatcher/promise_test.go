@@ -10,14 +10,15 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
 // troubles are what a vendor does to a call, one by one or in any row.
 var troubles = []samekeytest.Fault{
-	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.Fault500,
-	samekeytest.Fault500After, samekeytest.Fault429, samekeytest.Fault402, samekeytest.FaultTruncate,
+	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, "500",
+	"500_after", "429", "402", samekeytest.FaultTruncate,
 }
 
 // runOf is one intent of a class, a random row of troubles, and random times between the drains.
@@ -37,7 +38,7 @@ type runOf struct {
 // effect at a vendor that does not; an irreversible one makes no more calls than it had approvals; what is said to be
 // delivered was. And each ends, finished or before a person.
 func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
-	const runs = 25
+	runs := dbtest.Size(25, 5)
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			keyless := class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite

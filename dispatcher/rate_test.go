@@ -4,9 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,37 +13,14 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 )
 
-// statements counts those whose text holds like.
-type statements struct {
-	like string
-	n    atomic.Int64
-}
-
-func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, s.like) {
-		s.n.Add(1)
-	}
-	return ctx
-}
-func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 // tracedBy is a pool whose statements are counted.
-func (b *bundle) tracedBy(s *statements) *pgxpool.Pool {
+func (b *bundle) tracedBy(s *dbtest.Statements) *pgxpool.Pool {
 	b.Helper()
-	config, err := pgxpool.ParseConfig(b.db.DSN)
-	if err != nil {
-		b.Fatal(err)
-	}
-	config.ConnConfig.Tracer = s
-	pool, err := pgxpool.NewWithConfig(b.ctx, config)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(pool.Close)
-	return pool
+	return dbtest.Pool(b, b.db.DSN, func(config *pgxpool.Config) { config.ConnConfig.Tracer = s })
 }
 
 // metered is a vendor that notes when each call came.
@@ -126,14 +101,14 @@ func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
 	id := b.insert("charge_card")
 	outbox.Flush(b.db.Pool, "charge_card")
 	b.untilStatus(id, "delivered")
-	if left := value[float64](b, `select owed from samekey.rate_limits`); left > 1 {
+	if left := value[float64](b, `select level from samekey.rate_limits`); left > 1 {
 		t.Errorf("for one intent %v permits were taken", left)
 	}
 }
 
 func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
 	b := setup(t)
-	takes := &statements{like: "RateLimitsTake :"}
+	takes := &dbtest.Statements{Like: "RateLimitsTake :"}
 	d := b.dispatcherOn(b.tracedBy(takes), dispatcher.Config{})
 	d.Destination("vendor", dispatcher.Limits{})
 	d.Destination("slow", dispatcher.Limits{Rate: 1.0 / 3600})
@@ -145,13 +120,13 @@ func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
 	b.start(d)
 	b.until("one is sent", func() bool { return b.unspent("send_receipt") == 9 })
 	b.sweeps(d, 120*time.Millisecond)
-	before := takes.n.Load()
+	before := takes.Count()
 	b.insertMany("charge_card", 100)
 	b.until("the others are delivered", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where action = 'charge_card'`) == 0
 	})
 	b.sweeps(d, 300*time.Millisecond)
-	if n := takes.n.Load() - before; n != 0 {
+	if n := takes.Count() - before; n != 0 {
 		t.Errorf("it was asked %d times whether the hour is over", n)
 	}
 	if n := b.unspent("send_receipt"); n != 9 {
@@ -231,7 +206,7 @@ func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
 func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
 	tk := newTaking(setup(t), 1, 10)
 	tk.wantGiven(10)
-	tk.exec(`update samekey.rate_limits set counted_at = counted_at + interval '2 hours'`)
+	tk.exec(`update samekey.rate_limits set updated_at = updated_at + interval '2 hours'`)
 	if wait := tk.wantGiven(0); wait > time.Second {
 		t.Fatalf("the wait is %v", wait)
 	}
@@ -310,16 +285,16 @@ func TestAnAbsurdRateRowHealsItself(t *testing.T) {
 	for _, at := range []string{"'infinity'", "'-infinity'", "'4000-01-01'", "'4000-01-01 BC'", "clock_timestamp()", "clock_timestamp() + interval '1 hour'"} {
 		for _, owed := range []string{"'Infinity'", "'NaN'", "'-Infinity'", "-5", "1e300", "1e-300"} {
 			tk := newTaking(b, 100, 10)
-			tk.exec(`update samekey.rate_limits set counted_at = ` + at + `, owed = ` + owed)
+			tk.exec(`update samekey.rate_limits set updated_at = ` + at + `, level = ` + owed)
 			if row := tk.take(); row.Given == 0 && row.WaitUs > 10_000 {
-				t.Fatalf("counted_at %s, owed %s: the wait is %d us", at, owed, row.WaitUs)
+				t.Fatalf("updated_at %s, level %s: the wait is %d us", at, owed, row.WaitUs)
 			}
 			tk.elapse(100 * time.Millisecond)
 			if row := tk.take(); row.Given == 0 || row.Given > 10 {
-				t.Fatalf("counted_at %s, owed %s: given %d", at, owed, row.Given)
+				t.Fatalf("updated_at %s, level %s: given %d", at, owed, row.Given)
 			}
-			if n := b.count(`select count(*) from samekey.rate_limits where counted_at between now() - interval '1 minute' and now() and owed between 0 and 2e6`); n != 1 {
-				t.Fatalf("counted_at %s, owed %s: the row is not in order", at, owed)
+			if n := b.count(`select count(*) from samekey.rate_limits where updated_at between now() - interval '1 minute' and now() and level between 0 and 2e6`); n != 1 {
+				t.Fatalf("updated_at %s, level %s: the row is not in order", at, owed)
 			}
 		}
 	}
@@ -334,7 +309,7 @@ func TestTakesAtOnceAreGivenTheBudgetOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer holder.Rollback(context.WithoutCancel(tk.ctx))
-	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set owed = owed`); err != nil {
+	if _, err := holder.Exec(tk.ctx, `update samekey.rate_limits set level = level`); err != nil {
 		t.Fatal(err)
 	}
 	tk.p.MaxCount = 15

@@ -34,7 +34,7 @@ func (drainArgs) Kind() string { return "samekey.drain" }
 type drainWorker struct {
 	river.WorkerDefaults[drainArgs]
 	node *node
-	stop context.Context // ends when the dispatcher stops: before River's own stop
+	stop context.Context //nolint:containedctx // ends when the dispatcher stops: before River's own stop
 }
 
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed
@@ -73,7 +73,7 @@ func periodicJobs() (jobs []*river.PeriodicJob) {
 type upkeepWorker struct {
 	river.WorkerDefaults[upkeepArgs]
 	upkeep *upkeep
-	stop   context.Context // as of a drainWorker: upkeep can wait, a stop cannot
+	stop   context.Context //nolint:containedctx // as of a drainWorker: upkeep can wait, a stop cannot
 }
 
 func (w *upkeepWorker) Timeout(*river.Job[upkeepArgs]) time.Duration { return time.Minute }
@@ -193,7 +193,7 @@ func (r *riverPart) ask(ctx context.Context, d *destination) (id int64, err erro
 func (r *riverPart) forget(ctx context.Context, id int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if _, err := r.node.q.RiverDrainForget(ctx, id); err != nil {
+	if _, err := r.node.q.RiverDrainDelete(ctx, id); err != nil {
 		r.node.log.DebugContext(ctx, "dispatcher: a drain job stays in River's table", slog.Int64("job", id), slog.String("error", errorText(err)))
 	}
 }

@@ -211,7 +211,7 @@ func (s *session) lock(ctx context.Context, conn *pgx.Conn) error {
 	if !got {
 		return s.clear(ctx, q)
 	}
-	if ours, err := q.WorkersLockIsOurs(ctx, s.id()); err != nil {
+	if ours, err := q.WorkersHoldsLock(ctx, s.id()); err != nil {
 		return err
 	} else if !ours {
 		return errors.New("the session lock went to another session: the worker needs a direct connection, not a pooler in transaction mode")
@@ -250,7 +250,7 @@ func (s *session) clear(ctx context.Context, q *db.Queries) error {
 func (s *session) sign(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	return db.New(conn).WorkersReturn(ctx, db.WorkersReturnParams{ID: s.id(), Name: s.name, Actions: s.actions})
+	return db.New(conn).WorkersHeartbeat(ctx, db.WorkersHeartbeatParams{ID: s.id(), Name: s.name, Actions: s.actions})
 }
 
 // keep holds the lock until ctx ends, coming back after each lost connection with the same identity, and then leaves.

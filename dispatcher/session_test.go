@@ -29,7 +29,7 @@ func stranger(t *testing.T, on *samekeytest.DB, id int32) *pgx.Conn {
 // unharmed says whether a stranger's session is still there, with its lock.
 func unharmed(t *testing.T, conn *pgx.Conn, id int32) {
 	t.Helper()
-	held, err := db.New(conn).WorkersLockIsOurs(t.Context(), id)
+	held, err := db.New(conn).WorkersHoldsLock(t.Context(), id)
 	if err != nil || !held {
 		t.Errorf("the stranger's session was ended, or lost its lock: held %v, %v", held, err)
 	}
@@ -142,7 +142,7 @@ func TestAWorkerEndsItsOwnFormerSession(t *testing.T) {
 	if n.session.id() != id {
 		t.Errorf("the worker has the id %d, want %d as before", n.session.id(), id)
 	}
-	if held, err := db.New(conn).WorkersLockIsOurs(t.Context(), id); err != nil || !held {
+	if held, err := db.New(conn).WorkersHoldsLock(t.Context(), id); err != nil || !held {
 		t.Errorf("the lock is not the new session's: %v, %v", held, err)
 	}
 	var there bool
@@ -195,7 +195,7 @@ func TestAWorkerWhoseRowIsDeletedRegistersAgain(t *testing.T) {
 			t.Fatal("the worker's row does not come back")
 		}
 	}
-	if err := n.q.OutboxStatsTake(t.Context()); err != nil {
+	if err := n.q.OutboxStatsRefresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	unhandled, err := n.q.OutboxStatsUnhandled(t.Context())

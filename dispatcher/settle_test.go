@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -149,7 +150,7 @@ func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
 
 func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 	t.Helper()
-	err := on.QueryRow(t.Context(), `select coalesce(string_agg(concat_ws(':', event, attempt, finished), ' ' order by id), '')
+	err := on.QueryRow(t.Context(), `select coalesce(string_agg(concat_ws(':', event, attempt, final_status), ' ' order by id), '')
 		from samekey.outbox_history`).Scan(&line)
 	if err != nil {
 		t.Fatal(err)
@@ -198,7 +199,7 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 				}
 				claimOne(t, n)
 			}
-			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null, sent_attempt = attempt`, c.status); err != nil {
+			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null, last_sent_attempt = attempt`, c.status); err != nil {
 				t.Fatal(err)
 			}
 			r := resultOf(first, c.outcome)
@@ -240,7 +241,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	on, n, s := settling(t)
 	orphan := func(c *claim) {
 		t.Helper()
-		if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'unknown', sent_attempt = $1, leased_by = null, lease_until = null`, c.Attempt); err != nil {
+		if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'unknown', last_sent_attempt = $1, leased_by = null, lease_until = null`, c.Attempt); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -302,7 +303,7 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 		t.Errorf("the sum is %+v, the history %q", n.summary.get(), timeline(t, on))
 	}
 	var unsent bool
-	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and spent = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
+	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !unsent {
 		t.Errorf("it is not due as if it had never been claimed: %v", err)
 	}
@@ -377,7 +378,7 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
 	claimOne(t, n)
-	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id(), Gone: true, MaxCount: 10})
+	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id(), HolderGone: true, MaxCount: 10})
 	if err != nil || len(rows) != 1 || rows[0].Status != statusPending {
 		t.Fatalf("released %+v, %v", rows, err)
 	}
@@ -417,7 +418,7 @@ func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt - 1`)
 	deliver(t, n, first)
 	var unsent bool
-	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and spent = 0 from samekey.outbox_queue`).Scan(&unsent)
+	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !unsent {
 		t.Errorf("it is not as if it had never been claimed: %v", err)
 	}
@@ -506,15 +507,7 @@ func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
 
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for limit := time.After(30 * time.Second); !condition(); {
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	dbtest.Until(t, what, condition)
 }
 
 // What somebody's lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.
@@ -619,7 +612,7 @@ func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 	d := &destination{node: &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
-		c.Status, c.Spent = statusUnknown, spent
+		c.Status, c.AttemptsUsed = statusUnknown, spent
 		if s := d.attempt(c); s.status != want || s.spent != int(spent)+1 {
 			t.Errorf("after %d look-ups: %+v", spent, s)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,8 +20,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -32,10 +31,7 @@ func TestMain(m *testing.M) {
 		workerMain()
 		return
 	}
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = parallel.Value.Set("6") // these tests wait more than they work
-	}
+	dbtest.Parallel("6") // these tests wait more than they work
 	goleak.VerifyTestMain(unhurried{m})
 }
 
@@ -51,14 +47,14 @@ func (m unhurried) Run() int {
 }
 
 // patience bounds every wait in these tests; what is waited for usually takes milliseconds.
-const patience = 30 * time.Second
+const patience = dbtest.Patience
 
 // bundle is a test's world: a database, a vendor over sockets, and what the dispatchers logged.
 type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
-	vendor *samekeytest.VendorServer
-	ctx    context.Context
+	vendor *samekeytest.Vendor
+	ctx    context.Context //nolint:containedctx // the test's
 	logs   *logs
 	client *http.Client
 	keys   int
@@ -168,27 +164,13 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 // until waits for a condition; its deadline is the only thing that makes it fail.
 func (b *bundle) until(what string, condition func() bool) {
 	b.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			b.Fatalf("waited %v in vain until %s", patience, what)
-		}
-	}
+	dbtest.Until(b, what, condition)
 }
 
 // wait receives from a signal.
-func wait[T any](b *bundle, what string, signal <-chan T) (value T) {
+func wait[T any](b *bundle, what string, signal <-chan T) T {
 	b.Helper()
-	select {
-	case value = <-signal:
-	case <-time.After(patience):
-		b.Fatalf("waited %v in vain until %s", patience, what)
-	}
-	return value
+	return dbtest.Receive(b, what, signal)
 }
 
 // elapse lets d pass for all that is stored.
@@ -204,23 +186,12 @@ type charge struct {
 func (b *bundle) insert(action string, change ...func(*outbox.Intent)) uuid.UUID {
 	b.Helper()
 	b.keys++
-	key, err := samekey.NewKey(fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
-	if err != nil {
-		b.Fatal(err)
-	}
+	key := dbtest.Key(b, fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
 	in := outbox.Intent{Key: key, Action: action, Payload: charge{Order: key.Value, Amount: b.keys}}
 	for _, fn := range change {
 		fn(&in)
 	}
-	var id uuid.UUID
-	err = pgx.BeginFunc(b.ctx, b.db, func(tx pgx.Tx) error {
-		id, err = outbox.Insert(b.ctx, tx, in)
-		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return id
+	return dbtest.Insert(b, b.db, in)
 }
 
 // insertMany commits n plain intents by one statement.
@@ -237,18 +208,13 @@ func ordered(key string) func(*outbox.Intent) {
 // exec runs a statement that must succeed.
 func (b *bundle) exec(sql string, args ...any) {
 	b.Helper()
-	if _, err := b.db.Exec(b.ctx, sql, args...); err != nil {
-		b.Fatal(err)
-	}
+	dbtest.Exec(b, b.db, sql, args...)
 }
 
 // value reads one value.
-func value[T any](b *bundle, sql string, args ...any) (v T) {
+func value[T any](b *bundle, sql string, args ...any) T {
 	b.Helper()
-	if err := b.db.QueryRow(b.ctx, sql, args...).Scan(&v); err != nil {
-		b.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return dbtest.Value[T](b, b.db, sql, args...)
 }
 
 func (b *bundle) count(sql string, args ...any) int { b.Helper(); return value[int](b, sql, args...) }
@@ -258,7 +224,7 @@ func (b *bundle) status(id uuid.UUID) string {
 	b.Helper()
 	return value[string](b, `select coalesce(
 		(select q.status from samekey.outbox_queue q where q.id = $1),
-		(select h.finished from samekey.outbox_history h where h.intent_id = $1 and h.finished is not null), 'lost')`, id)
+		(select h.final_status from samekey.outbox_history h where h.intent_id = $1 and h.final_status is not null), 'lost')`, id)
 }
 
 func (b *bundle) wantStatus(id uuid.UUID, want string) {
@@ -282,8 +248,7 @@ func (b *bundle) untilFinished() {
 // history is an intent's timeline as "event:outcome:code", one word for each.
 func (b *bundle) history(id uuid.UUID) string {
 	b.Helper()
-	return value[string](b, `select coalesce(string_agg(concat_ws(':', h.event, h.outcome, h.code), ' ' order by h.id), '')
-		from samekey.outbox_history h where h.intent_id = $1`, id)
+	return dbtest.History(b, b.db, id)
 }
 
 func (b *bundle) wantHistory(id uuid.UUID, want string) {

@@ -52,7 +52,7 @@ var errNoEndpoint = errors.New("the endpoint that the intent names is not in sam
 
 // readEndpoints reads where the calls of a claim go, in one statement.
 func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
-	p := db.EndpointsCallParams{Destination: d.name}
+	p := db.EndpointsForCallsParams{Destination: d.name}
 	for _, c := range claims {
 		c.endpointErr = errNoEndpoint
 		if isEndpointName(c.endpointName) {
@@ -66,7 +66,7 @@ func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
 	p.Names = slices.Compact(p.Names)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	rows, err := d.node.q.EndpointsCall(ctx, p)
+	rows, err := d.node.q.EndpointsForCalls(ctx, p)
 	found := map[string]*storedEndpoint{}
 	for _, row := range rows {
 		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
@@ -102,7 +102,7 @@ func (d *destination) stopIfGone(c *claim, outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.node.calls), settleTimeout)
 	defer cancel()
 	reason := or(clean(outcome.text(), errorLimit), "the endpoint wants no more calls")
-	stopped, err := d.node.q.EndpointsGone(ctx, db.EndpointsGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	stopped, err := d.node.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
 	attrs := append(c.attrs(), c.where()...)
 	switch {
 	case err != nil: // the next call will be told the same

@@ -15,8 +15,8 @@ import (
 func BenchmarkStoredEndpoint(b *testing.B) {
 	for b.Loop() {
 		named, stored := benchEndpoints(b, withEndpoint), benchEndpoints(b, withStoredEndpoint)
-		b.ReportMetric(benchIntents/named.Seconds(), "named/s")
-		b.ReportMetric(benchIntents/stored.Seconds(), "stored/s")
+		b.ReportMetric(float64(benchIntents())/named.Seconds(), "named/s")
+		b.ReportMetric(float64(benchIntents())/stored.Seconds(), "stored/s")
 		b.ReportMetric(stored.Seconds()/named.Seconds(), "times-named")
 		b.ReportMetric(0, "ns/op")
 	}
@@ -25,7 +25,7 @@ func BenchmarkStoredEndpoint(b *testing.B) {
 func benchEndpoints(b *testing.B, with func(func(*dispatcher.Call) string) option) time.Duration {
 	db := samekeytest.NewDB(b)
 	pool := benchPool(b, db)
-	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'webhook', '{}', part => 'to-' || i % 1000) from generate_series(1, $1::int) i`, benchIntents)
+	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'webhook', '{}', part => 'to-' || i % 1000) from generate_series(1, $1::int) i`, benchIntents())
 	mustExec(b, pool, `insert into samekey.endpoints (destination, name, url, secrets) select 'bench', 'to-' || i, 'https://shop.example', '{secret}' from generate_series(0, 999) i`)
 	mustExec(b, pool, `vacuum analyze samekey.outbox, samekey.outbox_queue, samekey.endpoints`)
 	mustExec(b, pool, `checkpoint`)
@@ -37,7 +37,7 @@ func benchEndpoints(b *testing.B, with func(func(*dispatcher.Call) string) optio
 	}, with(func(call *dispatcher.Call) string { return call.Part }))
 	began := time.Now()
 	sum, err := d.Drain(b.Context())
-	if err != nil || sum.Delivered != benchIntents {
+	if err != nil || sum.Delivered != benchIntents() {
 		b.Fatalf("drained %+v: %v", sum, err)
 	}
 	return time.Since(began)

@@ -121,7 +121,7 @@ func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
 	b.insert("charge_card", to("to-2"))
 	b.expect(d, dispatcher.Summary{Dead: 1, Delivered: 1})
 	b.wantHistory(second, "attempt:dead:endpoint_stopped")
-	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and spent = 0 and first_sent_at is null`, second); n != 1 || s.calls != 2 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and attempts_used = 0 and first_sent_at is null`, second); n != 1 || s.calls != 2 {
 		t.Errorf("%d calls, and what was not sent counts as sent", s.calls)
 	}
 	if log := b.logs.String(); !strings.Contains(log, "is stopped") || strings.Contains(log, "to-1") || strings.Contains(log, "one.example") {
@@ -266,7 +266,7 @@ func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 	back := func() { b.exec(`alter table samekey.endpoints_away rename to endpoints`) }
 	away()
 	b.expect(d, retried)
-	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'pending' and spent = 0 and first_sent_at is null`); n != 1 || s.calls != 0 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'pending' and attempts_used = 0 and first_sent_at is null`); n != 1 || s.calls != 0 {
 		t.Errorf("%d calls, or it counts as sent", s.calls)
 	}
 	back()
@@ -276,7 +276,7 @@ func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 	away()
 	b.elapse(time.Minute)
 	b.expect(d, dispatcher.Summary{Unknown: 1})
-	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'unknown' and spent = 0`); n != 1 || finds != 0 {
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'unknown' and attempts_used = 0`); n != 1 || finds != 0 {
 		t.Errorf("%d look-ups, or it counts as looked up", finds)
 	}
 	back()
@@ -310,7 +310,7 @@ func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	}, storedByPart)
 	handle(d, "notify", storedPolicy(dispatcher.IdempotentWrite), nil, withStoredEndpoint(nil))
 	err := d.Check()
-	for _, want := range []string{"charge_card: Deadline is missing", "notify: StoredEndpoint needs Endpoint"} {
+	for _, want := range []string{`"charge_card": Deadline: missing`, `"notify": StoredEndpoint`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
 		}

@@ -136,7 +136,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				paused[destination] = map[string]bool{}
 			}
 			paused[destination][action] = true
-		case "mirror":
+		case "sync":
 			mirror = true
 		case "gone":
 			gone[row.Worker] = looked
@@ -191,7 +191,7 @@ func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	for {
 		rows, err := s.node.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
-			Holder: worker, Gone: gone, MaxCount: releasePage, Settling: settlingOrphans})
+			Holder: worker, HolderGone: gone, MaxCount: releasePage, SettlingDelay: settlingOrphans})
 		if err != nil {
 			return err
 		}

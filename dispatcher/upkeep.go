@@ -46,7 +46,7 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 
 // statistics counts the queue, and reports actions that no live worker handles: their intents wait.
 func (u *upkeep) statistics(ctx context.Context) error {
-	if err := u.node.q.OutboxStatsTake(ctx); err != nil {
+	if err := u.node.q.OutboxStatsRefresh(ctx); err != nil {
 		return fmt.Errorf("dispatcher: take statistics: %w", err)
 	}
 	unhandled, err := u.node.q.OutboxStatsUnhandled(ctx)
@@ -57,10 +57,10 @@ func (u *upkeep) statistics(ctx context.Context) error {
 		u.node.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
 			slog.String("action", clean(row.Action, codeLimit)), slog.Int64("intents", row.Intents))
 	}
-	if err := u.node.q.PausesTidy(ctx); err != nil {
+	if err := u.node.q.PausesPrune(ctx); err != nil {
 		return fmt.Errorf("dispatcher: tidy pauses: %w", err)
 	}
-	return u.node.q.WorkersTidy(ctx)
+	return u.node.q.WorkersPrune(ctx)
 }
 
 // prune deletes what is past its retention. One pass that does not end within the job's time is no loss: each of its

@@ -1,11 +1,8 @@
 package dispatcher_test
 
 import (
-	"context"
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -14,7 +11,7 @@ import (
 
 const digits = "0123456789"
 
-func TestAKeyThatDoesNotFitIsProjected(t *testing.T) {
+func TestKeyThatDoesNotFitIsProjected(t *testing.T) {
 	key := uuid.MustParse("19ff97c1-7f6e-8cca-a424-270c1111580a")
 	for _, c := range []struct {
 		rules dispatcher.KeyRules
@@ -67,52 +64,4 @@ func FuzzProject(f *testing.F) {
 			t.Errorf("%v and %v project to %q and %q", x, y, p, q)
 		}
 	})
-}
-
-func TestCheckNamesEverythingThatContradictsTheVendor(t *testing.T) {
-	nothing := func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
-		return dispatcher.Delivered(dispatcher.Response{}), nil
-	}
-	d := dispatcher.New(nil, nil)
-	d.Destination("keyless", dispatcher.Limits{})
-	d.Vendor("keyless", dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyNowhere}})
-	d.Destination("short", dispatcher.Limits{})
-	d.Vendor("short", dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: "k"}, Window: 5 * time.Minute, Replay: dispatcher.ReplaySuccess})
-	d.Destination("odd", dispatcher.Limits{})
-	d.Vendor("odd", dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInBody, MaxLength: 10, Quoted: true, Alphabet: "aabc"}, Window: -1})
-	inHeader := dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: "k"}
-	for name, vendor := range map[string]dispatcher.Vendor{
-		"compares":    {Key: dispatcher.KeyRules{Place: dispatcher.KeyNowhere}, Mismatch: dispatcher.MismatchRefused},
-		"by_mail":     {Key: dispatcher.KeyRules{Place: dispatcher.KeyInMessageID}, Mismatch: dispatcher.MismatchIgnored},
-		"does_it":     {Key: inHeader, Replay: dispatcher.ReplayNothing, Mismatch: dispatcher.MismatchIgnored},
-		"other_words": {Key: inHeader, Replay: dispatcher.ReplayAnswer, Mismatch: 3},
-	} {
-		d.Destination(name, dispatcher.Limits{})
-		d.Vendor(name, vendor)
-	}
-	handle(d, "to_keyless", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "keyless", KeyWindow: time.Hour}, nothing)
-	handle(d, "too_long", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "short", KeyWindow: time.Hour}, nothing)
-	handle(d, "resends", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "short", ResendAbsent: true}, nothing)
-	handle(d, "resends_too", dispatcher.Policy{Class: dispatcher.IrreversibleWrite, Destination: "short", ResendAbsent: true, CompletionTime: time.Millisecond}, nothing)
-	handle(d, "odd", dispatcher.Policy{Class: dispatcher.Read, Destination: "odd"}, nothing)
-	err := d.Check()
-	for _, want := range []string{
-		"to_keyless: Class idempotent_write contradicts", "too_long: KeyWindow 1h0m0s is longer", "resends: ResendAbsent needs a lookup",
-		"resends_too: ResendAbsent has no meaning", "resends_too: CompletionTime",
-		`"odd": Vendor.Key.Name`, "Vendor.Key.Quoted", "Vendor.Window", "Vendor.Replay", "Vendor.Key.Alphabet",
-		`"compares": Vendor.Mismatch contradicts Key.Place`, `"by_mail": Vendor.Mismatch contradicts Key.Place`,
-		`"does_it": Vendor.Mismatch contradicts Replay`, `"other_words": Vendor.Mismatch 3 is not known`,
-	} {
-		if err == nil || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("%q is not in:\n%v", want, err)
-		}
-	}
-
-	fits := dispatcher.New(nil, nil)
-	handle(fits, "pay", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "short"}, nothing) // before its vendor is known
-	fits.Destination("short", dispatcher.Limits{})
-	fits.Vendor("short", dispatcher.Vendor{Key: inHeader, Window: 5 * time.Minute, Replay: dispatcher.ReplaySuccess, Mismatch: dispatcher.MismatchIgnored})
-	if err := fits.Check(); err != nil {
-		t.Errorf("the window is the vendor's: %v", err)
-	}
 }

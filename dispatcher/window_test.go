@@ -15,7 +15,7 @@ const lastSend = 24*time.Hour - 15*time.Second
 
 func TestJustInsideTheKeyWindowItIsSentAgain(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
-	b.vendor.Next(samekeytest.Fault500)
+	b.vendor.Next("500")
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.elapse(lastSend - 10*time.Second)
@@ -30,8 +30,8 @@ func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
 		want  dispatcher.Summary
 		last  string
 	}{
-		"acted":       {samekeytest.Fault500After, delivered, " lookup:delivered:201"},
-		"did not act": {samekeytest.Fault500, parked, " lookup:absent:absent lookup:absent:404"},
+		"acted":       {"500_after", delivered, " lookup:delivered:201"},
+		"did not act": {"500", parked, " lookup:absent:absent lookup:absent:404"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -58,7 +58,7 @@ func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
 
 func TestPastTheKeyWindowWithoutALookupItIsParkedAlsoAfterARedrive(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
-	b.vendor.Next(samekeytest.Fault500)
+	b.vendor.Next("500")
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.elapse(25 * time.Hour)
@@ -110,8 +110,8 @@ func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.insert("charge_card")
 	b.expect(d, delivered)
-	if n := b.count(`select count(*) from samekey.outbox_history where finished is not null
-		and window_ends between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
+	if n := b.count(`select count(*) from samekey.outbox_history where final_status is not null
+		and key_window_until between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
 		t.Error("the event that finished the intent does not say when the vendor forgets the key")
 	}
 }

@@ -29,7 +29,8 @@ type node struct {
 	applier      *applier
 	summary      tally
 
-	calls       context.Context // of handlers, lookups and Applies: it outlives the claims and ends at a hard stop
+	// Of handlers, lookups and Applies: it outlives the claims and ends at a hard stop.
+	calls       context.Context //nolint:containedctx // a life cycle, not a request
 	cancelCalls context.CancelFunc
 	open        sync.WaitGroup // claims that are not settled and applied yet
 	stopping    chan struct{}  // closed when no call may begin any more

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed/httpkey"
 	"github.com/samekey/samekey/samekeytest"
@@ -228,7 +229,7 @@ func TestAnAgentsRunThatIsResumedFromItsCheckpointCreatesNothingNew(t *testing.T
 		"call ids, saved before the call": {byCallID, true},
 		"run and step":                    {byStep, false},
 	} {
-		for seed := range uint64(2) {
+		for seed := range uint64(dbtest.Size(2, 1)) {
 			t.Run(fmt.Sprint(name, ", seed ", seed), func(t *testing.T) {
 				t.Parallel()
 				b := setup(t, nil)

@@ -20,8 +20,8 @@ func TestRandomKillsAndALyingVendorNeitherLoseNorDoubleAnEffect(t *testing.T) {
 	b := setup(t, &samekeytest.VendorOptions{Faults: samekeytest.FaultPlan{
 		Every: 2, Calls: 2,
 		Faults: []samekeytest.Fault{
-			samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.Fault500,
-			samekeytest.Fault500After, samekeytest.Fault429, samekeytest.FaultTruncate,
+			samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, "500",
+			"500_after", "429", samekeytest.FaultTruncate,
 		},
 	}})
 	config := workerConfig{Apply: true, Concurrency: 8}
@@ -70,7 +70,7 @@ func TestRandomKillsAndALyingVendorNeitherLoseNorDoubleAnEffect(t *testing.T) {
 	b.count(clients*each, "orders")
 	b.count(clients*each, "receipts")
 	b.count(clients*each, "(select distinct item from orders) items")
-	b.count(clients*each, "samekey.outbox_history where finished = 'delivered'")
+	b.count(clients*each, "samekey.outbox_history where final_status = 'delivered'")
 	samekeytest.AssertEffects(t, b.vendor, clients*each)
 	for _, key := range one[[]string](b, `select array_agg(delivery_key::text) from samekey.outbox`) {
 		samekeytest.AssertOneEffect(t, b.vendor, key)

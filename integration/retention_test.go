@@ -45,7 +45,7 @@ func TestAKeyReplaysUntilItIsPrunedAndActsOnceMoreAfterThat(t *testing.T) {
 	b.settled()
 	worker.kill() // it prunes by itself
 
-	samekeytest.Elapse(t, b.DB, processed.DefaultRetain-24*time.Hour)
+	samekeytest.Elapse(t, b.DB, 48*time.Hour)
 	if pruned := b.prune(pool); pruned.Records+pruned.Intents != 0 {
 		t.Errorf("a day before the end of its retention, %+v was pruned", pruned)
 	}
@@ -112,7 +112,7 @@ func TestAPruneThatMeetsItsKeyInUseLeavesOneTruthfulAnswer(t *testing.T) {
 	each(ask)
 	b.effects(keys)
 	b.settled()
-	samekeytest.Elapse(t, b.DB, processed.DefaultRetain+time.Hour)
+	samekeytest.Elapse(t, b.DB, 73*time.Hour)
 
 	done := make(chan struct{})
 	var pruner sync.WaitGroup

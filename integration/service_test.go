@@ -156,7 +156,7 @@ func (s *service) count(w http.ResponseWriter, r *http.Request) {
 func answerError(w http.ResponseWriter, err error) {
 	status := http.StatusInternalServerError
 	switch {
-	case errors.Is(err, samekey.ErrInvalidKey), errors.Is(err, samekey.ErrInvalidPayload):
+	case isA[*samekey.KeyError](err), isA[*samekey.FingerprintError](err):
 		status = http.StatusBadRequest
 	case errors.Is(err, processed.ErrConflict):
 		status = http.StatusUnprocessableEntity
@@ -224,4 +224,9 @@ func (c call) do(ctx context.Context, url string) response {
 // one that has died.
 var client = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: time.Minute},
+}
+
+func isA[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }

@@ -2,9 +2,7 @@ package integration
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
-	"github.com/samekey/samekey/schema"
 )
 
 // bundle is a database with the application's tables, the logins of the
@@ -23,7 +21,7 @@ import (
 type bundle struct {
 	*samekeytest.DB
 	t                 testing.TB
-	vendor            *samekeytest.VendorServer
+	vendor            *samekeytest.Vendor
 	appDSN, workerDSN string
 }
 
@@ -40,34 +38,11 @@ func setup(t testing.TB, options *samekeytest.VendorOptions) *bundle {
 	}
 	options.Identity = samekeytest.IdentityField("item")
 	b := &bundle{DB: samekeytest.NewDB(t), t: t, vendor: samekeytest.StartVendor(t, options)}
-	suffix := strings.ToLower(rand.Text())
-	roles := schema.Roles{App: "samekey_app_" + suffix, Worker: "samekey_worker_" + suffix}
-	b.appDSN, b.workerDSN = b.login(roles.App), b.login(roles.Worker)
+	roles, appDSN, workerDSN := dbtest.Logins(t, b.DB)
+	b.appDSN, b.workerDSN = appDSN, workerDSN
 	b.exec(applicationTables)
 	b.exec(`grant select, insert on orders to ` + roles.App + `; grant insert on receipts to ` + roles.Worker)
-	if err := schema.Grant(t.Context(), b.Pool, roles); err != nil {
-		t.Fatal(err)
-	}
 	return b
-}
-
-// login makes a role that owns nothing, for the test's time, and returns its DSN.
-func (b *bundle) login(role string) string {
-	b.t.Helper()
-	b.exec(`create role ` + role + ` login password 'secret'`)
-	b.t.Cleanup(func() {
-		for _, sql := range []string{`drop owned by ` + role + ` cascade`, `drop role ` + role} {
-			if _, err := b.Exec(context.Background(), sql); err != nil {
-				b.t.Errorf("%s: %v", sql, err)
-			}
-		}
-	})
-	u, err := url.Parse(b.DSN)
-	if err != nil || u.Host == "" {
-		b.t.Fatal("the DSN of the tests' server must be a URL")
-	}
-	u.User = url.UserPassword(role, "secret")
-	return u.String()
 }
 
 // service starts a service and returns it with its URL.
@@ -120,17 +95,12 @@ func (b *bundle) insertMany(prefix string, n int) {
 
 func (b *bundle) exec(sql string, args ...any) {
 	b.t.Helper()
-	if _, err := b.Exec(b.t.Context(), sql, args...); err != nil {
-		b.t.Fatalf("%s: %v", sql, err)
-	}
+	dbtest.Exec(b.t, b, sql, args...)
 }
 
-func one[T any](b *bundle, sql string, args ...any) (value T) {
+func one[T any](b *bundle, sql string, args ...any) T {
 	b.t.Helper()
-	if err := b.QueryRow(b.t.Context(), sql, args...).Scan(&value); err != nil {
-		b.t.Fatalf("%s: %v", sql, err)
-	}
-	return value
+	return dbtest.Value[T](b.t, b, sql, args...)
 }
 
 // count checks how many rows a query finds, such as "orders where item = 'book'".
@@ -144,13 +114,7 @@ func (b *bundle) count(want int64, from string, args ...any) {
 // eventually waits until a condition on the rows is true.
 func (b *bundle) eventually(sql string, args ...any) {
 	b.t.Helper()
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	for deadline := time.Now().Add(patience); !one[bool](b, `select `+sql, args...); <-look.C {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("not within %v: %s", patience, sql)
-		}
-	}
+	dbtest.Until(b.t, sql, func() bool { return one[bool](b, `select `+sql, args...) })
 }
 
 // settled waits until no intent is unfinished.

@@ -77,7 +77,7 @@ func (c *crash) eventuallyClosed() {
 	c.t.Helper()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for deadline := time.Now().Add(patience); c.vendor.Open() > 0; <-look.C {
+	for deadline := time.Now().Add(patience); c.vendor.Counts().Open > 0; <-look.C {
 		if time.Now().After(deadline) {
 			c.t.Fatal("the vendor still has an open call")
 		}
@@ -119,7 +119,7 @@ func (c *crash) unlock(lock pgx.Tx) {
 func (c *crash) takenOver() {
 	c.t.Helper()
 	control := one[uuid.UUID](c.bundle, `
-		insert into samekey.outbox_queue (id, action, status, due_at, leased_by, lease_until, repeatable)
+		insert into samekey.outbox_queue (id, action, status, due_at, leased_by, lease_until, safe_to_resend)
 		select gen_random_uuid(), 'unheard_of', 'leased', due_at, leased_by, lease_until, true
 		from samekey.outbox_queue where id = $1 returning id`, c.id)
 	c.eventually(`status = 'pending' from samekey.outbox_queue where id = $1`, control)

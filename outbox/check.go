@@ -18,8 +18,7 @@ import (
 	"github.com/samekey/samekey/internal/names"
 )
 
-// The rules here are those of samekey.enqueue, to the byte: a table of intents
-// goes through both. Change both.
+// samekey.enqueue has the same rules, to the byte. A test runs one table of intents through both. Change both.
 
 // Limits, all in bytes.
 const (
@@ -36,22 +35,20 @@ var (
 	mediaType = regexp.MustCompile("^" + names.TokenPattern + "/" + names.TokenPattern + `([ \t]*;[ \t]*` + names.TokenPattern + "=(" + names.TokenPattern + `|"([ !#-\[\]-~]|\\[ -~])*"))*$`)
 	jsonType  = regexp.MustCompile(`(?i)^(application/json|[^;]+\+json)[ \t]*(;|$)`)
 
-	// What is not printable text: control characters, line separators, and what
-	// changes or hides other text without being seen. A list and not Unicode's
-	// classes, which differ between the releases of Go and of Postgres.
+	// unprintable matches control characters, line separators, and invisible characters that change or hide other text.
+	// Unicode's own classes differ between releases of Go and Postgres.
 	unprintable = regexp.MustCompile(`[\x00-\x1f\x7f-\x{9f}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}\x{feff}]`)
 )
 
-// The headers that the worker sets, or that name one connection.
+// Headers that the worker sets, or that concern one connection.
 var workersHeaders = []string{"idempotency-key", "x-idempotency-key", "host", "content-length", "content-type",
 	"transfer-encoding", "connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade", "expect", "traceparent", "tracestate"}
 
-// The headers that carry secrets.
+// Headers that carry secrets.
 var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-auth-token"}
 
-// checked returns the intent as samekey.enqueue takes it, with a new id and
-// without a key. Its error names the field and what to do, and holds nothing
-// of what was in it.
+// checked returns the intent in the form of samekey.enqueue, with a new id and without a key. Its error names the field and
+// what to do, and quotes no value.
 func (in Intent) checked() (keyed.Intent, error) {
 	if err := checkAction(in.Action); err != nil {
 		return keyed.Intent{}, invalid("Action", err)
@@ -102,8 +99,8 @@ func encodePayload(value any, contentType string) (payload []byte, _ string, err
 	return payload, contentType, invalid("Payload", err)
 }
 
-// payloadBytes returns a copy: the caller may use its bytes for something else
-// before they are written, as database/sql does with those of a RawBytes.
+// payloadBytes returns a copy: the caller may reuse its bytes before they are written, as database/sql does with those of a
+// RawBytes.
 func payloadBytes(value any, isJSON bool) (payload []byte, err error) {
 	if value == nil {
 		return nil, errors.New("Payload is nil: use struct{}{} for an effect without one")
@@ -112,7 +109,7 @@ func payloadBytes(value any, isJSON bool) (payload []byte, err error) {
 		payload = append([]byte{}, held...) // never nil, which would be NULL
 	} else {
 		if !isJSON {
-			return nil, fmt.Errorf("Payload is a %T, which would be encoded as JSON, and ContentType is another: give a []byte", value)
+			return nil, fmt.Errorf("Payload is a %T, which is encoded as JSON, but ContentType is not JSON: give a []byte", value)
 		}
 		if payload, err = encodeValue(value); err != nil {
 			return nil, err
@@ -122,7 +119,7 @@ func payloadBytes(value any, isJSON bool) (payload []byte, err error) {
 	case len(payload) > maxPayload:
 		return nil, fmt.Errorf("Payload is %d bytes long, more than %d: store it elsewhere and send a reference", len(payload), maxPayload)
 	case isJSON && !(utf8.Valid(payload) && json.Valid(payload)):
-		return nil, errors.New("Payload is not JSON in valid UTF-8: name its ContentType, such as application/octet-stream")
+		return nil, errors.New("Payload is not valid JSON in UTF-8: set ContentType, such as application/octet-stream")
 	}
 	return payload, nil
 }
@@ -142,28 +139,27 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 		case slices.Contains(workersHeaders, lower):
 			return nil, fmt.Errorf("Headers has %q, which the worker sets: leave it out", name)
 		case slices.Contains(secretHeaders, lower):
-			return nil, fmt.Errorf("Headers has %q: secrets have no place in rows, set it in the worker's configuration", name)
+			return nil, fmt.Errorf("Headers has %q, which carries a secret: set it in the worker's configuration", name)
 		case !visible(value):
 			return nil, fmt.Errorf("Headers: the value of %q must be visible ASCII, without spaces at its ends", name)
 		case seen[lower]:
-			return nil, fmt.Errorf("Headers has %q twice, in two spellings: keep one", name)
+			return nil, fmt.Errorf("Headers has %q twice, in two spellings: keep one of them", name)
 		}
 		seen[lower] = true
 		size += len(`"": "", `) + len(name) + len(value) + escapes(value)
 	}
 	if size > maxHeaders {
-		return nil, fmt.Errorf("Headers are %d bytes long, more than %d: move what is large to the payload", size, maxHeaders)
+		return nil, fmt.Errorf("Headers are %d bytes long, more than %d: move large values to the payload", size, maxHeaders)
 	}
 	return encodeJSON(headers)
 }
 
-// escapes is how many bytes of value JSON writes as two.
+// escapes returns how many bytes of value take two bytes in JSON.
 func escapes(value string) int {
 	return strings.Count(value, `"`) + strings.Count(value, `\`) + strings.Count(value, "\t")
 }
 
-// visible is what a header's value may be: visible ASCII, with spaces or tabs
-// between, not at the ends.
+// visible reports whether value can be a header's value: visible ASCII, with spaces and tabs inside but not at the ends.
 func visible(value string) bool {
 	return strings.Trim(value, " \t") == value &&
 		!strings.ContainsFunc(value, func(r rune) bool { return r != '\t' && (r < ' ' || r > '~') })
@@ -200,7 +196,7 @@ func checkTrace(trace string) error {
 	return nil
 }
 
-// orNil is how SQL sees a zero value: as NULL.
+// orNil returns nil, which is NULL, for the zero value.
 func orNil[T comparable](v T) *T {
 	if v == *new(T) {
 		return nil

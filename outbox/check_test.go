@@ -28,7 +28,7 @@ func valid(t testing.TB) outbox.Intent {
 	return outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Payload: struct{}{}}
 }
 
-func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T) {
+func TestInvalidIntentIsRefusedBeforeAnySQL(t *testing.T) {
 	// The text "s3cret" is in every value: it must be in no error.
 	for want, change := range map[string]func(*outbox.Intent){
 		"Action must be":                               func(in *outbox.Intent) { in.Action = "" },
@@ -45,17 +45,17 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 		"encodes to null":                              func(in *outbox.Intent) { in.Payload = (*int)(nil) },
 		"Payload is a float64 that cannot be encoded":  func(in *outbox.Intent) { in.Payload = math.NaN() },
 		"Payload is a outbox_test.quoting that cannot": func(in *outbox.Intent) { in.Payload = quoting("s3cret") },
-		"Payload is a chan int: read it and give its":  func(in *outbox.Intent) { in.Payload = make(chan int) },
-		"Payload is a *bytes.Buffer: read it and give": func(in *outbox.Intent) { in.Payload = bytes.NewBufferString("s3cret") },
-		"Payload is a *struct { id string }: read it":  func(in *outbox.Intent) { in.Payload = &struct{ id string }{"s3cret"} },
+		"Payload is a chan int, whose content JSON":    func(in *outbox.Intent) { in.Payload = make(chan int) },
+		"Payload is a *bytes.Buffer, whose content":    func(in *outbox.Intent) { in.Payload = bytes.NewBufferString("s3cret") },
+		"Payload is a *struct { id string }, whose":    func(in *outbox.Intent) { in.Payload = &struct{ id string }{"s3cret"} },
 		"Payload has a string that is not valid UTF-8": func(in *outbox.Intent) { in.Payload = []string{"s3cret\xff"} },
 		"Payload is 1048577 bytes long":                func(in *outbox.Intent) { in.Payload = []byte(`"` + strings.Repeat("a", 1<<20-1) + `"`) },
 		"Payload is 1048577 bytes long ":               func(in *outbox.Intent) { in.Payload = []string{strings.Repeat("a", 1<<20-3)} },
-		"Payload is not JSON in valid UTF-8":           func(in *outbox.Intent) { in.Payload = []byte(`{"s3cret":`) },
-		"Payload is not JSON in valid UTF-8 ":          func(in *outbox.Intent) { in.Payload = []byte("\"s3cret\xff\"") },
-		"Payload is not JSON in valid UTF-8  ":         func(in *outbox.Intent) { in.Payload = []byte{} },
-		"Payload is not JSON in valid UTF-8   ":        func(in *outbox.Intent) { in.Payload, in.ContentType = []byte("s3cret"), "application/problem+json" },
-		"Payload is a string, which would be encoded":  func(in *outbox.Intent) { in.Payload, in.ContentType = "s3cret", "text/plain" },
+		"Payload is not valid JSON in UTF-8":           func(in *outbox.Intent) { in.Payload = []byte(`{"s3cret":`) },
+		"Payload is not valid JSON in UTF-8 ":          func(in *outbox.Intent) { in.Payload = []byte("\"s3cret\xff\"") },
+		"Payload is not valid JSON in UTF-8  ":         func(in *outbox.Intent) { in.Payload = []byte{} },
+		"Payload is not valid JSON in UTF-8   ":        func(in *outbox.Intent) { in.Payload, in.ContentType = []byte("s3cret"), "application/problem+json" },
+		"Payload is a string, which is encoded as":     func(in *outbox.Intent) { in.Payload, in.ContentType = "s3cret", "text/plain" },
 		"ContentType must be a media type":             func(in *outbox.Intent) { in.ContentType = "s3cret" },
 		"ContentType must be a media type ":            func(in *outbox.Intent) { in.ContentType = "text/plain\r\nX: s3cret" },
 		"ContentType must be a media type  ":           func(in *outbox.Intent) { in.ContentType = "text/plain; a=" + strings.Repeat("b", 255) },
@@ -67,7 +67,7 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 		`Headers has "Idempotency-KEY"`:                func(in *outbox.Intent) { in.Headers = map[string]string{"Idempotency-KEY": "s3cret"} },
 		`Headers has "Host"`:                           func(in *outbox.Intent) { in.Headers = map[string]string{"Host": "s3cret"} },
 		`Headers has "Content-Length"`:                 func(in *outbox.Intent) { in.Headers = map[string]string{"Content-Length": "1"} },
-		`Headers has "Authorization": secrets have no`: func(in *outbox.Intent) { in.Headers = map[string]string{"Authorization": "Bearer s3cret"} },
+		`Headers has "Authorization", which carries`:   func(in *outbox.Intent) { in.Headers = map[string]string{"Authorization": "Bearer s3cret"} },
 		`Headers has "x-a" twice`:                      func(in *outbox.Intent) { in.Headers = map[string]string{"x-a": "1", "x-A": "2"} },
 		"Headers are 16385 bytes long":                 func(in *outbox.Intent) { in.Headers = map[string]string{"x": strings.Repeat("v", 16376)} },
 		"Headers are 16385 bytes long ": func(in *outbox.Intent) {
@@ -100,8 +100,8 @@ func TestWhatBreaksARuleIsRefusedBeforeAnySQLWithTheNameOfTheField(t *testing.T)
 	}
 	bad := valid(t)
 	bad.Key.Value = ""
-	if _, err := outbox.Insert(t.Context(), noSQL{}, bad); !errors.Is(err, samekey.ErrInvalidKey) {
-		t.Errorf("got %v, want ErrInvalidKey", err)
+	if _, err := outbox.Insert(t.Context(), noSQL{}, bad); !strings.Contains(err.Error(), "samekey: key: value is empty") {
+		t.Errorf("got %v, want the KeyError", err)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestAtEachLimitTheTablesTakeWhatInsertTakes(t *testing.T) {
 	}
 }
 
-func TestBytesAreKeptAsTheyAreAndValuesEncodedOnceWithExactDigits(t *testing.T) {
+func TestPayloadBytesAndDigitsAreKept(t *testing.T) {
 	on := newGuardedDB(t)
 	for i, c := range []struct {
 		payload     any

@@ -82,7 +82,7 @@ func TestAnIntentWrittenFromPsqlIsTheSameAsOneWrittenInGo(t *testing.T) {
 }
 
 // Its owner may have written rows past samekey.enqueue.
-func TestHeadersThatAreNoStringsCanBeRead(t *testing.T) {
+func TestHeadersOfOtherTypesCanBeRead(t *testing.T) {
 	on := newGuardedDB(t)
 	id := insert(t, on, outbox.Intent{Action: "a", Payload: []byte("\x00\xff"), ContentType: "application/octet-stream"})
 	mustExec(t, on, `update samekey.outbox set headers = '{"n": 1, "s": "t", "o": {"x": [null]}}'`)
@@ -131,7 +131,7 @@ func TestIdsAreOfVersionSevenAndHoldTheTimeOfTheirWriter(t *testing.T) {
 	}
 }
 
-func TestWithoutADueTimeAnIntentIsDueWhenItIsWrittenNotWhenItsTransactionBegan(t *testing.T) {
+func TestIntentIsDueWhenWrittenNotWhenTransactionBegan(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	err := inTx(t, on, func(tx pgx.Tx) error {
 		id, err := outbox.Insert(t.Context(), tx, valid(t))

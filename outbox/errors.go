@@ -7,28 +7,20 @@ import (
 	"github.com/google/uuid"
 )
 
-// ErrInvalidIntent is matched (errors.Is) by every error about an Intent that
-// breaks the rules. Nothing was sent to the database, and the transaction is still
-// usable. [*IntentError] names the field.
-var ErrInvalidIntent = errors.New("outbox: invalid intent")
-
-// IntentError says which field of an Intent breaks the rules, and holds nothing of
-// what was in it. It matches [ErrInvalidIntent]; one about Key also matches
-// samekey.ErrInvalidKey where the key itself is invalid. An error may hold several.
+// IntentError is the error for an Intent that breaks the rules. Nothing was sent to the database, and the transaction is
+// still usable. The error quotes no value. If the key itself is invalid, it also matches samekey.ErrInvalidKey. One error
+// may join several.
 type IntentError struct {
-	Field string // as in Intent
+	Field string // of Intent
 	Err   error  // what is wrong and what to do
 }
 
 func (e *IntentError) Error() string { return e.Err.Error() }
 
-// Is makes every IntentError match ErrInvalidIntent.
-func (e *IntentError) Is(target error) bool { return target == ErrInvalidIntent }
-
 // Unwrap returns Err.
 func (e *IntentError) Unwrap() error { return e.Err }
 
-// invalid is nil for nil.
+// invalid returns nil for a nil err.
 func invalid(field string, err error) error {
 	if err == nil {
 		return nil
@@ -36,64 +28,60 @@ func invalid(field string, err error) error {
 	return &IntentError{field, err}
 }
 
-// ErrNotFound says that there is no intent with this id: it was never
-// committed, or is past retention and pruned.
+// ErrNotFound means that no intent has this id: its transaction did not commit, or it was pruned after its retention.
 var ErrNotFound = errors.New("outbox: no such intent")
 
-// ConflictError says that an intent with the same key, action and part and with
-// another payload exists. The database's error (SQLSTATE SK001) aborted the
-// transaction: roll it back. The intent that exists is untouched. Where two
-// effects of one action are meant, give each its own Part; where the payload
-// merely changed between two attempts, the later one is the mistake.
+// ConflictError means that an intent with the same key, action and part but another payload exists. The transaction is
+// aborted: roll it back. The existing intent is unchanged. If you need two effects of one action, give each its own Part. If
+// the payload changed between two attempts of one request, the later payload is the mistake.
 //
-// Its text leaves out Part, which may say more than belongs in a log.
+// Its text leaves out Part, which may contain more than belongs in a log.
 type ConflictError struct {
 	Action, Part string
 	KeyHash      string // samekey.Key.Hash
-	Err          error  // the database's, SQLSTATE SK001; nil where both were inserted in one processed.Run
+	Err          error  // of the database, SQLSTATE SK001; nil if one processed.Run inserted both
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("outbox: insert %q intent: key:%s has one of the same Part with another payload: "+
-		"this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part",
+	return fmt.Sprintf("outbox: insert %q intent: key:%s already has an intent with the same Part and another payload: "+
+		"roll this transaction back; a second effect of one action under one key needs another Part",
 		e.Action, e.KeyHash)
 }
 
 // Unwrap returns Err.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// StateError says that an intent's present state does not allow what a person
-// asked for, or not yet. Nothing was changed.
+// StateError means that the present state of an intent does not allow this decision. Nothing was changed.
 type StateError struct {
 	ID     uuid.UUID
 	Verb   string // "redrive"
-	Status Status // the present state; empty where reconcile has to restore its queue row first
+	Status Status // the present state; empty if the intent lost its row in the queue, which reconcile restores
 	Do     string // what is possible
 }
 
 func (e *StateError) Error() string {
-	return fmt.Sprintf("outbox: %s intent %s: not while it is %s: %s", e.Verb, e.ID, e.Status, e.Do)
+	return fmt.Sprintf("outbox: %s intent %s: not possible while it is %s: %s", e.Verb, e.ID, e.Status, e.Do)
 }
 
-// advice says what a person can do about an intent in this state.
+// advice returns what a person can do about an intent in this state.
 func advice(s Status) string {
 	switch s {
 	case StatusPending:
-		return "it will be sent when it is due; Cancel takes it back if it was never sent"
+		return "a worker will send it when it is due; Cancel takes it back if it was never sent"
 	case StatusBlocked:
-		return "it waits for those before it with the same ordering key; Cancel takes it out"
+		return "it waits for earlier intents with its ordering key; Cancel removes it"
 	case StatusLeased:
-		return "a worker is sending it right now: look again after the attempt"
+		return "a worker is sending it now: look again after the attempt"
 	case StatusUnknown:
-		return "the vendor may or may not have acted: wait for the look-up, or find out and Resolve it"
+		return "the vendor may or may not have acted: wait for the lookup, or find out and Resolve it"
 	case StatusAnswered:
-		return "the vendor has answered and a worker applies the answer: it will be finished"
+		return "the vendor has answered, and a worker will run Apply and finish it"
 	case StatusAwaitingApproval:
 		return "Approve or Reject it"
 	case StatusParked, StatusDead:
-		return "Redrive or Resolve it; Cancel it if it was never sent, or was resolved as not sent"
+		return "Redrive or Resolve it; Cancel it if it was never sent, or is resolved as not sent"
 	case StatusDelivered, StatusRefused, StatusCancelled:
-		return "it is finished; insert a new intent under another key or part if another effect is meant"
+		return "it is finished: for another effect, insert an intent under another key or part"
 	}
-	return "it lost its row in the queue: reconcile, in a worker, gives it back"
+	return "it lost its row in the queue: a worker's reconcile restores the row"
 }

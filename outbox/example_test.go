@@ -187,7 +187,7 @@ func ExampleStateError() {
 	}
 	// Output:
 	// pending
-	// it will be sent when it is due; Cancel takes it back if it was never sent
+	// a worker will send it when it is due; Cancel takes it back if it was never sent
 }
 
 func ExampleList() {

@@ -1,7 +1,6 @@
 package outbox_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -20,42 +20,18 @@ var ada = outbox.By{Actor: "ada", Reason: "seen in the vendor's dashboard"}
 
 func newKey(t testing.TB, value string, scope ...string) samekey.Key {
 	t.Helper()
-	if len(scope) == 0 {
-		scope = []string{"acme", "orders.create"}
-	}
-	key, err := samekey.NewKey(value, scope...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return dbtest.Key(t, value, scope...)
 }
 
 // insert writes one intent and commits. Without a key it gets one of its own.
 func insert(t testing.TB, on *samekeytest.DB, in outbox.Intent) uuid.UUID {
 	t.Helper()
-	if in.Key.IsZero() {
-		in.Key = newKey(t, samekey.Mint())
-	}
-	if in.Payload == nil {
-		in.Payload = struct{}{}
-	}
-	var id uuid.UUID
-	err := pgx.BeginFunc(t.Context(), on, func(tx pgx.Tx) (err error) {
-		id, err = outbox.Insert(t.Context(), tx, in)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
+	return dbtest.Insert(t, on, in)
 }
 
-func count(t testing.TB, on *samekeytest.DB, query string, args ...any) (n int) {
+func count(t testing.TB, on *samekeytest.DB, query string, args ...any) int {
 	t.Helper()
-	if err := on.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return dbtest.Value[int](t, on, query, args...)
 }
 
 func get(t testing.TB, on *samekeytest.DB, id uuid.UUID) outbox.Entry {
@@ -86,7 +62,7 @@ func newGuardedDB(t testing.TB) *samekeytest.DB {
 				raise exception 'no such transition: % > %', before, after;
 			end if;
 			if tg_op = 'DELETE' then
-				select finished into after from samekey.outbox_history where intent_id = old.id and finished is not null;
+				select final_status into after from samekey.outbox_history where intent_id = old.id and final_status is not null;
 				if after is null or not (before || '>' || after = any (array[`+pairs+`''])) then
 					raise exception 'no such transition: % > %', before, after;
 				end if;
@@ -98,11 +74,6 @@ func newGuardedDB(t testing.TB) *samekeytest.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// No test here kills the server, and waiting for the disk is most of its time.
-	if _, err := on.Exec(t.Context(), `do $$ begin execute format('alter database %I set synchronous_commit = off', current_database()); end $$`); err != nil {
-		t.Fatal(err)
-	}
-	on.Reset()
 	return on
 }
 
@@ -118,15 +89,15 @@ func force(t testing.TB, on *samekeytest.DB, id uuid.UUID, status outbox.Status,
 			if _, err := tx.Exec(t.Context(), `delete from samekey.outbox_queue where id = $1`, id); err != nil {
 				return err
 			}
-			_, err := tx.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event, outcome, finished, code)
+			_, err := tx.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event, outcome, final_status, code)
 				values ($1, 'attempt', case when $2 <> 'cancelled' then $2 end, $2, '200')`, id, status)
 			return err
 		}
 		_, err := tx.Exec(t.Context(), `
 			update samekey.outbox_queue
-			set status = $2, attempt = case when $3 then 3 else 0 end, sent_attempt = case when $3 then 3 else 0 end,
-			    spent = case when $3 then 3 else 0 end, first_sent_at = case when $3 then clock_timestamp() end,
-			    repeatable = $4, last_code = case when $3 then 'timeout' end,
+			set status = $2, attempt = case when $3 then 3 else 0 end, last_sent_attempt = case when $3 then 3 else 0 end,
+			    attempts_used = case when $3 then 3 else 0 end, first_sent_at = case when $3 then clock_timestamp() end,
+			    safe_to_resend = $4, last_code = case when $3 then 'timeout' end,
 			    leased_by = case when $2 = 'leased' then 7 end,
 			    lease_until = case when $2 = 'leased' then clock_timestamp() + interval '1 minute' end
 			where id = $1`, id, status, sent, repeatable)
@@ -148,14 +119,7 @@ type worker struct {
 // newWorker holds the session lock that a claim asks for, until the test ends.
 func newWorker(t testing.TB, on *samekeytest.DB, id int32) *worker {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), on.DSN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(samekey.worker_class(), $1)", id); err != nil {
-		t.Fatal(err)
-	}
+	dbtest.LiveWorker(t, on, id)
 	return &worker{t: t, q: db.New(on.Pool), on: on, id: id}
 }
 
@@ -166,7 +130,7 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 		q = w.q
 	}
 	claims, err := q.OutboxQueueClaim(w.t.Context(), db.OutboxQueueClaimParams{
-		Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute, Repeatable: repeatable, Destination: "none", MaxBytes: 1 << 22, InlineBytes: 1 << 22,
+		Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute, SafeToResend: repeatable, Destination: "none", MaxBytes: 1 << 22, InlineBytes: 1 << 22,
 		KeyWindow: pgtype.Interval{},
 	})
 	if err != nil {
@@ -176,9 +140,9 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 }
 
 // claimAnswered takes what is due of an action and has only its Apply to come.
-func (w *worker) claimAnswered(action string) []db.OutboxAppliesClaimRow {
+func (w *worker) claimAnswered(action string) []db.OutboxAnsweredClaimRow {
 	w.t.Helper()
-	claims, err := w.q.OutboxAppliesClaim(w.t.Context(), db.OutboxAppliesClaimParams{Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute})
+	claims, err := w.q.OutboxAnsweredClaim(w.t.Context(), db.OutboxAnsweredClaimParams{Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -200,7 +164,7 @@ func (w *worker) settle(c db.OutboxQueueClaimRow, status outbox.Status, outcome,
 	w.t.Helper()
 	settled, err := w.q.OutboxQueueSettle(w.t.Context(), db.OutboxQueueSettleParams{
 		Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}, Statuses: []string{string(status)}, Delays: []int64{0},
-		Spents: []int32{1}, Unsends: []bool{false}, Keeps: []bool{false}, Leaves: []bool{false}, Events: []string{"attempt"},
+		AttemptsUsed: []int32{1}, ClearSent: []bool{false}, KeepLease: []bool{false}, LeaveOrder: []bool{false}, Events: []string{"attempt"},
 		Outcomes: []string{outcome}, Codes: []string{code}, Errors: []string{""}, ResponseTypes: []string{""},
 		Responses: [][]byte{nil}, TookUs: []int64{1000}, Worker: w.id,
 	})
@@ -225,20 +189,10 @@ func (w *worker) late(c db.OutboxQueueClaimRow, outcome string) (resolved, logge
 // eventually waits until a condition in the database holds.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	dbtest.Until(t, what, holds)
 }
 
 // waiting is how many sessions of this database wait for a lock.
 func waiting(t testing.TB, on *samekeytest.DB) int {
-	return count(t, on, "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
+	return dbtest.LockWaits(t, on)
 }

@@ -3,41 +3,34 @@ package outbox
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
-	"github.com/samekey/samekey/internal/wake"
 )
 
-// Insert writes an intent in the caller's transaction and returns its id: the
-// intent exists exactly if the transaction commits. The same key, action, part
-// and payload again is a no-op that returns the first id (its other fields are
-// not compared); another payload is a [*ConflictError].
+// Insert writes an intent in the caller's transaction and returns its id. The intent exists exactly if the transaction
+// commits. For an action that is declared with [NewAction], [Action.Insert] is shorter.
 //
-// In processed.Run the intent takes the request's key and goes to the database
-// with the commit, without a round trip of its own; a conflict then comes out
-// of Run. In processed.Do and a handler's Apply it takes the key and is written
-// at once. In any other transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx)
-// it needs a Key and is written at once; call [Flush] or [FlushSQL] after the
-// commit.
+// Inserting the same key, action, part and payload again changes nothing and returns the first id; the other fields are not
+// compared. Another payload is a [*ConflictError].
 //
-// What breaks the rules of [Intent] is refused before any SQL, with an
-// [*IntentError], and leaves the transaction usable. Any error of the database aborts it, as a failed
-// statement does: roll it back. SQLSTATE 40001, found with errors.As, means to
-// run it again.
+// In processed.Run the intent takes the request's key and is written together with the commit, without a round trip of its
+// own; Run then returns a conflict. In processed.Do and a handler's Apply it takes the key and is written at once. Any other
+// transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx) needs a Key, and the intent is written at once; call [Flush] or
+// [FlushSQL] after the commit.
 //
-// With an ordering key Insert takes a lock on it until the transaction ends;
-// two transactions that insert several in opposite orders deadlock (40P01), so
-// use [InsertMany], which sorts them.
+// An intent that breaks the rules of [Intent] is an [*IntentError]. No SQL ran then, and the transaction can go on. An error
+// of the database aborts the transaction: roll it back. After SQLSTATE 40001 or 40P01, run the transaction again.
+//
+// With an ordering key, Insert locks the key until the transaction ends. Two transactions that insert several ordering keys
+// in opposite orders deadlock (40P01); use [InsertMany], which sorts them.
 func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	ready, err := prepare(tx, in)
 	if err != nil {
@@ -60,13 +53,11 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	return id, nil
 }
 
-// InsertMany writes the intents in the caller's transaction, in one round trip,
-// and returns their ids in the order given. Each is treated as [Insert] does;
-// where one breaks the rules nothing is written. Those of one ordering key keep
+// InsertMany writes the intents in the caller's transaction, in one round trip, and returns their ids in the order given.
+// Each intent is treated as [Insert] does. If one breaks the rules, none is written. Intents with the same ordering key keep
 // the order given.
 //
-// It never deadlocks with another InsertMany, whatever the order of either.
-// Over [samekey.SQL] it makes a round trip per intent.
+// Two calls of InsertMany never deadlock with each other. With [samekey.SQL] it makes one round trip per intent.
 func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UUID, error) {
 	ready := make([]keyed.Intent, len(intents))
 	for i, in := range intents {
@@ -99,36 +90,23 @@ func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UU
 	return ids, nil
 }
 
-// Flush wakes the workers that handle the actions. Call it after the commit of
-// a transaction of your own in which you inserted; processed.Run does it by
-// itself. It returns at once and never fails: without it, or where the
-// notification is lost, a worker's sweep finds the intents within half a
-// second.
-func Flush(pool *pgxpool.Pool, actions ...string) { wake.Flush(pool, actions...) }
-
-// FlushSQL is [Flush] for users of database/sql, and of what is built on it, with
-// any Postgres driver. It takes the pool and not a transaction: a notification
-// inside one would make commits wait for each other.
-func FlushSQL(db *sql.DB, actions ...string) { wake.FlushSQL(db, actions...) }
-
 // prepare checks the intent and gives it its key.
 func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	key := in.Key
+	if err := keyed.CheckTx(tx); err != nil {
+		return keyed.Intent{}, err
+	}
 	switch t := tx.(type) {
-	case nil:
-		return keyed.Intent{}, errors.New("tx is nil: an intent is written in the transaction of the rows that it belongs to")
-	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
-		return keyed.Intent{}, fmt.Errorf("tx is a %T, where the intent would be committed by itself: begin a transaction", tx)
 	case keyed.Tx:
 		if key.IsZero() {
 			key = t.RequestKey()
 		}
 		if key != t.RequestKey() {
-			return keyed.Intent{}, invalid("Key", errors.New("Key is not the request's: the delivery key must follow from the request, so that its repetition is the same effect; leave Key zero, and use Part to tell intents apart"))
+			return keyed.Intent{}, invalid("Key", errors.New("Key differs from the request's key: a repeated request must lead to the same delivery key; leave Key zero, and use Part for several intents"))
 		}
 	default:
 		if key.IsZero() {
-			return keyed.Intent{}, invalid("Key", errors.New("Key is required outside processed.Run, Do and Apply: give the key of the operation that this effect belongs to"))
+			return keyed.Intent{}, invalid("Key", errors.New("Key is required outside processed.Run, Do and Apply: set the key of the operation that this effect belongs to"))
 		}
 	}
 	if err := key.Validate(); err != nil {
@@ -142,8 +120,7 @@ func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	return ready, err
 }
 
-// enqueue queues what the transaction queues, and returns the indexes of the
-// rest.
+// enqueue queues the intents that the transaction can queue, and returns the indexes of the rest.
 func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, err error) {
 	queue, queues := tx.(keyed.Queue)
 	for i, in := range ready {
@@ -160,8 +137,7 @@ func enqueue(tx samekey.Tx, ready []keyed.Intent, ids []uuid.UUID) (rest []int, 
 	return rest, nil
 }
 
-// enqueueError is keyed.InsertError for an error of a queue, which may be a
-// conflict already.
+// enqueueError is keyed.InsertError for an error of a queue, which may be a conflict already.
 func enqueueError(in keyed.Intent, err error) error {
 	if conflict, ok := errors.AsType[*ConflictError](err); ok {
 		return conflict
@@ -169,11 +145,9 @@ func enqueueError(in keyed.Intent, err error) error {
 	return keyed.InsertError(in, err)
 }
 
-// sortForLocks puts the intents, given by their indexes, into the order in
-// which they are written, and returns the ordering keys to be locked before.
-// Every transaction that writes several takes its locks in one order: first
-// those on ordering keys, as the database sorts them, then the entries of the
-// unique index, sorted here. Ordered intents come first, as they were given.
+// sortForLocks sorts the indexes in order into the order of writing, and returns the ordering keys to lock before. All
+// transactions take their locks in the same order, so they cannot deadlock: first the ordering keys, as the database sorts
+// them, then the entries of the unique index, sorted here. Ordered intents come first and keep the order given.
 func sortForLocks(ready []keyed.Intent, order []int) (orderingKeys []string) {
 	slices.SortStableFunc(order, func(i, j int) int {
 		a, b := ready[i], ready[j]
@@ -213,7 +187,7 @@ func insertBatch(ctx context.Context, send func(context.Context, *pgx.Batch) pgx
 	}
 	err := send(ctx, batch).Close()
 	if refused != nil {
-		return refused // the first; those behind it only say that the transaction is aborted
+		return refused // the first error; the later ones only report an aborted transaction
 	}
 	if err != nil {
 		return fmt.Errorf("outbox: insert %d intents: %w", len(order), err)

@@ -21,7 +21,7 @@ func inTx(t testing.TB, on *samekeytest.DB, do func(tx pgx.Tx) error) error {
 	return pgx.BeginFunc(t.Context(), on, do)
 }
 
-func TestInsertOfTheSameIntentAgainReturnsTheFirstIdAndTheTransactionStaysUsable(t *testing.T) {
+func TestInsertAgainReturnsTheFirstID(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Payload: map[string]int{"amount": 5}}
 	first := insert(t, db, in)
@@ -59,8 +59,8 @@ func TestInsertOfAnotherPayloadUnderTheSameKeyIsRefused(t *testing.T) {
 	if !errors.As(err, &conflict) || conflict.Action != "charge_card" || conflict.KeyHash != in.Key.Hash() {
 		t.Fatalf("got %v, want a ConflictError of charge_card", err)
 	}
-	const want = `outbox: insert "charge_card" intent: key:ff043d13 has one of the same Part with another payload: ` +
-		`this transaction is aborted and must be rolled back; a second effect of one action under one key needs another Part`
+	const want = `outbox: insert "charge_card" intent: key:ff043d13 already has an intent with the same Part and another payload: ` +
+		`roll this transaction back; a second effect of one action under one key needs another Part`
 	if err.Error() != want {
 		t.Errorf("the error says\n%s\nwant\n%s", err, want)
 	}
@@ -78,7 +78,7 @@ func TestInsertOfAnotherPayloadUnderTheSameKeyIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatMustBeNewAndIsNotIsRefusedWithoutItsPart(t *testing.T) {
+func TestMustBeNewRefusesAnExistingIntent(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	in := outbox.Intent{Key: newKey(t, "order-1"), Action: "charge_card", Part: "ada@example.com"}
 	insert(t, on, in)

@@ -32,7 +32,7 @@ func commit(t testing.TB, tx pgx.Tx) {
 	}
 }
 
-func TestEachDecisionAboutAnIntentThatAWorkerHoldsIsRefusedAndTheWorkerSettles(t *testing.T) {
+func TestDecisionsAboutALeasedIntentAreRefused(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
@@ -80,7 +80,7 @@ func TestAClaimSkipsAnIntentThatAPersonIsDecidingAbout(t *testing.T) {
 	}
 }
 
-func TestALookUpThatAPersonOvertookSettlesNothing(t *testing.T) {
+func TestLookupOvertakenByADecisionSettlesNothing(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	for verb, want := range map[string]outbox.Status{"resolve delivered": outbox.StatusAnswered, "resolve not sent": outbox.StatusParked} {
@@ -99,7 +99,7 @@ func TestALookUpThatAPersonOvertookSettlesNothing(t *testing.T) {
 	}
 }
 
-func TestASettleThatWaitsForADecisionMatchesNothingAfterIt(t *testing.T) {
+func TestSettleAfterADecisionMatchesNothing(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
@@ -121,7 +121,7 @@ func TestASettleThatWaitsForADecisionMatchesNothingAfterIt(t *testing.T) {
 	}
 }
 
-func TestALateAnswerResolvesWhatIsParkedAlsoOnceResolvedAsNotSentButNothingRedriven(t *testing.T) {
+func TestLateAnswerResolvesParkedButNotRedriven(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	zombie := newWorker(t, on, 2)
@@ -158,7 +158,7 @@ func TestALateAnswerResolvesWhatIsParkedAlsoOnceResolvedAsNotSentButNothingRedri
 	}
 }
 
-func TestAnAnswerForAnIntentThatWasNeverSentDoesNotBlockTheClaimsOfItsAction(t *testing.T) {
+func TestResolvedUnsentIntentDoesNotBlockClaims(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
@@ -172,7 +172,7 @@ func TestAnAnswerForAnIntentThatWasNeverSentDoesNotBlockTheClaimsOfItsAction(t *
 	}
 }
 
-func TestOfTwoPeopleAtOnceOneDecidesAndTheOtherIsTold(t *testing.T) {
+func TestOfTwoPeopleAtOnceOneDecides(t *testing.T) {
 	on := newGuardedDB(t)
 	for range 10 {
 		for pair, status := range map[[2]string]outbox.Status{

@@ -46,7 +46,7 @@ func (t *queueTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 
 func (t *queueTx) Wrote(action string) { t.wrote = append(t.wrote, action) }
 
-func TestInARequestsTransactionTheIntentTakesTheRequestsKey(t *testing.T) {
+func TestIntentTakesTheRequestsKey(t *testing.T) {
 	on := newGuardedDB(t)
 	tx := &keyedTx{begin(t, on), newKey(t, "order-1")}
 	in := outbox.Intent{Action: "charge_card", Payload: 1}
@@ -59,7 +59,7 @@ func TestInARequestsTransactionTheIntentTakesTheRequestsKey(t *testing.T) {
 		t.Errorf("with the request's own key: %s, %v; want %s", again, err, id)
 	}
 	in.Key = newKey(t, "order-2")
-	if _, err := outbox.Insert(t.Context(), tx, in); err == nil || !strings.Contains(err.Error(), "Key is not the request's") {
+	if _, err := outbox.Insert(t.Context(), tx, in); err == nil || !strings.Contains(err.Error(), "Key differs from the request's key") {
 		t.Errorf("with another key: %v", err)
 	}
 	e, err := outbox.Get(t.Context(), tx, id)
@@ -68,7 +68,7 @@ func TestInARequestsTransactionTheIntentTakesTheRequestsKey(t *testing.T) {
 	}
 }
 
-func TestATransactionThatQueuesGetsTheIntentsAndNoSQLIsSent(t *testing.T) {
+func TestQueuedIntentsSendNoSQL(t *testing.T) {
 	tx := &queueTx{keyedTx: keyedTx{noSQL{}, newKey(t, "order-1")}, room: 3}
 	id, err := outbox.Insert(t.Context(), tx, outbox.Intent{Action: "charge_card", Payload: 1})
 	if err != nil {
@@ -89,7 +89,7 @@ func TestATransactionThatQueuesGetsTheIntentsAndNoSQLIsSent(t *testing.T) {
 	}
 }
 
-func TestWhereTheTransactionQueuesNoMoreTheIntentIsWrittenAtOnceAndNoted(t *testing.T) {
+func TestIntentIsWrittenAtOnceWhenTheQueueIsClosed(t *testing.T) {
 	on := newGuardedDB(t)
 	tx := &queueTx{keyedTx: keyedTx{begin(t, on), newKey(t, "order-1")}, room: 1}
 	ids, err := outbox.InsertMany(t.Context(), tx, []outbox.Intent{{Action: "a", Payload: 1}, {Action: "b", Payload: 2}})
@@ -110,7 +110,7 @@ func TestWhereTheTransactionQueuesNoMoreTheIntentIsWrittenAtOnceAndNoted(t *test
 	}
 }
 
-func TestAPoolAndAConnectionAndNilAreNoTransactions(t *testing.T) {
+func TestInsertRefusesPoolConnectionAndNil(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	conn, err := on.Acquire(t.Context())
 	if err != nil {
@@ -125,7 +125,7 @@ func TestAPoolAndAConnectionAndNilAreNoTransactions(t *testing.T) {
 	}
 }
 
-func TestTheSameKeyValueForAnotherActionOrTenantIsAnotherEffect(t *testing.T) {
+func TestSameKeyValueOfAnotherActionOrTenant(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	keys := map[uuid.UUID]bool{}
 	for _, in := range []outbox.Intent{
@@ -219,7 +219,7 @@ func TestDatabaseSQLUsersGetTheSame(t *testing.T) {
 	}
 }
 
-func TestUnderRepeatableReadAndSerializableWhatCannotBeSeenIsARetryableError(t *testing.T) {
+func TestInvisibleIntentIsARetryableError(t *testing.T) {
 	on := newGuardedDB(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		for _, amount := range []int{1, 2} { // the same payload as the other's, and another

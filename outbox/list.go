@@ -15,39 +15,37 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Filter says which intents; what is zero does not matter.
+// Filter selects intents. A zero field selects all.
 type Filter struct {
 	Status    Status
 	Action    string
-	Key       string        // the key's value, in every scope unless Scope is set too
+	Key       string        // the key's value, in all scopes unless Scope is set
 	Scope     string        // as in samekey.Key: escaped and joined
-	Part      string        // such as the endpoint that a webhook is for
+	Part      string        // such as the endpoint of a webhook
 	Code      string        // of the last outcome, such as "503"; needs a Status or a Key
 	OlderThan time.Duration // inserted longer ago than this, by the database's clock
 
-	Limit int       // at most so many; 0 means 100, 1000 is the most
-	After uuid.UUID // the Next of the page before
+	Limit int       // 1 to 1000; 0 means 100
+	After uuid.UUID // Next of the page before
 }
 
 // Page is a page of a list, newest first.
 type Page struct {
 	Entries []Entry   // without payload and history
-	Next    uuid.UUID // for Filter.After; zero where this is the last page
+	Next    uuid.UUID // for Filter.After; zero on the last page
 }
 
-// List returns the intents that the filter finds, newest first, a page at a
-// time. Paging is stable: an intent that is inserted meanwhile moves no other to
-// another page, and one whose state changes meanwhile is at most missing. So a
-// page may hold fewer than Limit and not be the last; look at Next.
+// List returns a page of the intents that the filter selects, newest first. Paging is stable: an intent that is inserted
+// meanwhile does not move others between pages, and one whose state changes meanwhile can only be missing. So a page may
+// have fewer than Limit intents and not be the last: look at Next.
 //
-// "Newest" is the order of ids, which writers make from their clocks: two
-// writers' intents of about the same time may stand in either order.
+// The order is that of the ids, which writers make from their clocks. Intents of two writers within the clocks' difference
+// may be in either order.
 //
-// A page costs the rows that it shows and those between them that Action, Code,
-// Scope, Part or OlderThan leave out; by Key it costs that key's intents only. Code
-// needs a Status or a Key beside it.
+// A page reads the rows that it returns, and the rows between them that Action, Code, Scope, Part or OlderThan leave out.
+// With a Key it reads only the intents of that key.
 //
-// It reads through a pool or a connection as well as in a transaction.
+// List also works outside a transaction, with a pool or a connection.
 func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
 	if err := f.check(); err != nil {
 		return Page{}, fmt.Errorf("outbox: list intents: %w", err)
@@ -73,7 +71,7 @@ func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
 	return page, nil
 }
 
-// ids finds them by the index that fits.
+// ids uses the index that fits the filter.
 func (f Filter) ids(ctx context.Context, q *db.Queries) ([]uuid.UUID, error) {
 	before, age := f.After, f.OlderThan.Microseconds()
 	if before == uuid.Nil {
@@ -93,11 +91,11 @@ func (f Filter) ids(ctx context.Context, q *db.Queries) ([]uuid.UUID, error) {
 			Status: &status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	case slices.Contains(resting, f.Status):
-		return q.OutboxListResting(ctx, db.OutboxListRestingParams{
+		return q.OutboxListAttention(ctx, db.OutboxListAttentionParams{
 			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	default:
-		return q.OutboxListWorking(ctx, db.OutboxListWorkingParams{
+		return q.OutboxListActive(ctx, db.OutboxListActiveParams{
 			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	}
@@ -124,11 +122,11 @@ func (f Filter) check() error {
 	case f.Status != "" && !slices.Contains(unfinished, f.Status) && !f.Status.Finished():
 		return fmt.Errorf("Status is %q: give one of %v or %v", f.Status, unfinished, finished)
 	case f.Code != "" && f.Status == "" && f.Key == "":
-		return errors.New("Code needs a Status or a Key beside it")
+		return errors.New("Code needs a Status or a Key as well")
 	}
 	for field, text := range map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Part": f.Part, "Code": f.Code} {
 		if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
-			return fmt.Errorf("%s is not text in valid UTF-8", field)
+			return fmt.Errorf("%s must be text in valid UTF-8, without NUL", field)
 		}
 	}
 	return nil

@@ -32,7 +32,7 @@ func list(t testing.TB, on *samekeytest.DB, f outbox.Filter) (ids []uuid.UUID) {
 	}
 }
 
-func TestListFindsWhatEachFilterSaysNewestFirst(t *testing.T) {
+func TestListFilters(t *testing.T) {
 	on := newGuardedDB(t)
 	byStatus := map[outbox.Status][]uuid.UUID{}
 	var all []uuid.UUID
@@ -135,17 +135,17 @@ func TestPagesStayStableWhileIntentsAreInsertedAndDecided(t *testing.T) {
 	}
 }
 
-func TestAFilterThatCannotBeMeantIsRefused(t *testing.T) {
+func TestListRefusesInvalidFilters(t *testing.T) {
 	for want, f := range map[string]outbox.Filter{
 		"Limit is -1":           {Limit: -1},
 		"Limit is 1001":         {Limit: 1001},
 		"OlderThan is negative": {OlderThan: -1},
 		`Status is "done"`:      {Status: "done"},
 		"Code needs a Status":   {Code: "503"},
-		"Action is not text":    {Action: "a\x00"},
-		"Key is not text":       {Key: "\xff"},
-		"Scope is not text":     {Scope: "\xff"},
-		"Code is not text":      {Code: "\xff", Status: outbox.StatusDead},
+		"Action must be text":   {Action: "a\x00"},
+		"Key must be text":      {Key: "\xff"},
+		"Scope must be text":    {Scope: "\xff"},
+		"Code must be text":     {Code: "\xff", Status: outbox.StatusDead},
 	} {
 		if _, err := outbox.List(t.Context(), noSQL{}, f); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)

@@ -17,7 +17,7 @@ func ordered(t testing.TB, orderingKey string, n int) outbox.Intent {
 	return outbox.Intent{Key: newKey(t, fmt.Sprintf("%s-%d", orderingKey, n)), Action: "notify", Payload: n, OrderingKey: orderingKey}
 }
 
-func TestASecondWriterOfAnOrderingKeyWaitsForTheFirstAndStandsBehindIt(t *testing.T) {
+func TestSecondWriterOfAnOrderingKeyWaits(t *testing.T) {
 	on := newGuardedDB(t)
 	for _, rolledBack := range []bool{false, true} {
 		orderingKey := fmt.Sprint("order-", rolledBack)
@@ -43,7 +43,7 @@ func TestASecondWriterOfAnOrderingKeyWaitsForTheFirstAndStandsBehindIt(t *testin
 	}
 }
 
-func TestUnderRepeatableReadAHeadThatCannotBeSeenIsARetryableErrorAndNeverASecondHead(t *testing.T) {
+func TestRepeatableReadNeverMakesASecondHead(t *testing.T) {
 	on := newGuardedDB(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		orderingKey := string(level)
@@ -61,7 +61,7 @@ func TestUnderRepeatableReadAHeadThatCannotBeSeenIsARetryableErrorAndNeverASecon
 	}
 }
 
-func TestManyTransactionsOverSeveralOrderingKeysNeverDeadlockAndLeaveOneHeadEach(t *testing.T) {
+func TestManyOrderingKeysDoNotDeadlock(t *testing.T) {
 	on := newGuardedDB(t)
 	const writers, rounds, orders = 6, 15, 4
 	var all sync.WaitGroup

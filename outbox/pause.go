@@ -15,21 +15,18 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// ErrPaused says that somebody has paused the same already: their reason
-// stays. [Pauses] tells who it was.
-var ErrPaused = errors.New("outbox: it is paused already")
+// ErrPaused means that this target is paused already. That pause and its reason stay; [Pauses] returns them.
+var ErrPaused = errors.New("outbox: already paused")
 
-// ErrNotPaused says that there was nothing to resume.
-var ErrNotPaused = errors.New("outbox: it is not paused")
+// ErrNotPaused means that there was no pause to end.
+var ErrNotPaused = errors.New("outbox: not paused")
 
-// Target is what a pause stops: a destination of the dispatcher, or one action
-// of it.
+// Target is what a pause stops: a destination of the dispatcher, or one of its actions.
 type Target struct {
 	Destination string
 	Action      string // empty: all actions of the destination
 }
 
-// check holds the names to what the table takes.
 func (t Target) check() error {
 	if err := names.CheckDestination(t.Destination); err != nil {
 		return fmt.Errorf("Destination %w", err)
@@ -40,23 +37,20 @@ func (t Target) check() error {
 	return checkAction(t.Action)
 }
 
-// Pause stops the calls to a destination, or of one of its actions, on every
-// worker: no call begins more than a second later, lookups included. Calls
-// under way go on to their end, with their Apply. What is due waits, spends
-// nothing, and is delivered after [Resume]; its deadline and its key window run
-// on. The zero until means: until somebody resumes; another time ends the pause
-// by itself, and must be in the future.
+// Pause stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
+// second. Running calls go on to their end, with their Apply. Due intents wait, spend no attempt, and are delivered after
+// [Resume]; their deadlines and key windows keep running. A zero until pauses until [Resume]. Another until must be in the
+// future, and ends the pause by itself.
 //
-// It is kept in the database, whatever restarts. Whether a destination of that
-// name exists is not checked, so that it can be paused before its first worker
-// runs. [ErrPaused] means that somebody else's pause of the same is in force.
+// The pause is stored in the database and survives restarts. Pause does not check that the destination exists, so you can
+// pause it before its first worker starts. [ErrPaused] means that the target is paused already.
 func Pause(ctx context.Context, on DB, what Target, until time.Time, by By) error {
 	err := pauses(ctx, on, what, by, func(q *db.Queries) error {
 		p := db.PausesAddParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason}
 		if !until.IsZero() {
 			p.Until = &until
 		}
-		if err := q.PausesExpire(ctx); err != nil { // or it would be in the way of this one
+		if err := q.PausesExpire(ctx); err != nil { // an ended pause would conflict with this one
 			return err
 		}
 		switch row, err := q.PausesAdd(ctx, p); {
@@ -75,10 +69,8 @@ func Pause(ctx context.Context, on DB, what Target, until time.Time, by By) erro
 	return nil
 }
 
-// Resume ends every pause of exactly this target: a destination's leaves those
-// of its single actions alone. Where the whole destination is meant, it ends a
-// pause that was made in River, too. Workers go on within a second.
-// [ErrNotPaused] means that there was none.
+// Resume ends the pause of exactly this target: resuming a destination leaves the pauses of its actions. For a destination it
+// also ends a pause that was made in River. Workers continue within a second. [ErrNotPaused] means that there was no pause.
 func Resume(ctx context.Context, on DB, what Target, by By) error {
 	err := pauses(ctx, on, what, by, func(q *db.Queries) error {
 		ended, err := q.PausesEnd(ctx, db.PausesEndParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason})
@@ -93,7 +85,7 @@ func Resume(ctx context.Context, on DB, what Target, by By) error {
 	return nil
 }
 
-// String names the target in texts.
+// String returns the target as it appears in errors.
 func (t Target) String() string {
 	if t.Action == "" {
 		return fmt.Sprintf("destination %q", t.Destination)
@@ -101,7 +93,7 @@ func (t Target) String() string {
 	return fmt.Sprintf("action %q of destination %q", t.Action, t.Destination)
 }
 
-// pauses changes pauses in one transaction, and has workers look at them.
+// pauses changes pauses in one transaction, and wakes the workers.
 func pauses(ctx context.Context, on DB, what Target, by By, change func(*db.Queries) error) error {
 	if err := errors.Join(what.check(), by.Validate()); err != nil {
 		return err
@@ -110,25 +102,24 @@ func pauses(ctx context.Context, on DB, what Target, by By, change func(*db.Quer
 		return err
 	}
 	if pool, ok := on.(*pgxpool.Pool); ok {
-		wake.Flush(pool, "") // look everywhere; over a transaction, the next sweep does
+		wake.Flush(pool, "") // all workers; in a transaction of the caller, the next sweep sees it
 	}
 	return nil
 }
 
-// PauseRecord is one reason for which a target is or was paused.
+// PauseRecord is a present or past pause.
 type PauseRecord struct {
 	Target
 	At      time.Time
 	By      By
-	Until   time.Time // zero: until somebody resumes
-	InRiver bool      // it was made in River: River UI, or QueuePause
-	EndedAt time.Time // zero: it is in force, unless Until is over
+	Until   time.Time // zero: until Resume
+	InRiver bool      // it was made in River, by River UI or QueuePause
+	EndedAt time.Time // zero: in force, unless Until has passed
 	Ended   By        // who resumed, and why
 }
 
-// Pauses returns the pauses of a destination, or of all where it is empty:
-// those in force first, then what ended, the latest first, limit at most (0
-// means 100, 1000 is the most). What ended is kept for a year.
+// Pauses returns the pauses of a destination, or of all destinations if it is empty. Pauses in force come first, then ended
+// ones, latest first. Limit is 1 to 1000; 0 means 100. Ended pauses are kept for a year.
 func Pauses(ctx context.Context, on samekey.Tx, destination string, limit int) ([]PauseRecord, error) {
 	if limit < 0 || limit > 1000 {
 		return nil, fmt.Errorf("outbox: list pauses: limit %d is outside 0 to 1000", limit)

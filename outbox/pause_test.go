@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAPauseSaysWhoAndWhyAndStaysInTheList(t *testing.T) {
+func TestPausesListWhoAndWhy(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	ctx, bank := t.Context(), outbox.Target{Destination: "bank"}
 	ann, bob := outbox.By{Actor: "ann", Reason: "their incident"}, outbox.By{Actor: "bob", Reason: "it is over"}
@@ -46,7 +46,7 @@ func TestAPauseSaysWhoAndWhyAndStaysInTheList(t *testing.T) {
 }
 
 // What ended by itself is not in the way of a new pause.
-func TestAPauseWhoseTimeIsOverMayBePausedAgain(t *testing.T) {
+func TestExpiredPauseCanBePausedAgain(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	ctx, bank, ann := t.Context(), outbox.Target{Destination: "bank"}, outbox.By{Actor: "ann", Reason: "r"}
 	if err := outbox.Pause(ctx, on.Pool, bank, time.Now().Add(time.Hour), ann); err != nil {
@@ -61,7 +61,7 @@ func TestAPauseWhoseTimeIsOverMayBePausedAgain(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBePausedIsRefusedByName(t *testing.T) {
+func TestPauseRefusesInvalidNames(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	ann := outbox.By{Actor: "ann", Reason: "r"}
 	for _, c := range []struct {

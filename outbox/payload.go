@@ -9,8 +9,8 @@ import (
 	"github.com/samekey/samekey/internal/jsonvalue"
 )
 
-// encodeValue encodes a Go value as JSON, once: what is stored is what every
-// attempt sends. Its errors name types only: an encoder's may quote the value.
+// encodeValue encodes a Go value as JSON, once: every attempt sends the stored bytes. Its errors name types only, since an
+// encoder's error may quote the value.
 func encodeValue(value any) ([]byte, error) {
 	if err := checkType(value); err != nil {
 		return nil, err
@@ -23,7 +23,7 @@ func encodeValue(value any) ([]byte, error) {
 		return nil, fmt.Errorf("Payload is a %T that encodes to null: give a value", value)
 	}
 	if err := jsonvalue.Replaced(value, encoded); err != nil {
-		return nil, errors.New("Payload has a string that is not valid UTF-8, and would not arrive as it is")
+		return nil, errors.New("Payload has a string that is not valid UTF-8: JSON would replace its bytes")
 	}
 	return encoded, nil
 }
@@ -43,9 +43,9 @@ func encodeJSON(value any) ([]byte, error) {
 func checkType(value any) error {
 	switch {
 	case jsonvalue.Opaque(value):
-		return fmt.Errorf("Payload is a %T: read it and give its bytes", value)
+		return fmt.Errorf("Payload is a %T, whose content JSON leaves out: give its bytes", value)
 	case jsonvalue.Text(value):
-		return fmt.Errorf("Payload is a %T, which JSON would put in quotation marks: give []byte(..) for the text itself, or a struct with the string in it", value)
+		return fmt.Errorf("Payload is a %T, which JSON puts in quotation marks: give []byte(..) for the text itself, or a struct that contains the string", value)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func allowed(status outbox.Status, sent, repeatable bool) string {
 	return ""
 }
 
-func TestPeopleCanDoInEachStateWhatIsSafeAndNothingElse(t *testing.T) {
+func TestDecisionsAllowedInEachState(t *testing.T) {
 	on := newGuardedDB(t)
 	for _, status := range outbox.Statuses() {
 		for _, sent := range []bool{false, true} {
@@ -123,7 +123,7 @@ func refusedAs(t *testing.T, name string, err error, status outbox.Status) {
 	}
 }
 
-func TestWhatPeopleDoNeedsAnActorAndAReasonAndAnIntent(t *testing.T) {
+func TestDecisionsNeedActorReasonAndIntent(t *testing.T) {
 	on := newGuardedDB(t)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
 	for name, by := range map[string]outbox.By{
@@ -152,7 +152,7 @@ func TestWhatPeopleDoNeedsAnActorAndAReasonAndAnIntent(t *testing.T) {
 	}
 }
 
-func TestRedrivingTwiceRunsOncePerRedriveWithTheSameDeliveryKeyAndBytes(t *testing.T) {
+func TestRedriveKeepsDeliveryKeyAndBytes(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "charge_card", Payload: []byte(`{"amount": 1.00}`)})
@@ -167,7 +167,7 @@ func TestRedrivingTwiceRunsOncePerRedriveWithTheSameDeliveryKeyAndBytes(t *testi
 			t.Fatalf("a second redrive before the attempt: %v, want a StateError", err)
 		}
 		c := w.claimOne("charge_card", true)
-		if c.DeliveryKey != first.DeliveryKey || string(c.Payload) != `{"amount": 1.00}` || c.Spent != 0 || c.Attempt <= first.Attempt {
+		if c.DeliveryKey != first.DeliveryKey || string(c.Payload) != `{"amount": 1.00}` || c.AttemptsUsed != 0 || c.Attempt <= first.Attempt {
 			t.Errorf("the redriven claim is %+v", c)
 		}
 		if more := w.claim(nil, "charge_card", true); len(more) != 0 {
@@ -204,7 +204,7 @@ func TestAResolvedIntentHoldsTheAnswerThatItsApplyGets(t *testing.T) {
 	}
 }
 
-func TestAWriteThatMustNotBeRepeatedIsRedrivenOnlyOnceResolvedAsNotSent(t *testing.T) {
+func TestRedriveOfAnUnrepeatableNeedsResolveAsNotSent(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "wire_money"})
@@ -231,13 +231,13 @@ func TestAWriteThatMustNotBeRepeatedIsRedrivenOnlyOnceResolvedAsNotSent(t *testi
 	}
 }
 
-func TestADeadWriteThatMayHaveBeenSentIsCancelledOnlyOnceResolvedAsNotSent(t *testing.T) {
+func TestCancelOfASentIntentNeedsResolveAsNotSent(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
 	w.settle(w.claimOne("charge_card", true), outbox.StatusDead, "dead", "404")
 	err := outbox.Cancel(t.Context(), on, id, ada)
-	if err == nil || !strings.Contains(err.Error(), "Redrive it, or Resolve it; resolved as NotSent it can be cancelled") {
+	if err == nil || !strings.Contains(err.Error(), "Redrive it, or Resolve it; resolved as not sent, it can be cancelled") {
 		t.Fatalf("got %v, want a refusal that says what can be done", err)
 	}
 	if err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.NotSent}, ada); err != nil {
@@ -267,7 +267,7 @@ func TestCancelAndRejectMakeTheNextOfTheOrderingKeyDue(t *testing.T) {
 	}
 }
 
-func TestRedriveAllTakesWhatTheFilterFindsUpToItsLimitTheOldestFirst(t *testing.T) {
+func TestRedriveAllTakesTheOldestFirst(t *testing.T) {
 	on := newGuardedDB(t)
 	var dead []uuid.UUID
 	for i := range 5 {
@@ -307,7 +307,7 @@ func TestRedriveAllTakesWhatTheFilterFindsUpToItsLimitTheOldestFirst(t *testing.
 	}
 }
 
-func TestWhoRequestedAnIntentMayNotApproveIt(t *testing.T) {
+func TestRequesterCannotApprove(t *testing.T) {
 	on := newGuardedDB(t)
 	id := insert(t, on, outbox.Intent{Action: "pay_out", RequestedBy: ada.Actor})
 	force(t, on, id, outbox.StatusAwaitingApproval, false, false)
@@ -334,7 +334,7 @@ func TestWhoRequestedAnIntentMayNotApproveIt(t *testing.T) {
 	}
 }
 
-func TestGetShowsWhatWasFixedBeforeTheFirstSend(t *testing.T) {
+func TestGetShowsWhatWasSent(t *testing.T) {
 	on := newGuardedDB(t)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
 	if sent := get(t, on, id).Sent; sent.CarriedKey != "" || !sent.At.IsZero() {

@@ -8,7 +8,7 @@ import (
 )
 
 // What a page of a rare state reads does not grow with the queue.
-func TestAListOfARareStateReadsFewRowsOfALongQueue(t *testing.T) {
+func TestListOfARareStateReadsFewRows(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	for _, statement := range []string{
 		`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)

@@ -14,67 +14,64 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Entry is an intent and where it stands. Times are the database's; a zero time
-// stands for one that is not set.
+// Entry is an intent and its state. Times are the database's. A zero field is not set.
 type Entry struct {
 	ID          uuid.UUID
 	Key         samekey.Key
 	Action      string
 	Part        string
-	DeliveryKey uuid.UUID // what the vendor sees
-	Payload     []byte    // of Get only
+	DeliveryKey uuid.UUID // the idempotency key that the vendor gets
+	Payload     []byte    // from Get only
 	ContentType string
 	Headers     map[string]string
 	OrderingKey string
 	Deadline    time.Time
 	CreatedAt   time.Time
 
-	// TraceContext is that of the request that inserted it.
+	// TraceContext is the traceparent of the request that inserted it.
 	TraceContext string
 
-	// RequestedBy may not approve it.
+	// RequestedBy is the actor who cannot approve it.
 	RequestedBy string
 
-	// Sent is what was fixed before the first send; of Get only. It is zero where
-	// nothing was but the payload and the delivery key.
+	// Sent is what was fixed before the first attempt; from Get only. It is zero if only the payload and the delivery key
+	// were.
 	Sent Sent
 
-	// Status is empty where the intent lost its row in the queue without being
-	// finished, until a worker's reconcile gives it back.
+	// Status is empty if an unfinished intent lost its row in the queue. A worker's reconcile restores the row.
 	Status Status
 
-	// DueAt is when it is tried next; when it was first due, once it is finished.
+	// DueAt is the time of the next attempt. For a finished intent it is when it was first due.
 	DueAt time.Time
 
-	// Code is that of the last outcome, such as "503" or "timeout".
+	// Code is the code of the last outcome, such as "503" or "timeout".
 	Code string
 
-	// Attempt is the number of its last claim, look-up or decision by a person;
-	// Spent is how many count against the policy's attempts. Both are 0 once it is
-	// finished: see History.
+	// Attempt is the number of the last claim, lookup or decision by a person. Spent is how many count against the policy's
+	// attempts. Both are 0 for a finished intent: see History.
 	Attempt, Spent int
 
-	FirstSentAt time.Time // when a vendor may first have seen the delivery key
-	WindowEnds  time.Time // until when that vendor remembers it; zero where it does for ever
-	Worker      int       // who holds it now, samekey.workers.id
-	LeaseUntil  time.Time // for how long
+	FirstSentAt time.Time // when the vendor may first have received the delivery key
+	WindowEnds  time.Time // when the vendor may forget the delivery key; zero for never
+	Worker      int       // the worker that holds it now, samekey.workers.id
+	LeaseUntil  time.Time // when the worker's lease ends
 	ApprovedAt  time.Time
 	FinishedAt  time.Time
 
-	// History is what happened, in order; of Get only.
+	// History is what happened, in order; from Get only.
 	History []Event
 }
 
-// Sent is what each attempt carries, byte for byte.
+// Sent is what each attempt sends, byte for byte.
 type Sent struct {
-	CarriedKey  string // the delivery key in the form that the vendor takes
-	Request     []byte // as it was rendered, where the action renders requests
-	RequestType string // what Request is, in the words of who rendered it
+	CarriedKey  string // the delivery key in the form for this vendor
+	Request     []byte // the rendered request, if the action renders requests
+	RequestType string // the type that the action's Render gave it
 	MessageID   string // of a mail
 	At          time.Time
 }
 
-// Event is a line of an intent's history. What does not apply to it is zero.
+// Event is a line of an intent's history. Fields that do not apply are zero.
 type Event struct {
 	At    time.Time
 	Event string // attempt, lookup, apply, orphaned, late, approved, rejected, redriven, resolved, cancelled, restored
@@ -94,8 +91,8 @@ type Event struct {
 	Finished Status // the final state that this event put the intent in
 }
 
-// Get returns the intent with its payload and its history, or [ErrNotFound]. It
-// reads through a pool or a connection as well as in a transaction.
+// Get returns the intent with its payload and its history, or [ErrNotFound]. It also works outside a transaction, with a
+// pool or a connection.
 func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	q := db.New(on)
 	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: texts([]uuid.UUID{id}), WithPayload: true})
@@ -115,7 +112,7 @@ func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	}
 	for _, row := range events {
 		event := event(row)
-		if event.Finished != "" { // since the first query, perhaps
+		if event.Finished != "" { // perhaps since the first query
 			e.Status, e.FinishedAt, e.Code = event.Finished, event.At, event.Code
 		}
 		e.History = append(e.History, event)
@@ -132,22 +129,21 @@ func sent(ctx context.Context, q *db.Queries, id uuid.UUID) (Sent, error) {
 		MessageID: orZero(row.MessageID), At: row.CreatedAt}, err
 }
 
-// entry is how a row reads.
 func entry(r db.OutboxEntriesRow) Entry {
 	e := Entry{
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
 		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
-		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.Spent)), FirstSentAt: orZero(r.FirstSentAt),
-		WindowEnds: orZero(r.WindowEnds), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
+		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
+		WindowEnds: orZero(r.KeyWindowUntil), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
 	}
 	if e.Deadline.IsZero() {
 		e.Deadline = time.Time{} // in no time zone
 	}
-	if r.Finished != nil {
-		e.Status, e.Code = Status(*r.Finished), orZero(r.FinishedCode)
+	if r.FinalStatus != nil {
+		e.Status, e.Code = Status(*r.FinalStatus), orZero(r.FinishedCode)
 	}
 	return e
 }
@@ -156,15 +152,15 @@ func event(r db.OutboxHistoryRow) Event {
 	return Event{
 		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
 		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
-		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), Finished: Status(orZero(r.Finished)),
+		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), Finished: Status(orZero(r.FinalStatus)),
 	}
 }
 
-// headers reads what is stored; a member that SQL wrote with another type than
-// a string reads as its JSON text, so that every intent can be looked at.
+// headers decodes the stored headers. A value that SQL wrote with another type than string becomes its JSON text, so that
+// every intent can be read.
 func headers(stored []byte) map[string]string {
 	members := map[string]json.RawMessage{}
-	_ = json.Unmarshal(stored, &members) // a CHECK says that it is an object
+	_ = json.Unmarshal(stored, &members) // the database keeps only objects
 	if len(members) == 0 {
 		return nil
 	}
@@ -179,8 +175,7 @@ func headers(stored []byte) map[string]string {
 	return texts
 }
 
-// orZero is how Go sees a NULL.
-// texts are ids in the form that every exec mode of pgx can encode.
+// texts returns ids in the form that every exec mode of pgx can encode.
 func texts(ids []uuid.UUID) []string {
 	out := make([]string, len(ids))
 	for i, id := range ids {
@@ -189,6 +184,7 @@ func texts(ids []uuid.UUID) []string {
 	return out
 }
 
+// orZero returns the zero value for nil, which is NULL.
 func orZero[T any](p *T) T {
 	if p == nil {
 		return *new(T)

@@ -11,17 +11,14 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Redrive makes a dead or parked intent due now, with all its attempts before
-// it, the same delivery key and the same bytes. An irreversible one asks for
-// approval again. An intent whose order went on without it stays out of the
-// order. Where its deadline has passed it will be dead again: insert a new
-// intent instead. Where the vendor refused the bytes, a redrive sends the same
-// ones: resolve it as not sent, [Cancel] it, and insert the corrected payload
-// with another part.
+// Redrive makes a dead or parked intent due now. It has all its attempts again, and the same delivery key and bytes. An
+// irreversible action needs approval again. If its ordering key moved on without it, the intent stays out of the order.
 //
-// It is refused, with a [*StateError], in any other state, and where the intent
-// may have been sent and must not be sent twice: find out what happened, and
-// [Resolve] it; as not sent, it can be redriven.
+// If its deadline has passed, the intent becomes dead again: insert a new one. If the vendor refused the bytes, a redrive
+// sends the same bytes: resolve the intent as not sent, [Cancel] it, and insert the corrected payload with another part.
+//
+// Any other state is a [*StateError], and so is an intent that may have been sent and must not be sent twice. Find out what
+// happened and [Resolve] it; an intent that is resolved as not sent can be redriven.
 func Redrive(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "redrive", id, by, func(d *decision) error {
 		if err := d.in(StatusParked, StatusDead); err != nil {
@@ -31,18 +28,16 @@ func Redrive(ctx context.Context, on DB, id uuid.UUID, by By) error {
 			return err
 		}
 		d.due(d.row.Action)
-		return d.changed(d.q.OutboxPeopleRedrive(ctx, db.OutboxPeopleRedriveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
+		return d.changed(d.q.OutboxOperatorRedrive(ctx, db.OutboxOperatorRedriveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
 	})
 }
 
-// RedriveAll does what [Redrive] does to every dead or parked intent that the
-// filter finds, at most Limit of them, the oldest first, in one transaction, and
-// returns how many. Those that may have been sent and must not be sent twice are
-// left as they are, and so are those that somebody else is changing right now.
+// RedriveAll redrives every dead or parked intent that the filter finds, as [Redrive] does, oldest first, at most Limit of
+// them, in one transaction. It returns how many. It leaves intents that may have been sent and must not be sent twice, and
+// intents that another person is changing at this moment.
 //
-// Set Status to StatusDead or StatusParked, or leave it empty for both. For a
-// long list call it again until it returns 0, with an OlderThan that leaves out
-// those that died again meanwhile. After is not used.
+// Set Status to StatusDead or StatusParked, or leave it empty for both. For many intents, call it again until it returns 0,
+// with an OlderThan that leaves out those that became dead again meanwhile. After is not used.
 func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	statuses := []string{string(f.Status)}
 	if f.Status == "" {
@@ -53,7 +48,7 @@ func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	}
 	var actions []string
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
-		actions, err = db.New(tx).OutboxPeopleRedriveAll(ctx, db.OutboxPeopleRedriveAllParams{
+		actions, err = db.New(tx).OutboxOperatorRedriveAll(ctx, db.OutboxOperatorRedriveAllParams{
 			Statuses: statuses, Action: f.Action, Code: f.Code, Scope: f.Scope, Part: f.Part, IdemKey: f.Key,
 			AgeUs: f.OlderThan.Microseconds(), MaxCount: f.limit(), Actor: by.Actor, Reason: by.Reason,
 		})
@@ -66,7 +61,7 @@ func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	return len(actions), nil
 }
 
-// checkRedrive is check for what can be redriven.
+// checkRedrive is check for RedriveAll.
 func (f Filter) checkRedrive() error {
 	switch f.Status {
 	case "", StatusDead, StatusParked:

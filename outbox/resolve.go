@@ -14,40 +14,37 @@ import (
 // Outcome is what really happened to an intent, as a person found out.
 type Outcome string
 
+// The outcomes of [Resolve].
 const (
 	Delivered Outcome = intent.OutcomeDelivered // the vendor did it
 	Refused   Outcome = intent.OutcomeRefused   // the vendor said no, such as a declined card
-	NotSent   Outcome = intent.OutcomeNotSent   // the vendor never saw it
+	NotSent   Outcome = intent.OutcomeNotSent   // the vendor never received it
 )
 
-// Resolution is an outcome and the evidence for it.
+// Resolution is an outcome and its evidence.
 type Resolution struct {
 	// Outcome is required.
 	Outcome Outcome
 
-	// Code is the vendor's code for it, such as "200" or "card_declined". At most
-	// 128 bytes of printable text.
+	// Code is the vendor's code, such as "200" or "card_declined". At most 128 bytes of printable text.
 	Code string
 
-	// Response is the vendor's answer as far as it is known, such as the charge
-	// from its dashboard. The handler's Apply gets it as if the vendor had just
-	// answered, and it is stored with the intent: at most 1 MiB, without secrets.
+	// Response is the vendor's answer as far as you know it, such as the charge from its dashboard. The handler's Apply gets
+	// it as if the vendor had just answered, and it is stored with the intent. At most 1 MiB, without secrets.
 	Response []byte
 
 	// ResponseType is the media type of Response, at most 255 bytes.
 	ResponseType string
 }
 
-// Resolve records what really happened to an intent that is unknown, parked or
-// dead; any other state is a [*StateError].
+// Resolve records what really happened to an intent that is unknown, parked or dead. Any other state is a [*StateError].
 //
-// Delivered or refused: a worker runs the action's Apply with this answer, as
-// if the vendor had given it, and finishes the intent. Not sent: the intent
-// rests, parked (or dead, as it was), and can then be redriven or cancelled. A
-// look-up that is under way loses: its result is kept in the history only.
+// After Delivered or Refused, a worker runs the action's Apply with this answer, as if the vendor had given it, and finishes
+// the intent. After NotSent, the intent is parked (or stays dead), and can be redriven or cancelled. The result of a lookup
+// that is running meanwhile goes into the history only.
 //
-// With NotSent you vouch that no attempt reached the vendor and none will: a
-// redrive sends it again, and a vendor that does not honour keys acts again.
+// With NotSent you guarantee that no attempt reached the vendor and none will. A redrive sends the intent again, and a vendor
+// that does not honor keys acts again.
 func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) error {
 	if err := r.check(); err != nil {
 		return fmt.Errorf("outbox: resolve intent %s: %w", id, err)
@@ -59,7 +56,7 @@ func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) erro
 		if r.Outcome != NotSent {
 			d.due(d.row.Action)
 		}
-		return d.changed(d.q.OutboxPeopleResolve(ctx, db.OutboxPeopleResolveParams{
+		return d.changed(d.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{
 			ID: d.id, Outcome: string(r.Outcome), Code: r.Code, ResponseType: r.ResponseType, Response: r.Response,
 			Actor: by.Actor, Reason: by.Reason,
 		}))

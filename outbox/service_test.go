@@ -30,7 +30,7 @@ func as(t *testing.T, on *samekeytest.DB, service string) *pgxpool.Pool {
 
 // Two services that share a database and have two names cannot get each other's
 // answers, also where both use the same scope and key for the same request.
-func TestNoServiceGetsAnothersAnswer(t *testing.T) {
+func TestServicesAreSeparate(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	orders, billing, unnamed := as(t, on, "orders"), as(t, on, "billing"), as(t, on, "")
 	run := func(pool *pgxpool.Pool, key samekey.Key) (processed.Result[string], error) {

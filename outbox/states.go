@@ -6,26 +6,26 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 )
 
-// Status is where an intent stands. The package comment has the diagram; internal/intent has the table of transitions.
+// Status is the state of an intent. The package comment has the diagram.
 type Status string
 
-// The states of an unfinished intent: it has a row in samekey.outbox_queue.
+// States of an unfinished intent, which has a row in samekey.outbox_queue.
 const (
-	StatusPending          Status = intent.Pending          // to be sent once it is due, for the first time or again
-	StatusBlocked          Status = intent.Blocked          // waits for those before it with the same ordering key
+	StatusPending          Status = intent.Pending          // will be sent when it is due, for the first time or again
+	StatusBlocked          Status = intent.Blocked          // waits for earlier intents with its ordering key
 	StatusLeased           Status = intent.Leased           // a worker is sending it
-	StatusUnknown          Status = intent.Unknown          // the vendor may or may not have acted; a worker looks it up
-	StatusAnswered         Status = intent.Answered         // the vendor's answer is stored; a worker runs Apply
+	StatusUnknown          Status = intent.Unknown          // the vendor may or may not have acted; a worker will look it up
+	StatusAnswered         Status = intent.Answered         // the vendor's answer is stored; a worker will run Apply
 	StatusAwaitingApproval Status = intent.AwaitingApproval // unsent until Approve or Reject
-	StatusParked           Status = intent.Parked           // nobody knows whether the vendor acted: a person finds out, and Resolve
-	StatusDead             Status = intent.Dead             // will not be tried again: attempts, deadline, or an answer to be mended
+	StatusParked           Status = intent.Parked           // unknown, and no lookup can tell: a person must find out and Resolve it
+	StatusDead             Status = intent.Dead             // will not be retried: attempts or deadline used up, or an answer that needs a person
 )
 
-// The states of a finished intent: it is only in the history.
+// Final states. The intent is only in the history.
 const (
 	StatusDelivered Status = intent.Delivered // the vendor did it
 	StatusRefused   Status = intent.Refused   // the vendor said no, such as a declined card
-	StatusCancelled Status = intent.Cancelled // a person decided against it, and it was not sent
+	StatusCancelled Status = intent.Cancelled // a person cancelled it, and it was not sent
 )
 
 var (
@@ -41,5 +41,5 @@ func statuses(names []string) (out []Status) {
 	return out
 }
 
-// Finished reports whether nothing happens to an intent in this state any more.
+// Finished reports whether this state is final.
 func (s Status) Finished() bool { return slices.Contains(finished, s) }

@@ -75,7 +75,7 @@ func TestPayloadTraps(t *testing.T) {
 			})
 			if c.want == "" {
 				invalid := (*outbox.IntentError)(nil)
-				if !errors.Is(err, outbox.ErrInvalidIntent) || !errors.As(err, &invalid) || invalid.Field != "Payload" || strings.Contains(err.Error(), "[1, 2]") {
+				if !errors.As(err, &invalid) || invalid.Field != "Payload" || strings.Contains(err.Error(), "[1, 2]") {
 					t.Fatalf("want an IntentError about Payload without the payload: %v", err)
 				}
 				return
@@ -127,7 +127,7 @@ func TestEveryErrorAboutAnIntentNamesItsField(t *testing.T) {
 		_, many := outbox.InsertMany(t.Context(), tx, []outbox.Intent{good, in})
 		for _, err := range []error{one, many} {
 			invalid := (*outbox.IntentError)(nil)
-			if !errors.Is(err, outbox.ErrInvalidIntent) || !errors.As(err, &invalid) || invalid.Field != field {
+			if !errors.As(err, &invalid) || invalid.Field != field {
 				t.Errorf("%s: %v", field, err)
 			}
 		}

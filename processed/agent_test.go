@@ -132,7 +132,7 @@ func byStep(r *run, i int, s step) (string, error) {
 	return samekey.StepKey(r.id, fmt.Sprint(i), "remind", []byte(s.Arguments))
 }
 
-func TestARunOfFortyStepsThatIsResumedFromItsCheckpointCreatesNothingNew(t *testing.T) {
+func TestAgentResumedFromCheckpointCreatesNothingNew(t *testing.T) {
 	const size = 40
 	for name, keyOf := range map[string]func(*run, int, step) (string, error){"call ids": byCallID, "run and step": byStep} {
 		t.Run(name, func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestARunOfFortyStepsThatIsResumedFromItsCheckpointCreatesNothingNew(t *test
 
 // A harness that saves each tenth step, or never, repeats more calls, and where
 // its keys are made of run and step it creates no more.
-func TestARunThatIsRepeatedFromAnOldCheckpointOrFromTheStartCreatesNothingNew(t *testing.T) {
+func TestAgentRestartedFromOldCheckpointCreatesNothingNew(t *testing.T) {
 	const size = 40
 	b := setup(t)
 	r := &run{id: "run-7", size: size, keyOf: byStep, every: 10}
@@ -219,7 +219,7 @@ func TestARunThatIsRepeatedFromAnOldCheckpointOrFromTheStartCreatesNothingNew(t 
 	b.stored(2*size, 2*size, 2*size)
 }
 
-func TestASecondReminderThatIsWantedIsSent(t *testing.T) {
+func TestWantedSecondReminderIsSent(t *testing.T) {
 	b := setup(t)
 	arguments := []byte(`{"to":"ann","in_days":3}`)
 	for name, value := range map[string]func(call int) (string, error){
@@ -249,7 +249,7 @@ func TestASecondReminderThatIsWantedIsSent(t *testing.T) {
 }
 
 // A model that gives one id to two equal calls of an answer wants both.
-func TestTwoCallsOfOneAnswerWithOneIdAreBothDoneOnce(t *testing.T) {
+func TestTwoCallsWithOneIDAreBothDoneOnce(t *testing.T) {
 	b := setup(t)
 	b.exec(lineTables)
 	b.exec("insert into accounts values ('a-1', 0)")
@@ -270,7 +270,7 @@ func TestTwoCallsOfOneAnswerWithOneIdAreBothDoneOnce(t *testing.T) {
 	}
 }
 
-func TestTenAddedThreeTimesUnderOneKeyIsTen(t *testing.T) {
+func TestAddingTenThreeTimesUnderOneKeyIsTen(t *testing.T) {
 	b := setup(t)
 	b.exec(lineTables)
 	b.exec("insert into accounts values ('a-1', 0)")

@@ -70,7 +70,7 @@ func TestDoClosesItsTransactionWhenTheFunctionReturns(t *testing.T) {
 
 // A goroutine that Do's function has left in a statement cannot write to what the
 // caller commits.
-func TestAStatementThatDoLeftBehindIsNotCommitted(t *testing.T) {
+func TestStatementLeftBehindByDoIsNotCommitted(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"it returned":       func() error { return nil },
 		"it failed":         func() error { return errors.New("own") },
@@ -131,7 +131,7 @@ func TestAStatementThatDoLeftBehindIsNotCommitted(t *testing.T) {
 }
 
 // The connection serves the next request by then, whose transaction a late write would join.
-func TestLargeObjectsAreOverWithTheirTransaction(t *testing.T) {
+func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 	for name, end := range map[string]error{"committed": nil, "failed": errors.New("mine"), "a failure": processed.Fail(409, nil)} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)

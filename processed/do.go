@@ -9,43 +9,39 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqlstate"
+	"github.com/samekey/samekey/internal/sqltext"
 )
 
-// Do does a request once in a transaction that the caller owns: a pgx.Tx, or
-// samekey.SQL of a *sql.Tx. What fn writes, its intents and the record exist
-// exactly if the caller commits; until then nobody sees them, and others with
-// the same key get [ErrInFlight].
+// Do does a request once in a transaction that the caller owns: a pgx.Tx, or samekey.SQL of a *sql.Tx. What fn writes,
+// its intents and the record exist if and only if the caller commits. Until then nobody sees them, and others with the
+// same key get [ErrInFlight].
 //
-// Results and errors are those of [Run], with these differences. fn runs inside
-// a savepoint: after any error nothing of fn is left in the transaction, and
-// unless the error says otherwise the transaction is still usable. A [*Failure] is
-// stored by the caller's commit, so commit after it. An error that is
-// [SafeToRetry] and not [ErrInFlight] means that the whole transaction has to be
-// rolled back and run again; under RepeatableRead and Serializable that is how a
-// record shows that was committed since the transaction's start. Do runs fn once
-// and retries nothing. An ambiguous COMMIT is the caller's: making the same
-// request again tells.
+// Results and errors are those of [Run], with these differences:
 //
-// fn uses the transaction that it is given, and not the caller's variable: what is
-// inserted through that one is not part of the request. When fn has returned, the
-// transaction that it was given takes no more statements (pgx.ErrTxClosed). Where
-// a goroutine is still in a statement then, the error is [ErrAborted], and the
-// connection of a pgx.Tx is broken, so that it cannot be committed.
+//   - fn runs inside a savepoint. After any error nothing of fn is left in the transaction, and the transaction is
+//     still usable unless the error says otherwise.
+//   - A [*Failure] is stored by the caller's commit, so commit after it.
+//   - Do calls fn once and retries nothing. An error that is [SafeToRetry] and not [ErrInFlight] means: roll back, and
+//     run the whole transaction again. Under RepeatableRead and Serializable this also happens if the record was
+//     committed after the transaction's start.
+//   - An ambiguous COMMIT is the caller's to resolve: make the same request again.
 //
-// Inside fn, outbox.Insert takes the key and writes at once. Call outbox.Flush
-// after the commit to wake the workers. Do costs up to two round trips for a
-// pgx.Tx beside fn's own, up to five over samekey.SQL, and one more for a Failure.
+// fn must use the transaction that it is given, not the caller's variable: intents inserted through the latter are not
+// part of the request. After fn has returned, that transaction refuses statements (pgx.ErrTxClosed). If a goroutine is
+// still in a statement at that point, the error is [ErrAborted], and the connection of a pgx.Tx is broken so that it
+// cannot be committed.
 //
-// Inside Run, Do or a handler's Apply another request may be done, under another
-// key: under the key of one that is being done already Do is refused
-// ([ErrNested]).
+// Inside fn, outbox.Insert takes the request's key and writes at once. Call outbox.Flush after the commit to wake the
+// workers. Beside fn's own statements, Do costs up to two round trips over a pgx.Tx, up to five over samekey.SQL, and
+// one more for a Failure.
+//
+// Do can be nested in Run, in Do and in an Apply, under another key. Under a key that is already being done it is
+// refused ([ErrNested]).
 func Do[T any](ctx context.Context, tx samekey.Tx, req Request, fn func(ctx context.Context, tx samekey.Tx) (T, error)) (Result[T], error) {
 	var value T
 	m, err := req.checked(true)
@@ -69,14 +65,11 @@ func Do[T any](ctx context.Context, tx samekey.Tx, req Request, fn func(ctx cont
 }
 
 func (m *memory) checkOwned(tx samekey.Tx) error {
-	switch tx.(type) {
-	case nil:
-		return errors.New("processed: Do: tx is nil: begin a transaction, or use Run")
-	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
-		return fmt.Errorf("processed: Do: tx is a %T, where each statement commits by itself: begin a transaction, or use Run", tx)
+	if err := keyed.CheckTx(tx); err != nil {
+		return fmt.Errorf("processed: Do: %w", err)
 	}
 	if outer, ok := tx.(keyed.Tx); ok && outer.RequestKey() == m.key {
-		return fmt.Errorf("%w: Do: tx is that of the request with this very key (key:%s), which is being done: use another key, or no Do", ErrNested, m.key.Hash())
+		return fmt.Errorf("%w: Do: tx belongs to the running request with the same key (key:%s): use another key, or leave out this Do", ErrNested, m.key.Hash())
 	}
 	if m.isolation != "" {
 		return &RequestError{"Isolation", errors.New("must be zero in Do: begin the transaction with it instead")}
@@ -95,8 +88,8 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	if err != nil {
 		return answer{}, m.doError("look up", err)
 	}
-	// From here on the savepoint exists. It is released in the end, after it took
-	// back what must not stay: also when fn panics, for a caller who recovers.
+	// The savepoint exists from here on. At the end it is released, after a rollback to it of whatever must not stay. This
+	// also happens if fn panics, for a caller that recovers.
 	keep, inside := false, &gate{}
 	defer func() {
 		idle := inside.close()
@@ -114,7 +107,7 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 			err = fmt.Errorf("%w: %w", m.replacedError(), err)
 		}
 		if failed != nil && err != nil {
-			err = fmt.Errorf("%w (and nothing more can be done in this transaction, roll it back: %w)", err, failed)
+			err = fmt.Errorf("%w (and the transaction is not usable any more: roll it back: %w)", err, failed)
 		}
 	}()
 	if found != nil {
@@ -170,9 +163,8 @@ func (m *memory) keepError(ctx context.Context, tx samekey.Tx, verb string, err 
 	return m.doError(verb, err)
 }
 
-// spoil makes it impossible to commit what a goroutine may still write to. Over
-// database/sql nothing is needed: it lets one statement through at a time, and
-// Do's error has the caller roll back.
+// spoil makes the transaction impossible to commit, because a goroutine may still write to it. database/sql needs
+// nothing: it runs one statement at a time, and the error makes the caller roll back.
 func spoil(tx samekey.Tx, err error) {
 	switch t := tx.(type) {
 	case interface{ spoil(error) }:
@@ -184,8 +176,7 @@ func spoil(tx samekey.Tx, err error) {
 	}
 }
 
-// lost answers where another attempt's record is there after all. The
-// transaction may be one that cannot see it.
+// lost answers if another attempt's record exists after all. The transaction may be unable to see it.
 func (m *memory) lost(ctx context.Context, tx samekey.Tx, cause error) (answer, error) {
 	if _, err := tx.Exec(ctx, rollbackTo); err != nil {
 		return answer{}, m.doError("roll back", err)
@@ -195,29 +186,23 @@ func (m *memory) lost(ctx context.Context, tx samekey.Tx, cause error) (answer, 
 	case err != nil:
 		return answer{}, m.doError("look up", err)
 	case found == nil:
-		return answer{}, unstored("processed: Do: the record of key:%s was committed by a transaction that this one cannot see: roll back and run the whole transaction again: %w", m.key.Hash(), cause)
+		return answer{}, unstored("processed: Do: the record of key:%s was committed by a transaction that this one cannot see: roll back, and run the whole transaction again: %w", m.key.Hash(), cause)
 	}
 	return m.replay(found)
 }
 
-// doError says what the state of the caller's transaction is.
+// doError says in which state the caller's transaction is.
 func (m *memory) doError(verb string, err error) error {
 	switch {
 	case sqlstate.Of(err) == sqlstate.Aborted:
-		return fmt.Errorf("processed: Do: %s: the transaction was aborted by an earlier statement, roll it back (key:%s): %w", verb, m.key.Hash(), err)
+		return fmt.Errorf("processed: Do: %s: an earlier statement aborted the transaction: roll it back (key:%s): %w", verb, m.key.Hash(), err)
 	case again(err) != nil, sqlstate.Transient(sqlstate.Of(err)):
 		return unstored("processed: Do: %s: roll back and run the whole transaction again (key:%s): %w", verb, m.key.Hash(), err)
 	}
 	return fmt.Errorf("processed: Do: %s: key:%s: %w%s", verb, m.key.Hash(), keyed.Named(err), advice(err))
 }
 
-// batcher is what a pgx.Tx has and a database/sql transaction lacks.
-type batcher interface {
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}
-
-// lookUp takes the lock, looks for the record and opens the savepoint, as open
-// does.
+// lookUp takes the lock, looks for the record and opens the savepoint. It is Do's form of open.
 func (m *memory) lookUp(ctx context.Context, tx samekey.Tx) (found *db.ProcessedEventsFindRow, began time.Time, locked bool, err error) {
 	lock, args := m.tryLock(ctx)
 	if sender, ok := tx.(batcher); ok {
@@ -256,63 +241,35 @@ func (m *memory) keep(ctx context.Context, tx samekey.Tx, began time.Time, ans a
 	return err
 }
 
-// owned is the caller's transaction as fn sees it: it knows the key, and takes
-// statements until fn has returned.
+// owned returns the caller's transaction as fn sees it: it knows the key, and takes statements until fn has returned.
 func (m *memory) owned(tx samekey.Tx, inside *gate) samekey.Tx {
 	parent, _ := tx.(keyed.Queue)
-	known := doTx{tx: tx, key: m.key, parent: parent, gate: inside}
+	known := doTx{guarded: guarded{inner: tx, gate: inside, admit: refuseEnd}, key: m.key, parent: parent}
 	if sender, ok := tx.(batcher); ok {
 		return doBatchTx{known, sender}
 	}
 	return known
 }
 
-// errCallers is what a statement returns that begins or ends the transaction.
-var errCallers = errors.New("processed: the transaction is the caller's of Do, who commits it: return nil to keep the work, an error to take it back")
+// errCallers is the error of a statement that begins or ends the caller's transaction.
+var errCallers = errors.New("processed: the caller of Do owns the transaction: return nil to keep the work, or an error to undo it")
 
-// doTx is a keyed.Queue that queues nothing: an intent is written at once. One
-// inside Run's transaction passes on whom to wake.
+func refuseEnd(_ context.Context, sql string, _ []any) error {
+	if sqltext.EndsTransaction(sql) {
+		return errCallers
+	}
+	return nil
+}
+
+// doTx is a keyed.Queue that queues nothing: intents are written at once. Inside Run's transaction it passes on which
+// workers to wake.
 type doTx struct {
-	tx     samekey.Tx
+	guarded
 	key    samekey.Key
-	parent keyed.Queue
-	gate   *gate
+	parent keyed.Queue // nil outside Run and Apply
 }
 
 var _ keyed.Queue = doTx{}
-
-func (t doTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := t.gate.enter(); err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	defer t.gate.exit()
-	if endsTransaction(sql) {
-		return pgconn.CommandTag{}, errCallers
-	}
-	return t.tx.Exec(ctx, sql, args...)
-}
-
-func (t doTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := t.gate.enter(); err != nil {
-		return refusedRows{err: err}, err
-	}
-	defer t.gate.exit()
-	if endsTransaction(sql) {
-		return refusedRows{err: errCallers}, errCallers
-	}
-	return t.tx.Query(ctx, sql, args...)
-}
-
-func (t doTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := t.gate.enter(); err != nil {
-		return refusedRows{err: err}
-	}
-	defer t.gate.exit()
-	if endsTransaction(sql) {
-		return refusedRows{err: errCallers}
-	}
-	return t.tx.QueryRow(ctx, sql, args...)
-}
 
 func (t doTx) RequestKey() samekey.Key { return t.key }
 
@@ -320,7 +277,7 @@ func (t doTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) {
 	if t.gate.over() {
 		return uuid.Nil, false, pgx.ErrTxClosed
 	}
-	return uuid.Nil, false, nil // and the statement that writes it enters the gate
+	return uuid.Nil, false, nil // the statement that writes the intent enters the gate
 }
 
 func (t doTx) Wrote(action string) {
@@ -329,7 +286,7 @@ func (t doTx) Wrote(action string) {
 	}
 }
 
-func (t doTx) spoil(err error) { spoil(t.tx, err) }
+func (t doTx) spoil(err error) { spoil(t.inner, err) }
 
 // doBatchTx is doTx over a transaction that takes batches.
 type doBatchTx struct {
@@ -338,14 +295,5 @@ type doBatchTx struct {
 }
 
 func (t doBatchTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if err := t.gate.enter(); err != nil {
-		return pgx.FailedBatchResults(b, err)
-	}
-	defer t.gate.exit()
-	for _, query := range b.QueuedQueries {
-		if endsTransaction(query.SQL) {
-			return pgx.FailedBatchResults(b, errCallers)
-		}
-	}
-	return t.sender.SendBatch(ctx, b)
+	return t.sendBatch(ctx, t.sender, b)
 }

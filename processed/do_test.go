@@ -102,7 +102,7 @@ func TestDoKeepsItsPromisesInATransactionOfTheCallers(t *testing.T) {
 	}
 }
 
-func TestDoTakesBackWhatTheFunctionDidAndLeavesTheCallersRows(t *testing.T) {
+func TestDoUndoesTheFunctionButKeepsTheCallersRows(t *testing.T) {
 	own := errors.New("own")
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestAFailureInsideIsTheOuterFailureIfReturned(t *testing.T) {
 	b.stored(0, 0, 3) // the outer failure; then the outer answer and the inner failure
 }
 
-func TestDoInASnapshotThatPredatesTheRecordAsksForTheWholeTransactionAgain(t *testing.T) {
+func TestDoWithOldSnapshotAsksToRetryTheTransaction(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -255,7 +255,7 @@ func TestDoInsideRunBelongsToRunsTransaction(t *testing.T) {
 	b.stored(1, 2, 2)
 }
 
-func TestDoUnderTheKeyThatItsTransactionWorksForIsRefused(t *testing.T) {
+func TestDoUnderTheKeyOfItsOwnTransactionIsRefused(t *testing.T) {
 	b := setup(t)
 	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
 		nested, err := tx.Begin(ctx)
@@ -263,7 +263,7 @@ func TestDoUnderTheKeyThatItsTransactionWorksForIsRefused(t *testing.T) {
 			return err
 		}
 		for _, within := range []samekey.Tx{tx, nested} {
-			if _, err := processed.Do(ctx, within, request(t, "k", `1`), neverDo); err == nil || !strings.Contains(err.Error(), "use another key, or no Do") {
+			if _, err := processed.Do(ctx, within, request(t, "k", `1`), neverDo); err == nil || !strings.Contains(err.Error(), "use another key, or leave out this Do") {
 				t.Errorf("in Run: %v", err)
 			}
 		}
@@ -281,7 +281,7 @@ func TestDoUnderTheKeyThatItsTransactionWorksForIsRefused(t *testing.T) {
 	b.stored(1, 1, 2)
 }
 
-func TestDoRefusesWhatIsNoTransaction(t *testing.T) {
+func TestDoRefusesPoolsAndConnections(t *testing.T) {
 	b := setup(t)
 	for _, tx := range []samekey.Tx{nil, b.db.Pool} {
 		if _, err := processed.Do(t.Context(), tx, request(t, "k", `1`), neverDo); err == nil {

@@ -1,11 +1,10 @@
-// Package processed is the memory of requests: the same key with the same
-// request gets the first answer again, and the work is not done twice.
+// Package processed remembers requests by their idempotency key: the same key with the same request gets the first answer
+// again, and the work is not done twice.
 //
 // # Run
 //
-// [Run] owns the transaction. What the function writes, the intents that it
-// inserts and the record with its answer are committed together: all three
-// exist afterwards, or none does.
+// [Run] owns the transaction. What the function writes, the intents that it inserts and the processed record (idempotency
+// record) with its answer are committed together. Either all of them exist afterwards, or none.
 //
 //	key, err := samekey.NewKey(r.Header.Get("Idempotency-Key"), tenant, "orders.create")
 //	res, err := processed.Run(ctx, pool, processed.Request{Key: key, Payload: body},
@@ -18,29 +17,24 @@
 //			return order, err
 //		})
 //
-// res.Value is the order, and res.Deduplicated says whether this was a replay.
-// What is outside the database (a payment, a mail) belongs in an intent and not
-// in the function, which is run again where transactions collide.
+// res.Value is the order, and res.Deduplicated tells whether this was a replay. Put effects outside the database (a
+// payment, a mail) into an intent: Run calls the function again when transactions collide.
 //
-// # What can come back
+// # Errors
 //
-//   - [ErrConflict]: the key was used with another request. A mistake of the
-//     caller's.
-//   - [ErrInFlight]: the first attempt is still running. Again in a moment.
-//   - [ErrAmbiguous]: the connection was lost during COMMIT and nobody could be
-//     asked. Again, with the same key.
-//   - [ErrInvalidRequest], with the field in a [*RequestError]: the request cannot
-//     be remembered as it came. An invalid key or payload also matches
-//     samekey.ErrInvalidKey or samekey.ErrInvalidPayload.
-//   - [ErrNested]: a call inside another one's function. A mistake in the program.
-//   - [*Failure]: the answer is a no, and is stored.
-//   - an error of the function's own; nothing was stored.
+//   - [ErrConflict]: the key was used with another request. The caller's mistake.
+//   - [ErrInFlight]: the first attempt is still running. Try again in a moment.
+//   - [ErrAmbiguous]: the connection was lost during COMMIT, and the outcome is unknown. Call again with the same key.
+//   - [*RequestError]: a field of the request is invalid. Its Err is a *samekey.KeyError or *samekey.FingerprintError for
+//     an invalid key or payload.
+//   - [ErrNested]: a call inside the function of another call. A mistake in the program.
+//   - [*Failure]: the answer is no, and it is stored.
+//   - Any other error of the function. Nothing was stored.
 //
-// [SafeToRetry] tells which are worth another call.
+// [SafeToRetry] tells which of them are worth another call.
 //
-// A no that is an answer (the card was declined) is returned from the function
-// with [Fail]: all else is rolled back, and the no replays like any answer. It
-// comes as an error, so that nobody takes it for a success:
+// If the answer is no (the card was declined), return [Fail] from the function: everything else is rolled back, and the
+// failure replays like any answer. It is an error, so that no caller takes it for a success:
 //
 //	if failure, ok := errors.AsType[*processed.Failure](err); ok {
 //		// answer with failure.Code and failure.Body; after Do, commit first
@@ -48,29 +42,25 @@
 //
 // # Do and Once
 //
-// [Do] composes into a transaction that you own, of pgx or of database/sql
-// (samekey.SQL), and so of GORM, bun, ent and sqlx. [Once] is for consumers of
-// events, who need no answer.
+// [Do] works in a transaction that you own, of pgx or of database/sql (samekey.SQL), and so with GORM, bun, ent and sqlx.
+// [Once] is for consumers of events, which need no answer.
 //
 // # FindOrCreate
 //
-// Where the business has a name for "the same thing", a unique constraint on it
-// needs no key: [FindOrCreate] is INSERT .. ON CONFLICT with the row's id for
-// everybody.
+// If the business has a natural name for "the same thing", a unique constraint on it makes a key unnecessary:
+// [FindOrCreate] is INSERT .. ON CONFLICT, and returns the row's id to every caller.
 //
 // # Over HTTP
 //
-// Package processed/httpkey puts Run in front of http handlers.
+// Package processed/httpkey puts Run in front of HTTP handlers.
 //
-// # How long
+// # Retention
 //
-// A record is kept for Request.Retain, 72 hours by default, and then until
-// [Prune] deletes it together with its intents, all of them finished and out of
-// their vendors' memory. A key is new again after that, and not before.
+// A record is kept for Request.Retain, 72 hours by default, and then until [Prune] deletes it with its intents. It stays
+// until all of them are finished and forgotten by their vendors. After that the key is new again.
 //
-// # What it is not
+// # Limits
 //
-// Keys are no business rules: two keys are two refunds, and one refund per order
-// is yours to enforce with a constraint. A key makes no wrong call right: a
-// deduplicated delete is still a delete.
+// Keys are not business rules: two keys are two refunds, and "one refund per order" needs a constraint of yours. A key
+// does not make a wrong call right: a deduplicated delete is still a delete.
 package processed

@@ -10,88 +10,61 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// The errors here are found with errors.Is.
+// Find these errors with errors.Is.
 var (
-	// ErrInvalidRequest: the Request breaks the rules. Nothing was sent to the
-	// database; the same call will fail again. [*RequestError] names the field. An
-	// invalid key also matches samekey.ErrInvalidKey, a payload without one meaning
-	// samekey.ErrInvalidPayload: those two are usually the client's mistake (400),
-	// the rest is the program's.
-	ErrInvalidRequest = errors.New("processed: invalid request")
-
-	// ErrConflict: the key was used before with another request. Nothing was
-	// done; the same call will fail again. The caller has to use a new key for
-	// what is a new operation. An HTTP edge answers 422.
+	// ErrConflict means that the key was used with another request. Nothing was done, and the same call fails again. The
+	// caller has to use a new key for a new operation. An HTTP edge answers 422.
 	ErrConflict = errors.New("processed: the key was used with another request: use a new key for a new operation")
 
-	// ErrInFlight: another first attempt with this key is running. Nothing was
-	// done; call again in a moment, with the same key, for its answer. An HTTP
-	// edge answers 409 with Retry-After.
+	// ErrInFlight means that another first attempt with this key is running. Nothing was done. Call again in a moment, with
+	// the same key, to get its answer. An HTTP edge answers 409 with Retry-After.
 	ErrInFlight = errors.New("processed: a request with the same key is still running: try again in a moment")
 
-	// ErrAmbiguous: the connection was lost as Run committed, and within five
-	// seconds it could not be found out whether the commit happened. Call again
-	// with the same key and request, until it gives an answer: that is safe, and
-	// the only way to know. Nothing may be done under another key meanwhile.
-	ErrAmbiguous = errors.New("processed: the connection was lost during COMMIT and it is not known whether it happened: call again with the same key")
+	// ErrAmbiguous means that the connection was lost while Run committed, and that it was not possible within five seconds
+	// to find out whether the commit happened. Call again with the same key and request until there is an answer: that is
+	// safe, and the only way to know. Do not use another key for the operation meanwhile.
+	ErrAmbiguous = errors.New("processed: the connection was lost during COMMIT, and the outcome is unknown: call again with the same key")
 
-	// ErrAborted: the function returned nil, or an error after which it would be
-	// called again, and its transaction is in no state for that: a statement in it
-	// failed, the function ended it (and may have begun another), or a goroutine is
-	// still in it. No record was stored; what a
-	// statement of the function committed by itself stays, with the intents
-	// inserted before it. Return the errors of statements; where one is expected,
-	// run it in a nested transaction (tx.Begin), which can be rolled back by itself.
+	// ErrAborted means that the function's transaction cannot be committed, although the function returned nil (or an error
+	// after which Run would call it again): a statement failed, the function ended the transaction (and may have begun
+	// another one), or a goroutine is still using it. No record was stored. What a statement of the function committed by
+	// itself stays, with the intents inserted before it. Return the errors of statements. If a statement is expected to
+	// fail, run it in a nested transaction (tx.Begin) and roll that back.
 	ErrAborted = errors.New("processed: the function's transaction cannot be committed")
 
-	// ErrNested: the call was made inside the function of another that is still
-	// running, and could never succeed there: Run or Once on the same pool, whose
-	// second connection a busy pool does not have, and which would stay committed
-	// where the outer one is rolled back; or the key of the outer one. Nothing was
-	// done, and the same call will fail again. Call [Do] with the outer transaction
-	// and a key of its own, or make the call after the outer one has returned. The
-	// outer call is found through the context that it gives to its function, so
-	// pass that one on.
+	// ErrNested means that the call was made inside the function of another call, where it could never succeed: Run or Once
+	// on the same pool, or any call with the outer call's key. Run needs a second connection, which a busy pool does not
+	// have, and its work would stay committed if the outer call is rolled back. Nothing was done, and the same call fails
+	// again. Call [Do] with the outer transaction and another key, or make the call after the outer one has returned. The
+	// outer call is found through the context passed to its function, so pass that context on.
 	ErrNested = errors.New("processed: the call is nested in another one")
 
-	// ErrAnswerInexact: the answer does not survive JSON, so a replay would give
-	// another one: a string that is not UTF-8, a type that cannot be decoded (an
-	// interface with methods) or that decodes to something else than it encodes.
-	// Nothing was stored. Answer with a type that JSON keeps, or with
-	// json.RawMessage.
-	ErrAnswerInexact = errors.New("processed: the answer would not be the same when it is replayed")
+	// ErrAnswerUnstorable means that the answer cannot be stored so that a replay returns the same. Nothing was stored.
+	// Either it takes more than 1 MiB as JSON: answer with a reference to the large part. Or it does not survive JSON: a
+	// string that is not UTF-8, a type that cannot be decoded (an interface with methods), or a type that decodes to
+	// another value than it encodes. Answer with a type that JSON preserves, or with json.RawMessage.
+	ErrAnswerUnstorable = errors.New("processed: the answer cannot be stored")
 
-	// ErrAnswerTooLarge: the answer takes more than 1 MiB as JSON. Nothing was
-	// stored. Answer with a reference to what is large.
-	ErrAnswerTooLarge = errors.New("processed: the answer is larger than 1 MiB: keep a reference in it instead")
-
-	// ErrAnswerUnreadable: the request was done before, and its stored answer is
-	// not JSON that fits the type asked for, as after a deploy that changed the
-	// type. Nothing was done again. Read it with a type that takes both forms, or
-	// with json.RawMessage.
+	// ErrAnswerUnreadable means that the request was done before, and that its stored answer is not JSON of the type asked
+	// for, such as after a deploy that changed the type. Nothing was done again. Read it with a type that accepts both
+	// forms, or with json.RawMessage.
 	ErrAnswerUnreadable = errors.New("processed: the stored answer does not fit the type asked for")
 )
 
-// SafeToRetry reports whether err says that nothing was stored, and that the
-// same call may succeed when it is made again:
+// SafeToRetry reports whether nothing was stored and the same call may succeed when it is made again:
 //
 //   - another attempt is in flight ([ErrInFlight]);
-//   - the connection was lost, or the server ended the session, before the commit,
-//     also where the function returned that error;
-//   - the database said that the transaction was in the way of others, waited for
-//     too long, or was not to blame: SQLSTATE 40001 and 40P01 (more often than Run
-//     was willing to try), 55P03, 57014, 26000, 42P05, 25006, 25P03, 25P04, 57P01
-//     to 57P05, and the classes 08 and 53, also where the function returned it.
+//   - the connection was lost, or the server ended the session, before the commit;
+//   - the database rolled back for a reason that may go away: SQLSTATE 40001 and 40P01 (after Run's own attempts),
+//     55P03, 57014, 26000, 42P05, 25006, 25P03, 25P04, 57P01 to 57P05, and the classes 08 and 53.
 //
-// Pause between the attempts. For [Do] it is the whole transaction that has to be
-// rolled back and run again.
+// This also holds if the function returned the database's error. Pause between attempts. For [Do], roll back and run
+// the whole transaction again.
 //
-// It is false for an error of the function's own, about which nothing is known
-// here (nothing was stored then either), for [ErrAmbiguous], [ErrAborted] and
-// [ErrNested], and where the caller's context has ended: nothing was stored, and the same call
-// under that context would fail again. Of what the function committed by itself, past
-// the transaction that it was given (tx.Conn(), or a connection of its own), it knows
-// nothing once the connection is lost.
+// It is false for the function's own errors (nothing was stored, but nothing is known about the cause), for
+// [ErrAmbiguous], [ErrAborted] and [ErrNested], and after the caller's context has ended, because the same call under
+// that context would fail again. It does not cover what the function committed by itself, past the transaction it was
+// given (through tx.Conn() or its own connection).
 func SafeToRetry(err error) bool {
 	unstored := (*unstoredError)(nil)
 	if errors.Is(err, ErrAmbiguous) || errors.Is(err, ErrNested) || errors.Is(err, ErrAborted) {
@@ -100,8 +73,10 @@ func SafeToRetry(err error) bool {
 	return errors.Is(err, ErrInFlight) || errors.As(err, &unstored)
 }
 
-// RequestError says which field of a Request breaks the rules, and holds nothing
-// of what was in it. It matches [ErrInvalidRequest].
+// RequestError says which field of a Request is invalid. Nothing was sent to the database, and the same call fails
+// again. Err is a *samekey.KeyError for an invalid key and a *samekey.FingerprintError for a payload without a single
+// meaning: these are usually the client's mistake (400). Any other Err is a mistake in the program. The error holds
+// nothing of the field's content.
 type RequestError struct {
 	Field string // "Key", "Payload", "Retain" or "Isolation"
 	Err   error  // what is wrong and what to do
@@ -109,14 +84,10 @@ type RequestError struct {
 
 func (e *RequestError) Error() string { return "processed: Request." + e.Field + ": " + e.Err.Error() }
 
-// Is makes every RequestError match ErrInvalidRequest.
-func (e *RequestError) Is(target error) bool { return target == ErrInvalidRequest }
-
 // Unwrap returns Err.
 func (e *RequestError) Unwrap() error { return e.Err }
 
-// unstoredError is an error after which nothing is stored and a repetition
-// makes sense.
+// unstoredError is an error after which nothing is stored and another attempt makes sense.
 type unstoredError struct{ err error }
 
 func (e *unstoredError) Error() string { return e.err.Error() }
@@ -126,62 +97,26 @@ func unstored(format string, args ...any) error {
 	return &unstoredError{fmt.Errorf(format, args...)}
 }
 
-// againError makes run try once more.
+// againError makes run try again.
 type againError struct {
 	cause     error
-	immediate bool // write intents at once: one of them exists already
-	wait      bool // give the other transaction a moment
+	immediate bool // write intents at once: one of them already exists
+	wait      bool // pause first: another transaction is in the way
 }
 
 func (e *againError) Error() string { return e.cause.Error() }
 func (e *againError) Unwrap() error { return e.cause }
 
-// lostError: the connection was lost during COMMIT.
+// lostError means that the connection was lost during COMMIT.
 type lostError struct {
 	cause   error
-	actions []string // to be woken if it did happen
+	actions []string // to wake if the commit happened
 }
 
 func (e *lostError) Error() string { return e.cause.Error() }
 func (e *lostError) Unwrap() error { return e.cause }
 
-// The record's primary key is the only constraint that its INSERT can violate:
-// any 23505 of that statement means that another attempt won. By the constraint's
-// name it could not be told, since not every driver has it.
-type recordError struct{ err error }
-
-func (e *recordError) Error() string { return e.err.Error() }
-func (e *recordError) Unwrap() error { return e.err }
-
-func ofRecord(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &recordError{err}
-}
-
-// insertRecord adds the record to a batch.
-func (m *memory) insertRecord(batch *pgx.Batch, sql string, args []any) {
-	batch.Queue(sql, args...).Fn = func(results pgx.BatchResults) error {
-		_, err := results.Exec()
-		return ofRecord(err)
-	}
-}
-
-// lostRace reports whether err says that another attempt's record is there.
-func lostRace(err error) bool {
-	record := (*recordError)(nil)
-	return errors.As(err, &record) && sqlstate.Of(err) == sqlstate.UniqueViolation
-}
-
-// replaced reports whether err says that the transaction is not the one in which
-// the request began.
-func replaced(err error) bool {
-	record := (*recordError)(nil)
-	return errors.As(err, &record) && sqlstate.Of(err) == sqlstate.NoSuchTime
-}
-
-// again classifies what makes a transaction worth another try; nil for the rest.
+// again returns an againError for an error after which the transaction is run again, else nil.
 func again(err error) error {
 	switch state := sqlstate.Of(err); {
 	case err == nil:
@@ -196,8 +131,7 @@ func again(err error) error {
 	return nil
 }
 
-// retryable marks an error after which nothing was stored as one that may not
-// come again, where it is.
+// retryable marks err as safe to retry if it is the connection's or a transient error of the database.
 func retryable(conn *pgx.Conn, err error) error {
 	if err != nil && (conn != nil && conn.IsClosed() || sqlstate.Transient(sqlstate.Of(err))) {
 		return &unstoredError{err}
@@ -205,7 +139,7 @@ func retryable(conn *pgx.Conn, err error) error {
 	return err
 }
 
-// advice says what to do about a database that was not prepared.
+// advice says what to do about a database without samekey's schema.
 func advice(err error) string {
 	if sqlstate.MissingSchema(sqlstate.Of(err)) {
 		return " (this database lacks samekey's schema: run schema.Migrate)"
@@ -213,7 +147,7 @@ func advice(err error) string {
 	return ""
 }
 
-// ended reports whether the caller's context is the reason to stop.
+// ended returns an error if the caller's context has ended.
 func ended(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
@@ -232,3 +166,6 @@ func (m *memory) replacedError() error {
 func (m *memory) leftBehindError() error {
 	return fmt.Errorf("%w: a goroutine is still in a statement of its transaction: wait for it before you return (key:%s)", ErrAborted, m.key.Hash())
 }
+
+// named adds the key, in the form that may be printed.
+func (m *memory) named(err error) error { return fmt.Errorf("%w (key:%s)", err, m.key.Hash()) }

@@ -62,8 +62,8 @@ func exact[T any](value T, want string) func(*testing.T, *bundle, string) {
 		t.Helper()
 		first, second, err := answered(t, b.db.Pool, k, value)
 		if want == "" {
-			if !errors.Is(err, processed.ErrAnswerInexact) || processed.SafeToRetry(err) || strings.Contains(err.Error(), "secret") {
-				t.Errorf("want ErrAnswerInexact: %+v, %v", first, err)
+			if !errors.Is(err, processed.ErrAnswerUnstorable) || processed.SafeToRetry(err) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("want ErrAnswerUnstorable: %+v, %v", first, err)
 			}
 			return
 		}
@@ -82,7 +82,7 @@ func exact[T any](value T, want string) func(*testing.T, *bundle, string) {
 
 // The first caller gets what every replay gives, and what would be another value
 // then is refused now.
-func TestAReplayIsTheFirstAnswerOrThereIsNone(t *testing.T) {
+func TestReplayEqualsTheFirstAnswer(t *testing.T) {
 	zone := time.FixedZone("somewhere", 3*60*60)
 	at := time.Date(2026, 3, 1, 12, 0, 0, 123456789, zone)
 	cases := map[string]func(*testing.T, *bundle, string){
@@ -141,7 +141,7 @@ func refusedAnswer[T any](t *testing.T, b *bundle, k string, value T) {
 	}
 }
 
-func TestAPointerIsAnsweredByItsValue(t *testing.T) {
+func TestPointerReplaysItsValue(t *testing.T) {
 	b := setup(t)
 	first, second, err := answered(t, b.db.Pool, "k", &order{"o1", 9007199254740993})
 	if err != nil || *first.Value != (order{"o1", 9007199254740993}) || *second.Value != *first.Value {
@@ -150,14 +150,14 @@ func TestAPointerIsAnsweredByItsValue(t *testing.T) {
 }
 
 // Do has the same rules, and leaves nothing of a request whose answer it refuses.
-func TestDoRefusesAnAnswerThatWouldNotBeTheSame(t *testing.T) {
+func TestDoRefusesAnAnswerThatWouldChange(t *testing.T) {
 	b := setup(t)
 	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
 		_, err := processed.Do(t.Context(), tx, request(t, "k", `1`), func(ctx context.Context, tx samekey.Tx) (string, error) {
 			return "\xff", place(ctx, tx, order{"o1", 7})
 		})
-		if !errors.Is(err, processed.ErrAnswerInexact) {
-			t.Errorf("want ErrAnswerInexact: %v", err)
+		if !errors.Is(err, processed.ErrAnswerUnstorable) {
+			t.Errorf("want ErrAnswerUnstorable: %v", err)
 		}
 		return nil
 	})
@@ -185,18 +185,18 @@ func TestEveryErrorAboutARequestNamesItsField(t *testing.T) {
 		_, err := processed.Run(t.Context(), b.db.Pool, r, never)
 		invalid := (*processed.RequestError)(nil)
 		for _, err := range []error{err, r.Validate()} {
-			if !errors.Is(err, processed.ErrInvalidRequest) || !errors.As(err, &invalid) || invalid.Field != field || processed.SafeToRetry(err) {
+			if !errors.As(err, &invalid) || invalid.Field != field || processed.SafeToRetry(err) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		if field == "Key" && !errors.Is(err, samekey.ErrInvalidKey) || field == "Payload" && !errors.Is(err, samekey.ErrInvalidPayload) {
+		if field == "Key" && !isA[*samekey.KeyError](err) || field == "Payload" && !isA[*samekey.FingerprintError](err) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 }
 
 // A type of bytes is the text of a document too, compared by its meaning.
-func TestARequestInATypeOfBytesIsADocument(t *testing.T) {
+func TestPayloadOfBytesIsADocument(t *testing.T) {
 	b := setup(t)
 	req := request(t, "k", `{"a": 1}`)
 	b.mustPlace(req, order{"o1", 7})

@@ -8,30 +8,27 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqlstate"
+	"github.com/samekey/samekey/internal/sqltext"
 )
 
-// maxCreates bounds how often a row that is gone again before it is found is
-// created again. Twice in a row takes two other transactions that hit the gap
-// between two statements; five times is a mistake in the statements.
+// maxCreates bounds how often a row is created again that was deleted before it was found. Twice in a row takes two
+// other transactions that hit the gap between two statements. Five times is a mistake in the statements.
 const maxCreates = 5
 
-// Statement is an SQL statement and its arguments, as tx.Query takes them, without
-// options. Over a pgx.Tx, Args may be one pgx.NamedArgs, and the two statements of
-// [FindOrCreate] may share it.
+// Statement is an SQL statement and its arguments, as tx.Query takes them, without options. Over a pgx.Tx, Args may be
+// one pgx.NamedArgs, which the two statements of [FindOrCreate] may share.
 type Statement struct {
 	SQL  string
 	Args []any
 }
 
-// FindOrCreate returns the one row that has a natural key: the row that create
-// inserts, or, with Result.Deduplicated, the row that was there already and that
-// find selects. However many call at once and in whatever order they end, one
-// row is made, and every call that succeeds has it. What the same is, a unique
-// constraint of the table says, and nothing else.
+// FindOrCreate returns the one row that has a natural key: the row that create inserts or, with Result.Deduplicated,
+// the existing row that find selects. However many calls run at once, and in whatever order they end, one row is
+// created, and every successful call returns it. A unique constraint of the table alone defines what "the same" means.
 //
 //	res, err := processed.FindOrCreate(ctx, tx,
 //		processed.Statement{SQL: `insert into tickets (customer, subject, day) values ($1, $2, $3)
@@ -40,50 +37,38 @@ type Statement struct {
 //			where customer = $1 and subject_norm = normal_subject($2) and day = $3`, Args: []any{customer, subject, day}},
 //		pgx.RowTo[int64])
 //
-// create is an INSERT .. ON CONFLICT (the key's columns) DO NOTHING RETURNING ..,
-// find a SELECT of the same columns by the same key. row makes the value of
-// either's row, as for pgx.CollectOneRow: pgx.RowTo for one column,
-// pgx.RowToStructByName or pgx.RowToStructByPos for several. The statements are
-// sent as they are, create first, in one round trip over a pgx.Tx and in two over
-// database/sql.
+// create is an INSERT .. ON CONFLICT (the key's columns) DO NOTHING RETURNING .., and find is a SELECT of the same
+// columns by the same key. row makes the value from either row, as in pgx.CollectOneRow: pgx.RowTo for one column,
+// pgx.RowToStructByName or pgx.RowToStructByPos for several. The statements are sent unchanged, create first, in one
+// round trip over a pgx.Tx and in two over database/sql.
 //
-// A new row is one that create inserted, and that find selects too: a row that
-// find does not see has a NULL in its key, which no other equals, or has another
-// key than find asks for. Both would make a row at each call, and are refused.
+// tx is the caller's transaction: the one of [Run] or [Do], a pgx.Tx, or samekey.SQL of a *sql.Tx. A pool or a
+// connection is refused, because the row would be committed before what belongs to it is written. An effect that
+// belongs to the creation of the row, such as an intent, goes into the same transaction, only if Deduplicated is false.
 //
-// What else create would have written is not compared: a row that is found stays
-// as it is. An effect that belongs to the row's creation, such as an intent, is
-// written in the same transaction and only where Deduplicated is false.
+// An existing row stays as it is: the other values of create are not compared. A sequence is drawn from at each call,
+// so its numbers have gaps.
 //
-// tx is the caller's transaction: that of [Run] or [Do], a pgx.Tx, or
-// samekey.SQL of a *sql.Tx. A pool or a connection is refused: the row would be
-// committed before what belongs to it is written.
+// After a database error the transaction is aborted and can only be rolled back. The errors:
 //
-// The errors say what to do. After an error of the database's the transaction is
-// aborted, and only to be rolled back.
+//   - [SafeToRetry]: transactions got in each other's way (SQLSTATE 40001, 40P01, 55P03). Under RepeatableRead and
+//     Serializable this includes a row committed by a transaction that this one cannot see. Roll back, and run the
+//     whole transaction again. In Run, return the error: after 40001 and 40P01 Run calls the function again.
+//   - SQLSTATE 23505: create violated another unique constraint than the one in its ON CONFLICT. The row is no
+//     duplicate by the natural key; what it is instead is for the caller to say.
+//   - create inserted a row that find does not select: roll back. The row has a NULL in its key, which equals no other
+//     NULL, or another key than find asks for. Both would create a row at each call. Declare the key's columns NOT
+//     NULL, or the constraint NULLS NOT DISTINCT with IS NOT DISTINCT FROM in find.
+//   - Neither statement returned a row, five times in a row: find selects by something else than the constraint in
+//     create.
 //
-//   - [SafeToRetry]: transactions got into each other's way (SQLSTATE 40001,
-//     40P01, 55P03), among them under RepeatableRead and Serializable that the row
-//     was committed by one which this one cannot see. Roll back, and run the whole
-//     transaction again. In Run return the error: after 40001 and 40P01 it runs
-//     the function again by itself.
-//   - SQLSTATE 23505: create met another unique constraint than the one that its
-//     ON CONFLICT names. The row is no duplicate by the natural key, and what it
-//     is instead is the caller's to say.
-//   - create inserted a row that find does not select: roll back. Declare the key's
-//     columns NOT NULL, or the constraint NULLS NOT DISTINCT with an IS NOT DISTINCT
-//     FROM in find.
-//   - Neither statement had a row, five times over: find looks for something else
-//     than what create ran into.
-//   - Refused before anything is sent, so that the transaction stays usable: a
-//     create that does not begin with INSERT, such as WITH, which could return a row
-//     that was there as a new one (put the WITH behind INSERT INTO ..); an INSERT
-//     without ON CONFLICT .. DO NOTHING, whose first duplicate would abort the
-//     transaction; DO UPDATE, which returns a row in either case, so that nobody
-//     could say whether it is new (a plain upsert needs no help); and a find that
-//     inserts.
+// These are refused before anything is sent, so the transaction stays usable:
 //
-// A sequence is drawn from at each call: numbers have gaps.
+//   - a create that does not begin with INSERT, such as WITH, because it could return an existing row as new (write
+//     INSERT INTO .. WITH ..);
+//   - an INSERT without ON CONFLICT .. DO NOTHING, because its first duplicate would abort the transaction;
+//   - DO UPDATE, which returns a row in both cases, so that "new" is unknown (a plain upsert needs no help);
+//   - a find that inserts.
 func FindOrCreate[T any](ctx context.Context, tx samekey.Tx, create, find Statement, row pgx.RowToFunc[T]) (Result[T], error) {
 	if err := checkNatural(tx, create, find, row == nil); err != nil {
 		return Result[T]{}, fmt.Errorf("processed: FindOrCreate: %w", err)
@@ -94,18 +79,17 @@ func FindOrCreate[T any](ctx context.Context, tx samekey.Tx, create, find Statem
 		case err != nil:
 			return Result[T]{}, err
 		case made != nil && found == nil:
-			return Result[T]{}, errors.New("processed: FindOrCreate: create inserted a row that find does not select, and would insert another each time: roll back. Its key has a NULL (declare the columns NOT NULL, or the constraint NULLS NOT DISTINCT and find with IS NOT DISTINCT FROM), or find selects by something else than the constraint")
+			return Result[T]{}, errors.New("processed: FindOrCreate: create inserted a row that find does not select, and would insert another each time: roll back. Its key has a NULL (declare the columns NOT NULL, or the constraint NULLS NOT DISTINCT and find with IS NOT DISTINCT FROM), or find does not select by the constraint's columns")
 		case made != nil:
 			return Result[T]{Value: *made}, nil
 		case found != nil:
 			return Result[T]{Value: *found, Deduplicated: true}, nil
 		}
 	}
-	return Result[T]{}, fmt.Errorf("processed: FindOrCreate: create inserted no row and find selected none, %d times: let find select by the very constraint that create names in ON CONFLICT, and look for a WHERE, a trigger or a row policy that hides the row", maxCreates)
+	return Result[T]{}, fmt.Errorf("processed: FindOrCreate: create inserted no row and find selected none, %d times: let find select by the constraint that create names in ON CONFLICT, and look for a WHERE, a trigger or a row policy that hides the row", maxCreates)
 }
 
-// createAndFind sends both statements, find in either case. Each is a statement of
-// its own, with a snapshot of its own.
+// createAndFind sends both statements, find in any case. Each is a statement of its own, with its own snapshot.
 func createAndFind[T any](ctx context.Context, tx samekey.Tx, create, find Statement, row pgx.RowToFunc[T]) (made, found *T, err error) {
 	sender, ok := tx.(batcher)
 	if !ok {
@@ -141,45 +125,36 @@ func createAndFind[T any](ctx context.Context, tx samekey.Tx, create, find State
 
 // What can happen between the two statements, and to them.
 //
-// Under ReadCommitted each statement sees what is committed when it begins:
+// Under ReadCommitted each statement sees what is committed when the statement begins:
 //
-//   - No row with the key: create inserts it, and find, which comes later, sees it.
-//     Others wait for this transaction.
-//   - A committed row, or one of this transaction's own: create gives no row, and
-//     find, a statement of its own with a snapshot of its own, sees it. As one
-//     statement (WITH .. UNION ALL SELECT) the snapshot would predate the wait
-//     below, and there would be no row at all.
-//   - A peer inserted it and has not ended: create waits. The peer commits: as
-//     above. It rolls back, whole or to a savepoint: create inserts. lock_timeout
-//     passes (55P03), or the peer comes to wait for us too (40P01): everything
+//   - No row has the key: create inserts it, and find sees it. Others wait for this transaction.
+//   - The row is committed, or this transaction's own: create returns no row, and find sees it, because it is a
+//     statement of its own with its own snapshot. In one statement (WITH .. UNION ALL SELECT) the snapshot would
+//     predate the wait below, and neither part would return a row.
+//   - Another transaction inserted it and has not ended: create waits. If the other commits: as above. If it rolls
+//     back, fully or to a savepoint: create inserts. After lock_timeout (55P03) or a deadlock (40P01): everything
 //     again, later.
-//   - A peer deletes it, or gives it another key, and has not ended: create waits
-//     too, and inserts if the peer commits. The same after create gave no row and
-//     before find looks: then neither has a row, and create is sent again.
-//   - Deleted after find has seen it: the answer was true when it was given. Who
-//     needs the row until the commit says FOR KEY SHARE in find; a row that refers
-//     to it by a foreign key does that by itself.
+//   - Another transaction deletes it, or changes its key, and has not ended: create waits too, and inserts if the other
+//     commits. If that happens after create returned no row and before find looks, neither has a row, and create is
+//     sent again.
+//   - It is deleted after find has seen it: the answer was true when it was given. If you need the row until the
+//     commit, use FOR KEY SHARE in find; a row that refers to it by a foreign key has the same effect.
 //
-// Under RepeatableRead and Serializable both see what was committed before the
-// transaction's first statement:
+// Under RepeatableRead and Serializable both see what was committed before the transaction's first statement:
 //
-//   - A row from before: found, even where it is deleted by now (unless find locks
-//     it: 40001). A deleted row that a new one has replaced since: as the next.
-//   - A row committed since: create runs into it and cannot see it. Postgres
-//     answers 40001, and a second try in this transaction would be no better.
-//   - Serializable may find out at the commit only: 40001 there is the caller's.
+//   - A row from before: found, even if it is deleted by now (unless find locks it: 40001). If a new row has replaced
+//     it since: as in the next case.
+//   - A row committed since: create runs into it and cannot see it. Postgres answers 40001, and a second attempt in
+//     this transaction would fare no better.
+//   - Serializable may notice only at the commit: 40001 there is the caller's.
 //
 // An aborted transaction (25P02) takes neither statement.
 
 func checkNatural(tx samekey.Tx, create, find Statement, noRow bool) error {
-	switch tx.(type) {
-	case nil:
-		return errors.New("tx is nil: begin a transaction")
-	case *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn:
-		return fmt.Errorf("tx is a %T, where each statement commits by itself: begin a transaction, or call it in Run", tx)
+	if err := keyed.CheckTx(tx); err != nil {
+		return err
 	}
-	first, _ := word(create.SQL)
-	text := bare(create.SQL)
+	text := sqltext.Bare(create.SQL)
 	switch {
 	case strings.TrimSpace(create.SQL) == "":
 		return errors.New("create has no SQL: give an INSERT .. ON CONFLICT (..) DO NOTHING RETURNING ..")
@@ -187,73 +162,28 @@ func checkNatural(tx samekey.Tx, create, find Statement, noRow bool) error {
 		return errors.New("find has no SQL: give a SELECT by the natural key")
 	case noRow:
 		return errors.New("row is nil: give pgx.RowTo[T], or pgx.RowToStructByName[T] for several columns")
-	case first != "insert":
-		return errors.New("create does not begin with INSERT, and could return a row that was there as a new one: write INSERT INTO .. WITH .. SELECT .. ON CONFLICT (..) DO NOTHING RETURNING ..")
+	case sqltext.FirstWord(create.SQL) != "insert":
+		return errors.New("create does not begin with INSERT, and could return an existing row as new: write INSERT INTO .. WITH .. SELECT .. ON CONFLICT (..) DO NOTHING RETURNING ..")
 	case doUpdate.MatchString(text):
-		return errors.New("create says DO UPDATE, which returns a row whether it is new or not: say DO NOTHING, and update what was found; or run a plain upsert")
+		return errors.New("create has DO UPDATE, which returns a row whether it is new or not: use DO NOTHING, and update the row that was found; or run a plain upsert")
 	case !doNothing.MatchString(text):
-		return errors.New("create is an INSERT without ON CONFLICT .. DO NOTHING, which a duplicate would turn into an aborted transaction: say ON CONFLICT (the key's columns) DO NOTHING")
-	case inserts.MatchString(bare(find.SQL)):
-		return errors.New("find inserts, and would return a new row as one that was there: give a SELECT by the natural key")
+		return errors.New("create is an INSERT without ON CONFLICT .. DO NOTHING, so a duplicate would abort the transaction: add ON CONFLICT (the key's columns) DO NOTHING")
+	case inserts.MatchString(sqltext.Bare(find.SQL)):
+		return errors.New("find inserts, and would return a new row as an existing one: give a SELECT by the natural key")
 	}
 	return nil
 }
 
-// They look at the text without its comments and literals.
+// The patterns read the text without its comments and literals (sqltext.Bare).
 var (
 	doNothing = regexp.MustCompile(`(?is)\bon\s+conflict\b.*\bdo\s+nothing\b`)
 	doUpdate  = regexp.MustCompile(`(?i)\bdo\s+update\b`)
 	inserts   = regexp.MustCompile(`(?i)\b(insert|merge)\s+into\b`)
-	dollar    = regexp.MustCompile(`^\$([A-Za-z_\x80-\xff][A-Za-z0-9_\x80-\xff]*)?\$`)
 )
 
-// bare returns sql with a space in the place of each comment, literal and quoted
-// name.
-func bare(sql string) string {
-	var b strings.Builder
-	last := byte(' ')
-	for sql != "" {
-		rest, skipped := sql, true
-		switch {
-		case strings.HasPrefix(sql, "--"), strings.HasPrefix(sql, "/*"):
-			rest = skipComments(sql)
-		case sql[0] == '\'' || sql[0] == '"':
-			rest = afterQuote(sql, last|0x20 == 'e')
-		case sql[0] == '$' && dollar.MatchString(sql):
-			tag := dollar.FindString(sql)
-			_, rest, _ = strings.Cut(sql[len(tag):], tag)
-		default:
-			skipped = false
-			b.WriteByte(sql[0])
-			rest = sql[1:]
-		}
-		if last = sql[0]; skipped {
-			b.WriteByte(' ')
-			last = ' '
-		}
-		sql = rest
-	}
-	return b.String()
-}
+var errNoColumns = errors.New("the statement returns no columns: add RETURNING with the columns that find selects")
 
-// afterQuote returns what follows the quoted text with which sql begins. A quotation
-// mark that is doubled begins another one right behind. In E'..' a backslash
-// escapes.
-func afterQuote(sql string, escapes bool) string {
-	for i := 1; i < len(sql); i++ {
-		switch {
-		case sql[i] == '\\' && escapes && sql[0] == '\'':
-			i++
-		case sql[i] == sql[0]:
-			return sql[i+1:]
-		}
-	}
-	return ""
-}
-
-var errNoColumns = errors.New("the statement returns no columns: say RETURNING what find selects")
-
-// oneRow returns nil where the statement, a good one, gave no row.
+// oneRow returns nil if a valid statement returned no row.
 func oneRow[T any](rows pgx.Rows, err error, row pgx.RowToFunc[T]) (*T, error) {
 	if err != nil {
 		return nil, err
@@ -273,14 +203,14 @@ func oneRow[T any](rows pgx.Rows, err error, row pgx.RowToFunc[T]) (*T, error) {
 func naturalError(statement string, err error) error {
 	switch state := sqlstate.Of(err); {
 	case state == sqlstate.Aborted:
-		return fmt.Errorf("processed: FindOrCreate: %s: the transaction was aborted by an earlier statement, roll it back: %w", statement, err)
+		return fmt.Errorf("processed: FindOrCreate: %s: an earlier statement aborted the transaction: roll it back: %w", statement, err)
 	case sqlstate.Transient(state):
-		return unstored("processed: FindOrCreate: %s: roll back and run the whole transaction again: %w", statement, err)
+		return unstored("processed: FindOrCreate: %s: roll back, and run the whole transaction again: %w", statement, err)
 	case state == sqlstate.UniqueViolation:
-		return fmt.Errorf("processed: FindOrCreate: %s: a unique constraint that ON CONFLICT does not name is violated, and the transaction aborted: roll back, and treat it as no duplicate; or say ON CONFLICT DO NOTHING for that constraint and find by it: %w", statement, err)
+		return fmt.Errorf("processed: FindOrCreate: %s: the row violates a unique constraint that ON CONFLICT does not name, and the transaction is aborted: roll back, and treat the row as no duplicate; or name that constraint in ON CONFLICT DO NOTHING and find by it: %w", statement, err)
 	}
 	if errors.Is(err, pgx.ErrTooManyRows) {
-		return fmt.Errorf("processed: FindOrCreate: %s has more than one row: roll back, and give one that has one by the natural key: %w", statement, err)
+		return fmt.Errorf("processed: FindOrCreate: %s returned more than one row: roll back, and select by the natural key: %w", statement, err)
 	}
 	return fmt.Errorf("processed: FindOrCreate: %s: %w", statement, err)
 }

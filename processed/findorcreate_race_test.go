@@ -17,7 +17,7 @@ import (
 // What can happen between FindOrCreate's statements, and to them, as the comment
 // in findorcreate.go lists it.
 
-func TestAPeerThatHasNotEndedIsWaitedFor(t *testing.T) {
+func TestFindOrCreateWaitsForRunningInsert(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setupTickets(t)
@@ -61,7 +61,7 @@ func TestAPeerThatHasNotEndedIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestAPeerThatDeletesTheRowIsWaitedFor(t *testing.T) {
+func TestFindOrCreateWaitsForRunningDelete(t *testing.T) {
 	b := setupTickets(t)
 	for _, how := range []string{"delete from tickets", "update tickets set subject = 'Something else'"} {
 		for _, commits := range []bool{true, false} {
@@ -89,7 +89,7 @@ func TestAPeerThatDeletesTheRowIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestTheCallersOwnRowIsFoundAndRollingBackLosesNobodysRow(t *testing.T) {
+func TestFindOrCreateFindsTheCallersOwnRow(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setupTickets(t)
@@ -130,7 +130,7 @@ func (b *between) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 	return b.Tx.Query(ctx, sql, args...)
 }
 
-func TestARowThatIsGoneBeforeItIsFoundIsMadeAnew(t *testing.T) {
+func TestRowDeletedBeforeItIsFoundIsCreatedAgain(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setupTickets(t)
@@ -170,7 +170,7 @@ func TestARowThatIsGoneBeforeItIsFoundIsMadeAnew(t *testing.T) {
 	}
 }
 
-func TestASnapshotThatPredatesTheRowAsksForTheWholeTransactionAgain(t *testing.T) {
+func TestFindOrCreateWithOldSnapshotAsksToRetry(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setupTickets(t)
@@ -206,7 +206,7 @@ func TestASnapshotThatPredatesTheRowAsksForTheWholeTransactionAgain(t *testing.T
 	}
 }
 
-func TestInASnapshotARowThatWasDeletedSinceIsFoundUnlessFindLocksIt(t *testing.T) {
+func TestDeletedRowIsFoundInOldSnapshotUnlessLocked(t *testing.T) {
 	b := setupTickets(t)
 	for _, lock := range []string{"", " for key share"} {
 		b.exec("truncate tickets")
@@ -228,7 +228,7 @@ func TestInASnapshotARowThatWasDeletedSinceIsFoundUnlessFindLocksIt(t *testing.T
 	}
 }
 
-func TestALockTimeoutAndADeadlockAskForTheWholeTransactionAgain(t *testing.T) {
+func TestLockTimeoutAndDeadlockAskToRetryTheTransaction(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setupTickets(t)
@@ -239,7 +239,7 @@ func TestALockTimeoutAndADeadlockAskForTheWholeTransactionAgain(t *testing.T) {
 			_, err = tx.Exec(t.Context(), "set local lock_timeout = '50ms'")
 			ok(t, err)
 			(<-b.ticket(tx, "printer on fire")).wantAgain(t, "55P03")
-			if f := <-b.ticket(tx, "printer on fire"); f.err == nil || processed.SafeToRetry(f.err) || !strings.Contains(f.err.Error(), "aborted by an earlier statement") {
+			if f := <-b.ticket(tx, "printer on fire"); f.err == nil || processed.SafeToRetry(f.err) || !strings.Contains(f.err.Error(), "an earlier statement aborted") {
 				t.Errorf("in an aborted transaction: %+v, %v", f.Result, f.err)
 			}
 			ok(t, rollback())

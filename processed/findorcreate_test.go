@@ -75,7 +75,7 @@ func (b *bundle) tickets(n int) {
 	}
 }
 
-func TestTwentyCallsAtOnceMakeOneRowAndAllHaveItsId(t *testing.T) {
+func TestTwentyCallsAtOnceCreateOneRow(t *testing.T) {
 	for name, call := range map[string]func(b *bundle, pool *pgxpool.Pool, db *sql.DB, i int) (int64, bool, error){
 		"each in a transaction of pgx": func(b *bundle, pool *pgxpool.Pool, _ *sql.DB, i int) (id int64, again bool, err error) {
 			err = pgx.BeginFunc(b.t.Context(), pool, func(tx pgx.Tx) error {
@@ -157,7 +157,7 @@ func spelling(i int) string {
 	return []string{"Printer on fire", " printer on fire", "PRINTER  ON\tFIRE\n", "printer on Fire "}[i%4]
 }
 
-func TestTheConstraintSaysWhatTheSameIs(t *testing.T) {
+func TestConstraintDefinesTheSameRow(t *testing.T) {
 	b := setupTickets(t)
 	ids := map[int64]string{}
 	for _, c := range []struct {
@@ -200,7 +200,7 @@ func ticketSelect(columns, lock string) processed.Statement {
 	}
 }
 
-func TestStatementsThatCannotDoItAreRefusedBeforeTheyAreSent(t *testing.T) {
+func TestUnsuitableStatementsAreRefusedBeforeSending(t *testing.T) {
 	b := setupTickets(t)
 	tx, err := b.db.Begin(t.Context())
 	ok(t, err)
@@ -243,7 +243,7 @@ func TestStatementsThatCannotDoItAreRefusedBeforeTheyAreSent(t *testing.T) {
 	ok(t, tx.Commit(t.Context()))
 }
 
-func TestStatementsThatFailInTheDatabaseSayWhatToDo(t *testing.T) {
+func TestFindOrCreateErrorsSayWhatToDo(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setupTickets(t)
@@ -258,9 +258,9 @@ func TestStatementsThatFailInTheDatabaseSayWhatToDo(t *testing.T) {
 			}{
 				{"no RETURNING", ticketInsert("do nothing"), look, "create: the statement returns no columns", ""},
 				{"another constraint", processed.Statement{SQL: "insert into tickets (customer, subject, day, external) values ('acme', 'New', $1, 'x-1') on conflict (customer, subject_norm, day) do nothing returning id", Args: []any{monday}}, look, "that ON CONFLICT does not name", "23505"},
-				{"another constraint, swallowed", processed.Statement{SQL: "insert into tickets (customer, subject, day, external) values ('acme', 'New', $1, 'x-1') on conflict do nothing returning id", Args: []any{monday}}, look, "select by the very constraint", ""},
-				{"several rows created", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'A', $1), ('acme', 'B', $1) on conflict do nothing returning id", Args: []any{monday}}, look, "create has more than one row", ""},
-				{"several rows found", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'Door', $1) on conflict do nothing returning id", Args: []any{monday}}, door, "find has more than one row", ""},
+				{"another constraint, swallowed", processed.Statement{SQL: "insert into tickets (customer, subject, day, external) values ('acme', 'New', $1, 'x-1') on conflict do nothing returning id", Args: []any{monday}}, look, "select by the constraint", ""},
+				{"several rows created", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'A', $1), ('acme', 'B', $1) on conflict do nothing returning id", Args: []any{monday}}, look, "create returned more than one row", ""},
+				{"several rows found", processed.Statement{SQL: "insert into tickets (customer, subject, day) values ('acme', 'Door', $1) on conflict do nothing returning id", Args: []any{monday}}, door, "find returned more than one row", ""},
 				{"no such column", good, processed.Statement{SQL: "select id from tickets where subjct = 1"}, "find: ", "42703"},
 				{"wrong columns", ticketInsert("do nothing returning id, subject"), look, "create: ", ""},
 			} {
@@ -283,7 +283,7 @@ func TestStatementsThatFailInTheDatabaseSayWhatToDo(t *testing.T) {
 	}
 }
 
-func TestAnErrorInsideDoLeavesTheCallersTransactionUsable(t *testing.T) {
+func TestErrorInsideDoLeavesTheTransactionUsable(t *testing.T) {
 	b := setupTickets(t)
 	peer, err := b.db.Begin(t.Context())
 	ok(t, err)
@@ -313,7 +313,7 @@ func TestAnErrorInsideDoLeavesTheCallersTransactionUsable(t *testing.T) {
 
 // The intent goes with the row: a function that fails after it takes both back,
 // and the next one makes both.
-func TestTheIntentOfARowIsThereExactlyIfTheRowIs(t *testing.T) {
+func TestIntentExistsIfAndOnlyIfItsRowDoes(t *testing.T) {
 	b := setupTickets(t)
 	own := errors.New("own")
 	err := b.run("failing", func(ctx context.Context, tx pgx.Tx) error {
@@ -343,7 +343,7 @@ func TestTheIntentOfARowIsThereExactlyIfTheRowIs(t *testing.T) {
 	b.stored(0, 1, 3)
 }
 
-func TestFindOrCreateTakesStructsAndNamesInEveryModeOfPgx(t *testing.T) {
+func TestFindOrCreateWorksInEveryExecModeOfPgx(t *testing.T) {
 	b := setupTickets(t)
 	type ticket struct {
 		Customer, Subject string
@@ -403,7 +403,7 @@ func TestFindOrCreateCostsOneRoundTrip(t *testing.T) {
 	}
 }
 
-func TestAbsoluteStateIsRepeatedWithoutAKeyAndUndoesNothing(t *testing.T) {
+func TestAbsoluteStateNeedsNoKey(t *testing.T) {
 	b := setup(t)
 	b.exec(lineTables)
 	b.exec("insert into lines values ('line-1', 1)")

@@ -15,17 +15,15 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// findOutWithin bounds the look-up after a lost COMMIT: a server that sees the
-// connection break ends its transaction within milliseconds, a failover takes
-// longer than any request waits for.
+// findOutWithin bounds the lookup after a lost COMMIT. A server that sees the connection break ends its transaction
+// within milliseconds. A failover takes longer than any request waits.
 const findOutWithin = 5 * time.Second
 
-var errInRecovery = errors.New("the server is in recovery, its rows may be behind")
+var errInRecovery = errors.New("the server is in recovery, and its rows may be out of date")
 
-// findOut finds out what became of a COMMIT whose answer was lost. The
-// transaction that sent it holds the key's lock until it has ended: with the
-// lock in hand, a record is there or will never be. A look-up without the lock
-// could miss a commit that is still under way.
+// findOut finds out whether a COMMIT happened whose response was lost. The transaction holds the key's lock until it
+// has ended. So once we hold the lock, the record exists now or never will. A lookup without the lock could miss a
+// commit that is still running.
 func (m *memory) findOut(ctx context.Context, pool *pgxpool.Pool, lost *lostError) (answer, error) {
 	within, caller := hook.FindOut(ctx, findOutWithin), ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
@@ -54,8 +52,8 @@ func (m *memory) findUnderLock(ctx context.Context, pool *pgxpool.Pool) (found *
 	}
 	defer pooled.Release()
 	deadline, _ := ctx.Deadline()
-	// Shorter than the context, which would break the connection.
-	wait := max(time.Until(deadline)*9/10, time.Millisecond) // 0 would be no limit
+	// Shorter than the context, whose end would break the connection.
+	wait := max(time.Until(deadline)*9/10, time.Millisecond) // 0 means no limit
 	recovering := false
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})

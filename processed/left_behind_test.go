@@ -22,7 +22,7 @@ func (l late) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, _ []any) 
 
 // A goroutine that the function has left behind in a statement must not find the
 // connection in the hands of the next request.
-func TestAStatementThatIsLeftBehindLandsInNobodysTransaction(t *testing.T) {
+func TestStatementLeftBehindReachesNoOtherTransaction(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"the function returned": func() error { return nil },
 		"it failed":             func() error { return errors.New("mine") },

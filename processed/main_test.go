@@ -1,15 +1,13 @@
 package processed_test
 
 import (
-	"flag"
 	"os"
 	"testing"
+
+	"github.com/samekey/samekey/internal/dbtest"
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = parallel.Value.Set("6") // these tests wait more than they work
-	}
+	dbtest.Parallel("6") // these tests wait more than they work
 	os.Exit(m.Run())
 }

@@ -11,7 +11,7 @@ import (
 
 // A key with a NULL in it equals no other, so each call would make a row; and so it
 // would with a find that looks for something else.
-func TestARowThatFindDoesNotSelectIsRefused(t *testing.T) {
+func TestRowThatFindMissesIsRefused(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)

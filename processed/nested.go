@@ -2,7 +2,6 @@ package processed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -13,14 +12,13 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 )
 
-// nestedWait bounds the wait for a connection inside Do, whose own connection may
-// be the one that is waited for.
+// nestedWait bounds the wait for a connection inside Do: Do may itself hold the connection that Run waits for.
 const nestedWait = 5 * time.Second
 
-// call is one that is running, as the context of its function knows it.
+// call is a running call, as the context of its function knows it.
 type call struct {
-	pool  *pgxpool.Pool // nil in Do, which does not know where its transaction is from
-	conn  *pgx.Conn     // nil where that is not known
+	pool  *pgxpool.Pool // nil in Do, which does not know its transaction's pool
+	conn  *pgx.Conn     // nil if unknown
 	key   samekey.Key
 	gate  *gate
 	outer *call
@@ -28,14 +26,14 @@ type call struct {
 
 type callKey struct{}
 
-// running marks the context for the function.
+// running returns the context for the function, with this call in it.
 func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, g *gate) context.Context {
 	outer, _ := ctx.Value(callKey{}).(*call)
 	return context.WithValue(ctx, callKey{}, &call{pool: pool, conn: conn, key: m.key, gate: g, outer: outer})
 }
 
-// outerCall returns the nearest running call that fits: one that has returned does
-// not count, so that a goroutine may go on with its context.
+// outerCall returns the nearest running call for which fits is true. A call that has returned does not count, so a
+// goroutine may continue with its context.
 func outerCall(ctx context.Context, fits func(*call) bool) *call {
 	c, _ := ctx.Value(callKey{}).(*call)
 	for ; c != nil; c = c.outer {
@@ -46,10 +44,9 @@ func outerCall(ctx context.Context, fits func(*call) bool) *call {
 	return nil
 }
 
-// checkNested refuses what could only wait for itself: Run in Run of one pool. With
-// every connection held by an outer call, each waits for the inner one of another. It
-// is refused always, and not only where the pool is exhausted, which would come with
-// the load.
+// checkNested refuses Run inside Run on one pool. If outer calls hold every connection, each waits for the connection
+// of another's inner call, forever. It is always refused, and not only when the pool is exhausted, so that it does not
+// appear only under load.
 func (m *memory) checkNested(ctx context.Context, pool *pgxpool.Pool) error {
 	outer := outerCall(ctx, func(c *call) bool { return c.pool == pool })
 	switch {
@@ -62,8 +59,8 @@ func (m *memory) checkNested(ctx context.Context, pool *pgxpool.Pool) error {
 		ErrNested, m.key.Hash(), outer.key.Hash())
 }
 
-// checkSameKey refuses Do where its transaction may be that of an outer call with the
-// same key, whose lock would let it in.
+// checkSameKey refuses Do if its transaction may be that of an outer call with the same key: the outer call's lock
+// would let it in.
 func (m *memory) checkSameKey(ctx context.Context, conn *pgx.Conn) error {
 	if outerCall(ctx, func(c *call) bool { return c.key == m.key && (c.conn == nil || conn == nil || c.conn == conn) }) != nil {
 		return m.sameKeyError()
@@ -71,9 +68,8 @@ func (m *memory) checkSameKey(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// inFlight is the error where another session holds the key's lock. Where an outer
-// call has the same key, it is that one, and stays so for as long as it is asked; in
-// another database the same key is another one, and its lock is free.
+// inFlight is the error if another session holds the key's lock. If an outer call has the same key, that call holds the
+// lock, and a retry would meet it again.
 func (m *memory) inFlight(ctx context.Context) error {
 	if outerCall(ctx, func(c *call) bool { return c.key == m.key }) != nil {
 		return m.sameKeyError()
@@ -82,11 +78,11 @@ func (m *memory) inFlight(ctx context.Context) error {
 }
 
 func (m *memory) sameKeyError() error {
-	return fmt.Errorf("%w: the request with this very key is being done (key:%s): use another key, or no call", ErrNested, m.key.Hash())
+	return fmt.Errorf("%w: an outer call is doing the request with the same key (key:%s): use another key, or leave out this call", ErrNested, m.key.Hash())
 }
 
-// connOf returns the connection of the caller's transaction, or nil where it cannot be
-// told (database/sql), or was checked by its key.
+// connOf returns the connection of the caller's transaction. It is nil if that is unknown (database/sql), and for a
+// transaction of ours, which is checked by its key.
 func connOf(tx samekey.Tx) *pgx.Conn {
 	if _, ours := tx.(keyed.Tx); ours {
 		return nil
@@ -95,30 +91,4 @@ func connOf(tx samekey.Tx) *pgx.Conn {
 		return t.Conn()
 	}
 	return nil
-}
-
-func (m *memory) acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
-	within := ctx
-	outer := outerCall(ctx, func(c *call) bool { return c.pool == nil })
-	if outer != nil {
-		var cancel context.CancelFunc
-		within, cancel = context.WithTimeout(ctx, nestedWait)
-		defer cancel()
-	}
-	pooled, err := pool.Acquire(within)
-	if err == nil {
-		return pooled, nil
-	}
-	stat := pool.Stat()
-	if stat.AcquiredConns() == stat.MaxConns() {
-		err = fmt.Errorf("all %d connections of the pool are in use: %w", stat.MaxConns(), err)
-	}
-	switch cancelled := ended(ctx); {
-	case outer != nil && errors.Is(err, within.Err()):
-		return nil, fmt.Errorf("%w: Run of key:%s in Do of key:%s got no connection, and may be waiting for that of Do: call Do for both: %w",
-			ErrNested, m.key.Hash(), outer.key.Hash(), err)
-	case cancelled != nil:
-		return nil, fmt.Errorf("processed: nothing was stored: acquire a connection: %w", err)
-	}
-	return nil, unstored("processed: acquire a connection: %w", err)
 }

@@ -156,7 +156,7 @@ func TestRunInDoThatGetsNoConnectionSaysWhy(t *testing.T) {
 
 // A goroutine that was started inside may go on with the context: nothing is held
 // any more.
-func TestAContextOutlivesTheCallThatItIsFrom(t *testing.T) {
+func TestContextOutlivesItsCall(t *testing.T) {
 	b := setup(t)
 	pool := b.pool(b.db.DSN, 1, nil)
 	var kept context.Context

@@ -13,18 +13,15 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// Pruning says how Prune works. The zero value is the default.
+// Pruning configures Prune. The zero value is the default.
 type Pruning struct {
-	// Batch is how many records one transaction looks at: 1 to 10,000, zero for
-	// 1,000, which take some tens of milliseconds, far from any statement timeout.
-	// Of intents without a record it looks at 1,000 at most, since it holds the
-	// locks of their keys meanwhile.
+	// Batch is how many records one transaction looks at: 1 to 10,000, 0 for 1,000. 1,000 take some tens of
+	// milliseconds, far below any statement timeout. For intents without a record the limit is 1,000, because their
+	// keys are locked meanwhile.
 	Batch int
 
-	// IntentRetain is how long intents are kept, after they were finished, that
-	// have no record since they were written outside Run and Do: 1 minute to 10
-	// years, zero for DefaultRetain. Negative leaves them alone, and saves a look
-	// at each intent that there is.
+	// IntentRetain is how long a finished intent without a record is kept; such intents are written outside Run and Do.
+	// 1 minute to 10 years, 0 for 72 hours. A negative value keeps them, and saves a look at every intent.
 	IntentRetain time.Duration
 }
 
@@ -32,26 +29,21 @@ type Pruning struct {
 type Pruned struct {
 	Records int64 // deleted
 	Intents int64 // deleted, with their history
-	Kept    int64 // records past their retention that must stay, see Prune
+	Kept    int64 // records past their retention that had to stay, see Prune
 }
 
-// Prune deletes the records past their retention, each together with its
-// intents and their history, until none is left or ctx ends. The counts are
-// right in both cases.
+// Prune deletes the records past their retention, each with its intents and their history, until none is left or ctx
+// ends. The counts are right in both cases. The worker calls Prune from time to time; several calls may run at once.
 //
-// A record and its intents are deleted together or kept together, and kept
-// until every intent is finished, and the vendor that got it has forgotten the
-// key (the policy's key window; one without end counts as over when the
-// retention is). Else a key that is new again would meet its old intent, or the
-// vendor's memory, and an effect would silently not happen. So the record of an
-// intent that is dead or parked stays until somebody has dealt with that.
-// Intents without a record go by Pruning.IntentRetain, under the same
-// conditions, all that share a key together.
+// A record and its intents are deleted together or kept together. They are kept until every intent is finished, and
+// until the vendor that received it has forgotten the key (the policy's key window; a window without an end counts as
+// over when the retention is). Otherwise a new request under the same key would meet the old intent, or the vendor's
+// memory, and its effect would silently not happen. So the record of a dead or parked intent stays until a person has
+// dealt with the intent. Intents without a record are deleted after Pruning.IntentRetain, under the same conditions,
+// and all intents of a key together.
 //
-// It works in small transactions, each of which lasts; one that fails ends
-// Prune with an error, after ten tries if it is the statement timeout, and the
-// next call goes on from there. Several may run at once. The worker calls it
-// from time to time by itself.
+// Prune works in small transactions, and what one has committed stays. If one fails, Prune returns the error (after ten
+// attempts for a statement timeout), and the next call continues from there.
 func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error) {
 	var done Pruned
 	if how.Batch == 0 {
@@ -61,11 +53,11 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 		return done, fmt.Errorf("processed: Pruning.Batch is %d: give 1 to 10,000, or zero for 1,000", how.Batch)
 	}
 	if how.IntentRetain == 0 {
-		how.IntentRetain = DefaultRetain
+		how.IntentRetain = defaultRetain
 	}
 	if how.IntentRetain > 0 && (how.IntentRetain < minRetain || how.IntentRetain > maxRetain) {
-		return done, fmt.Errorf("processed: Pruning.IntentRetain is %s: give %s to %s, zero for %s, or a negative one to leave such intents alone",
-			how.IntentRetain, minRetain, maxRetain, DefaultRetain)
+		return done, fmt.Errorf("processed: Pruning.IntentRetain is %s: give %s to %s, zero for %s, or a negative value to keep such intents",
+			how.IntentRetain, minRetain, maxRetain, defaultRetain)
 	}
 	if err := done.records(ctx, pool, int32(how.Batch)); err != nil {
 		return done, fmt.Errorf("processed: prune records: %w", err)
@@ -79,36 +71,31 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 	return done, nil
 }
 
-// maxOrphans bounds a page of intents without a record: for as long as it takes,
-// their keys are locked.
+// maxOrphans bounds a page of intents without a record, whose keys are locked while the page is processed.
 const maxOrphans = 1000
 
-// Prune takes no lock on the key of a record. These are the ways in which it
-// meets a call with the key of a record that it deletes:
+// Prune does not lock the key of a record. It can meet a call with that key in these ways:
 //
-//   - The call looks up before the delete is committed, or with an older
-//     snapshot: it sees the record and replays. It is as if it had come earlier.
-//   - It looks up afterwards: it sees neither record nor intents, since both went
-//     in one commit, and the request is done again, new intents included. That is
-//     what retention means.
-//   - It lost its insert to another attempt, whose record is pruned before it can
-//     read it: it finds nothing and runs again, as one that comes afterwards.
-//   - Its failure's INSERT .. ON CONFLICT meets the row that is being deleted: it
-//     waits for the pruner's commit and inserts.
-//   - samekey.enqueue meets an intent that is being deleted, outside Run: it waits
-//     and writes a new one. Or it has just returned the id of one, as a no-op,
-//     and that is deleted then: its effect happened long ago, as the no-op said.
-//   - A new intent is written under the key by a transaction that the pruner
-//     cannot see: it is not deleted, and later goes as one without a record.
+//   - The call looks before the delete is committed, or with an older snapshot: it sees the record and replays, as if
+//     it had come earlier.
+//   - The call looks afterwards: it sees neither record nor intents, because both were deleted in one commit. The
+//     request is done again, with new intents. That is the meaning of retention.
+//   - The call loses its insert to another attempt, whose record is pruned before the call can read it: it finds
+//     nothing and runs again.
+//   - The INSERT .. ON CONFLICT of a failure meets the row that is being deleted: it waits for Prune's commit and
+//     inserts.
+//   - Outside Run, samekey.enqueue meets an intent that is being deleted: it waits and writes a new one. Or it has just
+//     returned the id of an old intent as a no-op, and that is deleted then: its effect happened long ago, as the no-op
+//     said.
+//   - A transaction that Prune cannot see writes a new intent under the key: it is not deleted, and goes later as an
+//     intent without a record.
 //
-// Of intents without a record it does take the key's lock, all at once for a
-// page, and leaves out whose key is locked by others:
+// Prune does lock the keys of intents without a record, a page at a time, and skips keys that others hold:
 //
-//   - A Run or Do under such a key, which never had a record, may get ErrInFlight
-//     for as long as the page takes, and is made again.
-//   - One that holds the lock keeps its key's intents until the next prune.
+//   - Run or Do under such a key, which never had a record, may get ErrInFlight while the page is processed.
+//   - A call that holds the lock keeps its key's intents until the next Prune.
 //
-// None of them loses an effect, or does one twice within the retention.
+// None of these loses an effect, or does one twice within the retention.
 
 func (done *Pruned) records(ctx context.Context, pool *pgxpool.Pool, batch int32) error {
 	page := db.ProcessedEventsPruneParams{MaxCount: batch}
@@ -153,21 +140,17 @@ func (done *Pruned) orphans(ctx context.Context, pool *pgxpool.Pool, batch int32
 	}
 }
 
-// byIndex keeps a page a walk along an index. Of a table that was filled since it
-// was last analyzed the planner thinks that it is small, and for each page would
-// read and sort all that has expired, 6 s with 2 million rows. Such a guess, and
-// the price put on the other ways, also look worth compiling for, which takes
-// longer than the page.
+// byIndex makes each page a walk along an index. If a table was filled after its last ANALYZE, the planner believes it
+// is small, and for each page reads and sorts everything that has expired: 6 s with 2 million rows. The same estimate,
+// and the penalty on the other plans, make JIT compilation look worthwhile; it takes longer than the page.
 const byIndex = "set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off"
 
-// inBatch is one transaction, in which a row that another one locks is skipped
-// and one that changed is looked at again: read committed, whatever the default.
+// inBatch runs one transaction, read committed whatever the default: a row that another transaction has locked is
+// skipped, and a row that changed is looked at again.
 //
-// The first page of a call steps over the index entries that earlier calls left
-// dead, until a vacuum takes them: after a million deletes, on a busy server,
-// that outlasted a statement timeout of 5 s. A scan that is cancelled has marked
-// the entries that it met, and the next one passes them in no time; so another
-// try gets further.
+// The first page of a call steps over the index entries that earlier calls left dead, until a vacuum removes them.
+// After a million deletes on a busy server this took longer than a statement timeout of 5 s. A cancelled scan has
+// marked the entries that it met, and the next scan passes them quickly, so another attempt gets further.
 func inBatch(ctx context.Context, pool *pgxpool.Pool, do func(*db.Queries) error) error {
 	for try := 1; ; try++ {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {

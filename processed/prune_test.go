@@ -31,7 +31,7 @@ func (b *bundle) prune(how processed.Pruning) processed.Pruned {
 func (b *bundle) finish(k, part, window string) {
 	b.t.Helper()
 	b.exec("delete from samekey.outbox_queue q using samekey.outbox o where o.id = q.id and o.idem_key = $1 and o.part = $2", k, part)
-	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, finished, window_ends)
+	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, final_status, key_window_until)
 		select id, 'attempt', 'delivered', 'delivered', `+window+` from samekey.outbox where idem_key = $1 and part = $2`, k, part)
 	b.exec("insert into samekey.outbox_sends (intent_id, carried_key) select id, 'k' from samekey.outbox where idem_key = $1 and part = $2", k, part)
 }
@@ -54,7 +54,7 @@ func (b *bundle) left() (records, intents string) {
 	return records, intents
 }
 
-func TestARecordIsPrunedWithItsIntentsAndOnlyOnceAllAreFinishedAndForgotten(t *testing.T) {
+func TestPruneKeepsRecordsWithUnfinishedIntents(t *testing.T) {
 	b := setup(t)
 	add := func(k string, parts ...string) {
 		if err := b.run(k, func(ctx context.Context, tx pgx.Tx) error {
@@ -117,7 +117,7 @@ func TestARecordIsPrunedWithItsIntentsAndOnlyOnceAllAreFinishedAndForgotten(t *t
 	}
 }
 
-func TestAKeyIsNewAgainAfterPruneAndNotADayEarlier(t *testing.T) {
+func TestKeyIsNewAgainAfterPruneAndNotEarlier(t *testing.T) {
 	b := setup(t)
 	req := request(t, "k", `1`)
 	req.Retain = 7 * 24 * time.Hour
@@ -139,7 +139,7 @@ func TestAKeyIsNewAgainAfterPruneAndNotADayEarlier(t *testing.T) {
 	b.stored(2, 1, 1)
 }
 
-func TestIntentsWrittenOutsideRunGoByTheirOwnRetentionAllOfAKeyTogether(t *testing.T) {
+func TestIntentsWithoutRecordHaveTheirOwnRetention(t *testing.T) {
 	b := setup(t)
 	add := func(k string, parts ...string) {
 		err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
@@ -258,11 +258,11 @@ func TestPruneAgainstCallsWithTheSameKey(t *testing.T) {
 	}
 }
 
-func TestPruneMakesProgressUnderAStatementTimeoutAndWhenItIsCutShort(t *testing.T) {
+func TestPruneMakesProgressUnderStatementTimeout(t *testing.T) {
 	b := setup(t)
 	const total = 30_000
-	b.exec(fmt.Sprintf(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at)
-		select 'k' || i, 's', sha256('x'), 1, 'done', now(), now() - i * interval '1 ms' from generate_series(1, %d) i`, total))
+	b.exec(fmt.Sprintf(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, completed_at, expires_at)
+		select 'k' || i, 's', sha256('x'), 1, now(), now() - i * interval '1 ms' from generate_series(1, %d) i`, total))
 	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
 		config.ConnConfig.RuntimeParams["statement_timeout"] = "5s"
 	})
@@ -289,7 +289,7 @@ func TestPruneMakesProgressUnderAStatementTimeoutAndWhenItIsCutShort(t *testing.
 	}
 }
 
-func TestAPageOfPruneThatMeetsTheStatementTimeoutIsTriedAgain(t *testing.T) {
+func TestPruneRetriesAPageAfterStatementTimeout(t *testing.T) {
 	b := setup(t)
 	b.mustPlace(request(t, "k", `1`), order{"o1", 7})
 	b.finish("k", "", "null")
@@ -308,10 +308,10 @@ func TestAPageOfPruneThatMeetsTheStatementTimeoutIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAPageOfIntentsWithoutARecordHoldsTheLocksOfAThousandKeysAtMost(t *testing.T) {
+func TestPruneLocksAtMostAThousandKeys(t *testing.T) {
 	b := setup(t)
 	b.exec(`with o as (select samekey.enqueue('acme/orders.create', 'k' || i, 'charge_card', '{}') as id from generate_series(1, 1001) i),
-		h as (insert into samekey.outbox_history (intent_id, event, finished) select id, 'attempt', 'delivered' from o)
+		h as (insert into samekey.outbox_history (intent_id, event, final_status) select id, 'attempt', 'delivered' from o)
 		select count(*) from o`)
 	b.exec("delete from samekey.outbox_queue")
 	samekeytest.Elapse(t, b.db, 73*time.Hour)
@@ -345,7 +345,7 @@ func TestAPageOfIntentsWithoutARecordHoldsTheLocksOfAThousandKeysAtMost(t *testi
 
 var errRollback = errors.New("roll back")
 
-func TestPruneRefusesSettingsThatCannotBeMeant(t *testing.T) {
+func TestPruneRefusesInvalidSettings(t *testing.T) {
 	for field, how := range map[string]processed.Pruning{"Batch": {Batch: -1}, "IntentRetain": {IntentRetain: time.Second}} {
 		if _, err := processed.Prune(t.Context(), nil, how); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -17,38 +16,35 @@ import (
 
 // queue holds the intents of one transaction until the batch that commits.
 //
-// What is rolled back to a savepoint takes its intents along, and nothing else,
-// because of one rule: an intent is queued only as long as no savepoint is newer
-// than it. Whatever may set a savepoint (Begin, and every text that is not
-// plainly something else) has the queue written first. So
+// A rollback to a savepoint must drop exactly the intents inserted since. One rule ensures this: an intent is queued
+// only while no newer savepoint exists. Whatever may set a savepoint (Begin, and every text that is not plainly
+// something else) has the queue written first. Therefore:
 //
-//   - an intent that is older than a savepoint is in the database before the
-//     savepoint is, and stays when it is rolled back to;
-//   - an intent that is still queued is younger than every savepoint, and is
-//     forgotten when any of them is rolled back to: a nested transaction's
-//     Rollback does it, any other text that may do it has the queue written first,
-//     behind the savepoint, where the rollback takes it;
-//   - in a failed transaction nothing can be written, and what is queued is lost
-//     with every way on from there: it is forgotten.
+//   - An intent that is older than a savepoint is in the database before the savepoint, and survives a rollback to it.
+//   - A queued intent is younger than every savepoint, and is forgotten when any savepoint is rolled back to. A nested
+//     transaction's Rollback forgets it. Any other text that may roll back has the queue written first, behind the
+//     savepoint, where the rollback removes it.
+//   - In a failed transaction nothing can be written, and every way out of it loses the queued intents: they are
+//     forgotten.
 type queue struct {
 	gate
 	key       samekey.Key
-	immediate bool // intents are written at once, by the inserter
+	immediate bool // outbox.Insert writes intents at once
 	intents   []keyed.Intent
-	index     map[name]int  // where in intents
-	written   map[name]bool // before the commit; a rollback may have taken it back since
-	actions   []string      // of intents that were written
+	index     map[name]int  // positions in intents
+	written   map[name]bool // before the commit; a rollback may have undone it since
+	actions   []string      // of written intents
 	clock     int           // counts the beginnings of nested transactions
-	large     bool          // large objects were given out
-	err       error         // what must come out of Run
+	large     bool          // fn asked for large objects
+	err       error         // Run must return it
 	errAt     int
 }
 
-// name tells the intents of one key apart.
+// name distinguishes the intents of one key.
 type name struct{ action, part string }
 
-// enqueue does in memory what samekey.enqueue does in the database. What was
-// written before is left to the database, which knows whether it is still there.
+// enqueue does in memory what samekey.enqueue does in the database. An intent that was written before is left to the
+// database, which knows whether it still exists.
 func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -76,7 +72,7 @@ func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	return in.ID, true, nil
 }
 
-// fail makes err come out of Run.
+// fail makes Run return err.
 func (q *queue) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -98,8 +94,7 @@ func (q *queue) nest() int {
 	return q.clock
 }
 
-// rollback forgets what is queued and what failed since the nested transaction
-// began.
+// rollback forgets the intents and errors since the nested transaction began.
 func (q *queue) rollback(nest int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -114,7 +109,7 @@ func (q *queue) rollback(nest int) {
 
 func (q *queue) forget() { q.intents, q.index = nil, nil }
 
-// flush writes what is queued.
+// flush writes the queued intents.
 func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -148,8 +143,8 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// flushAll is flush, after which intents are written at once: nothing is seen any
-// more of what the function does.
+// flushAll is flush for good: from now on intents are written at once, because the function's statements can no longer
+// be seen.
 func (q *queue) flushAll(ctx context.Context, conn *pgx.Conn) {
 	q.mu.Lock()
 	q.immediate = true
@@ -157,15 +152,14 @@ func (q *queue) flushAll(ctx context.Context, conn *pgx.Conn) {
 	_ = q.flush(ctx, conn) // the queue keeps the error for Run
 }
 
-// addTo adds what is queued. Several ordering keys are locked in one order first,
-// so that two transactions do not wait for each other in a circle.
+// addTo adds the queued intents. If they have several ordering keys, these are locked first, in a fixed order, so that
+// two transactions cannot wait for each other in a circle.
 func (q *queue) addTo(batch *pgx.Batch) {
 	if keys := q.ordered(); len(keys) > 1 {
 		batch.Queue(db.OutboxQueueLockOrder, keys) // the statement sorts them
 	}
 	for _, in := range q.intents {
-		// The callback fails only where the server did: one that failed by itself
-		// would look like a transaction that was not committed.
+		// The callback must fail only if the server did: an error of its own would look like a failed transaction.
 		batch.Queue(db.OutboxEnqueue, in.Args(true)...).Fn = func(results pgx.BatchResults) error {
 			_, err := results.Exec()
 			return keyed.InsertError(in, err)
@@ -173,7 +167,7 @@ func (q *queue) addTo(batch *pgx.Batch) {
 	}
 }
 
-// ordered returns the ordering keys of what is queued, each once.
+// ordered returns the ordering keys of the queued intents, each once.
 func (q *queue) ordered() (keys []string) {
 	var seen map[string]bool // most have none
 	for _, in := range q.intents {
@@ -188,8 +182,7 @@ func (q *queue) ordered() (keys []string) {
 	return keys
 }
 
-// addAll adds what the batch that commits has to write, and returns the actions of
-// all intents that are there afterwards.
+// addAll adds what the committing batch has to write, and returns the actions of all intents that exist afterwards.
 func (q *queue) addAll(batch *pgx.Batch) (actions []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -201,7 +194,7 @@ func (q *queue) addAll(batch *pgx.Batch) (actions []string) {
 	return actions
 }
 
-// waits reports whether the batch that commits may wait for an ordering key.
+// waits reports whether the committing batch may wait for an ordering key.
 func (q *queue) waits() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -226,44 +219,5 @@ func (q *queue) failure() error {
 	return q.err
 }
 
-// conflict reports whether err says that an intent has another payload.
+// conflict reports whether an intent exists with another payload.
 func conflict(err error) bool { return sqlstate.Of(err) == sqlstate.IntentConflict }
-
-// gate lets statements through until the function has returned.
-type gate struct {
-	mu     sync.Mutex
-	closed bool
-	open   int // statements under way
-}
-
-// close lets no further statement begin. It reports whether none is under way:
-// else the connection is still in the hands of a goroutine that fn has left behind.
-func (g *gate) close() (idle bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-	return g.open == 0
-}
-
-// enter lets a statement begin; exit ends it.
-func (g *gate) enter() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return pgx.ErrTxClosed
-	}
-	g.open++
-	return nil
-}
-
-func (g *gate) exit() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.open--
-}
-
-func (g *gate) over() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.closed
-}

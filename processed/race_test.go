@@ -16,7 +16,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-func TestFiveWaitAndTheFirstRollsBackAndExactlyOneRuns(t *testing.T) {
+func TestFirstRollsBackAndOneOfFiveWaitersRuns(t *testing.T) {
 	b := setup(t)
 	own := errors.New("own")
 	running, fail := make(chan struct{}), make(chan struct{})
@@ -107,7 +107,7 @@ func TestTwentyCallsOnOneKeyLeaveThePoolToOthers(t *testing.T) {
 // With the lock turned off, two first attempts run side by side. The winner is
 // stopped in the middle of its COMMIT, its record written and not yet visible;
 // the loser has to wait for it.
-func TestWithoutTheLockThePrimaryKeyLetsOneWinAndTheOtherReplayIt(t *testing.T) {
+func TestPrimaryKeyAloneLetsOneAttemptWin(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			b := setup(t)
@@ -179,7 +179,7 @@ func (b *bundle) waiting(event string) {
 	}
 }
 
-func TestARecordPrunedBetweenTheLostInsertAndTheLookUpMeansOneMoreRun(t *testing.T) {
+func TestRecordPrunedAfterLostInsertMeansOneMoreRun(t *testing.T) {
 	b := setup(t)
 	acquired := 0
 	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
@@ -253,8 +253,8 @@ func TestSerializableRequestsWithMintedKeysDoNotCollide(t *testing.T) {
 	for i := range keys {
 		keys[i] = samekey.Mint()
 	}
-	b.exec(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed)
-		select k, 'acme/orders.create', sha256('x'), 1, 'done', now(), now() + interval '1 day', false from unnest($1::text[]) k`, keys)
+	b.exec(`insert into samekey.processed_events (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed)
+		select k, 'acme/orders.create', sha256('x'), 1, now(), now() + interval '1 day', false from unnest($1::text[]) k`, keys)
 	b.exec("analyze samekey.processed_events")
 	pool := b.pool(b.db.DSN, clients, nil)
 	var calls atomic.Int32
@@ -286,7 +286,7 @@ func TestSerializableRequestsWithMintedKeysDoNotCollide(t *testing.T) {
 	}
 }
 
-func TestATransactionThatNeverGetsThroughIsGivenUp(t *testing.T) {
+func TestRunGivesUpAfterTenCollisions(t *testing.T) {
 	b := setup(t)
 	calls := 0
 	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-func TestWhatCannotBeRememberedIsRefusedBeforeTheFunctionRuns(t *testing.T) {
+func TestInvalidRequestIsRefusedBeforeTheFunctionRuns(t *testing.T) {
 	b := setup(t)
 	good := request(t, "k", `1`)
 	with := func(change func(*processed.Request)) processed.Request { r := good; change(&r); return r }
@@ -25,26 +25,26 @@ func TestWhatCannotBeRememberedIsRefusedBeforeTheFunctionRuns(t *testing.T) {
 	payload := func(v any) processed.Request { return with(func(r *processed.Request) { r.Payload = v }) }
 	for name, c := range map[string]struct {
 		req  processed.Request
-		want error
+		want func(error) bool
 	}{
-		"no key":            {processed.Request{Payload: []byte(`1`)}, samekey.ErrInvalidKey},
-		"blank key":         {value(" "), samekey.ErrInvalidKey},
-		"trailing space":    {value("k "), samekey.ErrInvalidKey},
-		"NUL":               {value("k\x00"), samekey.ErrInvalidKey},
-		"newline":           {value("k\nk"), samekey.ErrInvalidKey},
-		"not ASCII":         {value("k\xff"), samekey.ErrInvalidKey},
-		"8 KB":              {value(strings.Repeat("k", 8192)), samekey.ErrInvalidKey},
+		"no key":            {processed.Request{Payload: []byte(`1`)}, isA[*samekey.KeyError]},
+		"blank key":         {value(" "), isA[*samekey.KeyError]},
+		"trailing space":    {value("k "), isA[*samekey.KeyError]},
+		"NUL":               {value("k\x00"), isA[*samekey.KeyError]},
+		"newline":           {value("k\nk"), isA[*samekey.KeyError]},
+		"not ASCII":         {value("k\xff"), isA[*samekey.KeyError]},
+		"8 KB":              {value(strings.Repeat("k", 8192)), isA[*samekey.KeyError]},
 		"no payload":        {payload(nil), nil},
-		"empty payload":     {payload([]byte{}), samekey.ErrInvalidPayload},
-		"not JSON":          {payload([]byte("a=b")), samekey.ErrInvalidPayload},
-		"duplicate member":  {payload([]byte(`{"a":1,"a":1}`)), samekey.ErrInvalidPayload},
-		"lone surrogate":    {payload([]byte(`"\ud800"`)), samekey.ErrInvalidPayload},
-		"broken UTF-8":      {payload("\xff"), samekey.ErrInvalidPayload},
-		"not a number":      {payload(math.NaN()), samekey.ErrInvalidPayload},
-		"a body not read":   {payload(io.NopCloser(strings.NewReader("1"))), samekey.ErrInvalidPayload},
-		"a buffer":          {payload(bytes.NewBufferString("1")), samekey.ErrInvalidPayload},
-		"nothing exported":  {payload(struct{ id string }{"o1"}), samekey.ErrInvalidPayload},
-		"a function":        {payload(func() {}), samekey.ErrInvalidPayload},
+		"empty payload":     {payload([]byte{}), isA[*samekey.FingerprintError]},
+		"not JSON":          {payload([]byte("a=b")), isA[*samekey.FingerprintError]},
+		"duplicate member":  {payload([]byte(`{"a":1,"a":1}`)), isA[*samekey.FingerprintError]},
+		"lone surrogate":    {payload([]byte(`"\ud800"`)), isA[*samekey.FingerprintError]},
+		"broken UTF-8":      {payload("\xff"), isA[*samekey.FingerprintError]},
+		"not a number":      {payload(math.NaN()), isA[*samekey.FingerprintError]},
+		"a body not read":   {payload(io.NopCloser(strings.NewReader("1"))), isA[*samekey.FingerprintError]},
+		"a buffer":          {payload(bytes.NewBufferString("1")), isA[*samekey.FingerprintError]},
+		"nothing exported":  {payload(struct{ id string }{"o1"}), isA[*samekey.FingerprintError]},
+		"a function":        {payload(func() {}), isA[*samekey.FingerprintError]},
 		"zero fingerprint":  {payload(samekey.Fingerprint{}), nil},
 		"retain too short":  {with(func(r *processed.Request) { r.Retain = time.Second }), nil},
 		"retain negative":   {with(func(r *processed.Request) { r.Retain = -time.Hour }), nil},
@@ -52,7 +52,7 @@ func TestWhatCannotBeRememberedIsRefusedBeforeTheFunctionRuns(t *testing.T) {
 		"unknown isolation": {with(func(r *processed.Request) { r.Isolation = "serializable; drop table orders" }), nil},
 	} {
 		_, err := processed.Run(t.Context(), b.db.Pool, c.req, never)
-		if err == nil || c.want != nil && !errors.Is(err, c.want) {
+		if err == nil || c.want != nil && !c.want(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "drop table") {
@@ -77,7 +77,7 @@ func TestTheSameValueInTwoScopesIsTwoKeys(t *testing.T) {
 	b.stored(3, 3, 3)
 }
 
-func TestPayloadsOfEveryFormAreComparedUnderTheVersionOfTheFirst(t *testing.T) {
+func TestPayloadIsComparedUnderTheStoredVersion(t *testing.T) {
 	b := setup(t)
 	text := []byte(`{"amount":7,"id":"o1"}`)
 	run := func(k string, payload any) (processed.Result[order], error) {
@@ -106,7 +106,7 @@ func TestPayloadsOfEveryFormAreComparedUnderTheVersionOfTheFirst(t *testing.T) {
 		t.Errorf("two fingerprints that cannot be compared: %v", err)
 	}
 	b.exec("update samekey.processed_events set hash_version = 99 where idem_key = 'raw'")
-	if _, err := run("raw", text); !errors.Is(err, samekey.ErrUnknownVersion) {
+	if _, err := run("raw", text); err == nil || !strings.Contains(err.Error(), "deploy the release that stored it") {
 		t.Errorf("a newer release's version: %v", err)
 	}
 }
@@ -144,12 +144,12 @@ func TestAnswersComeBackAsTheyWere(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatCannotBeKeptStoresNothing(t *testing.T) {
+func TestUnstorableAnswerStoresNothing(t *testing.T) {
 	b := setup(t)
 	if _, _, err := answers(t, b, "fits", make([]byte, 1<<20)); err != nil {
 		t.Errorf("1 MiB: %v", err)
 	}
-	if _, _, err := answers(t, b, "large", make([]byte, 1<<20+1)); !errors.Is(err, processed.ErrAnswerTooLarge) {
+	if _, _, err := answers(t, b, "large", make([]byte, 1<<20+1)); !errors.Is(err, processed.ErrAnswerUnstorable) {
 		t.Errorf("1 MiB and a byte: %v", err)
 	}
 	if _, _, err := answers(t, b, "channel", make(chan int)); err == nil {
@@ -158,7 +158,7 @@ func TestAnAnswerThatCannotBeKeptStoresNothing(t *testing.T) {
 	_, err := processed.Run(t.Context(), b.db.Pool, request(t, "failure", `1`), func(context.Context, pgx.Tx) (order, error) {
 		return order{}, processed.Fail(400, strings.Repeat("x", 1<<20))
 	})
-	if !errors.Is(err, processed.ErrAnswerTooLarge) {
+	if !errors.Is(err, processed.ErrAnswerUnstorable) {
 		t.Errorf("failure: %v", err)
 	}
 	b.stored(0, 0, 1)
@@ -169,7 +169,7 @@ type quoting string
 
 func (q quoting) MarshalJSON() ([]byte, error) { return nil, errors.New(string(q)) }
 
-func TestAnErrorOfTheEncodersIsNamedByItsTypeAlone(t *testing.T) {
+func TestEncoderErrorIsNamedByItsType(t *testing.T) {
 	b := setup(t)
 	_, _, answer := answers(t, b, "answer", quoting("secret"))
 	for name, err := range map[string]error{"answer": answer, "failure": processed.Fail(402, quoting("secret"))} {
@@ -179,7 +179,7 @@ func TestAnErrorOfTheEncodersIsNamedByItsTypeAlone(t *testing.T) {
 	}
 }
 
-func TestBytesGivenToFailAreJSONTextAndKeptAsTheyAre(t *testing.T) {
+func TestBytesPassedToFailAreJSONText(t *testing.T) {
 	b := setup(t)
 	const text = `{"b": 1.0,  "reason":"declined"}`
 	for k, body := range map[string]any{"bytes": []byte(text), "raw": json.RawMessage(text)} {
@@ -199,7 +199,7 @@ func TestBytesGivenToFailAreJSONTextAndKeptAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestAStoredAnswerThatDoesNotFitItsTypeIsNotDoneAgain(t *testing.T) {
+func TestUnreadableStoredAnswerIsNotDoneAgain(t *testing.T) {
 	b := setup(t)
 	b.mustPlace(request(t, "k", `1`), order{"secret", 7})
 	_, err := processed.Run(t.Context(), b.db.Pool, request(t, "k", `1`), func(context.Context, pgx.Tx) (int, error) { panic("called again") })
@@ -234,4 +234,9 @@ func TestAnEventIsHandledOnce(t *testing.T) {
 		t.Errorf("another event under the same key: %v", err)
 	}
 	b.stored(1, 1, 1)
+}
+
+func isA[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/samekeytest"
@@ -36,17 +37,12 @@ func setup(t *testing.T) *bundle {
 
 func (b *bundle) exec(sql string, args ...any) {
 	b.t.Helper()
-	if _, err := b.db.Exec(b.t.Context(), sql, args...); err != nil {
-		b.t.Fatal(err)
-	}
+	dbtest.Exec(b.t, b.db, sql, args...)
 }
 
-func (b *bundle) count(sql string, args ...any) (n int) {
+func (b *bundle) count(sql string, args ...any) int {
 	b.t.Helper()
-	if err := b.db.QueryRow(b.t.Context(), "select count(*) from "+sql, args...).Scan(&n); err != nil {
-		b.t.Fatal(err)
-	}
-	return n
+	return dbtest.Value[int](b.t, b.db, "select count(*) from "+sql, args...)
 }
 
 // stored fails unless that many orders, intents and records are there.
@@ -63,11 +59,7 @@ func (b *bundle) stored(orders, intents, records int) {
 
 func key(t testing.TB, value string) samekey.Key {
 	t.Helper()
-	k, err := samekey.NewKey(value, "acme", "orders.create")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return k
+	return dbtest.Key(t, value)
 }
 
 func request(t testing.TB, value, body string) processed.Request {
@@ -130,7 +122,7 @@ func TestTheSameKeyWithAnotherPayloadIsRefused(t *testing.T) {
 	b.stored(2, 2, 2)
 }
 
-func TestWhileTheFirstAttemptRunsOthersAreToldSo(t *testing.T) {
+func TestOthersGetErrInFlightWhileTheFirstRuns(t *testing.T) {
 	b := setup(t)
 	running, finish := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)

@@ -22,7 +22,7 @@ func (e driverError) Error() string    { return "driver: " + string(e) }
 func (e driverError) SQLState() string { return string(e) }
 
 // Nothing was stored, and nothing was wrong with what was asked for.
-func TestWhatTheServerEndedInTheFunctionIsSafeToRetry(t *testing.T) {
+func TestSessionEndedByTheServerIsSafeToRetry(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(ctx context.Context, tx samekey.Tx) error
 		safe bool

@@ -32,7 +32,7 @@ var endings = []string{
 
 // An error after which something stayed committed must not say that nothing did:
 // the text is refused before any of it is executed.
-func TestATextThatEndsTheTransactionIsRefusedWhole(t *testing.T) {
+func TestTextThatEndsTheTransactionIsRefused(t *testing.T) {
 	for i, text := range endings {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			b, proxy := wired(t, 2)
@@ -49,7 +49,7 @@ func TestATextThatEndsTheTransactionIsRefusedWhole(t *testing.T) {
 				_, err := tx.Exec(ctx, "select 1")
 				return order{}, err
 			})
-			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "owned by Run") || calls != 1 {
+			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "Run owns") || calls != 1 {
 				t.Errorf("after %d calls, want the refusal: %v", calls, err)
 			}
 			b.stored(0, 0, 0)
@@ -62,7 +62,7 @@ func TestATextThatEndsTheTransactionIsRefusedWhole(t *testing.T) {
 				_, err := tx.Exec(ctx, text)
 				return 1, err
 			})
-			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "caller's") {
+			if err == nil || processed.SafeToRetry(err) || !strings.Contains(err.Error(), "the caller of Do owns") {
 				t.Errorf("Do: want the refusal: %v", err)
 			}
 			b.stored(0, 0, 0)
@@ -71,7 +71,7 @@ func TestATextThatEndsTheTransactionIsRefusedWhole(t *testing.T) {
 }
 
 // What only looks like the end of a transaction passes.
-func TestATextWithTheWordsOfAnEndPasses(t *testing.T) {
+func TestTextThatOnlyMentionsCommitPasses(t *testing.T) {
 	b := setup(t)
 	err := b.run("k", acts(
 		exec("do $$ begin perform 1; end $$; select 1"),
@@ -96,7 +96,7 @@ func ended(text string) map[string]act {
 
 // A serialization failure that comes after it must not have the function run again:
 // its rows would be there twice.
-func TestAFunctionThatEndedItsTransactionIsNotRunAgain(t *testing.T) {
+func TestFunctionThatEndedItsTransactionIsNotRunAgain(t *testing.T) {
 	b := setup(t)
 	simple := b.pool(b.db.DSN, 2, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
 	for _, text := range []string{"insert into orders values ('own', 1); commit", "insert into orders values ('own', 1); commit; begin"} {
@@ -119,7 +119,7 @@ func TestAFunctionThatEndedItsTransactionIsNotRunAgain(t *testing.T) {
 	}
 }
 
-func TestDoWhoseFunctionEndedItsTransactionIsNotSafeToRetry(t *testing.T) {
+func TestDoIsNotSafeToRetryAfterItsTransactionEnded(t *testing.T) {
 	for name, owner := range owners() {
 		for _, text := range []string{"insert into orders values ('own', 1); commit; begin", "insert into orders values ('own', 1); commit"} {
 			t.Run(name+" "+text, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (b *bundle) run(k string, fn func(ctx context.Context, tx pgx.Tx) error) er
 	return err
 }
 
-func TestAFunctionThatSwallowsAnSQLErrorIsToldAndNothingIsStored(t *testing.T) {
+func TestSwallowedSQLErrorStoresNothing(t *testing.T) {
 	b := setup(t)
 	b.exec("insert into orders values ('taken', 1)")
 	calls := 0
@@ -179,7 +179,7 @@ func TestTheFunctionCannotEndTheTransactionOfRun(t *testing.T) {
 	}
 }
 
-func TestStatementsBehindACommentAreTheFunctionsOwn(t *testing.T) {
+func TestStatementsAfterACommentPass(t *testing.T) {
 	b := setup(t)
 	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
 		for _, sql := range []string{"/* commit */ select 1", "-- commit\nselect 1", "/* */", "--", "/* a */ savepoint x", "rollback /* */ to x", "/*/ commit */ select 1"} {
@@ -196,7 +196,7 @@ func TestStatementsBehindACommentAreTheFunctionsOwn(t *testing.T) {
 }
 
 // Meant for the race detector too.
-func TestWhatAGoroutineThatOutlivesTheFunctionInsertsIsStoredOrRefused(t *testing.T) {
+func TestInsertOfAnOutlivingGoroutineIsStoredOrRefused(t *testing.T) {
 	b := setup(t)
 	inserted := make(chan int)
 	err := b.run("k", func(ctx context.Context, tx pgx.Tx) error {
@@ -243,7 +243,7 @@ func (b *bundle) parts() string {
 	return parts
 }
 
-func TestIntentsGoTheWayOfTheSavepointTheyWereInsertedIn(t *testing.T) {
+func TestIntentsShareTheFateOfTheirSavepoint(t *testing.T) {
 	sql := func(text string) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, text); return err }
 	}
@@ -309,7 +309,7 @@ func TestIntentsGoTheWayOfTheSavepointTheyWereInsertedIn(t *testing.T) {
 	}
 }
 
-func TestTheSameIntentTwiceInOneRunIsOneAndAnotherPayloadComesOutOfRun(t *testing.T) {
+func TestIntentTwiceInOneRunIsOneUnlessItsPayloadDiffers(t *testing.T) {
 	b := setup(t)
 	var first, second uuid.UUID
 	err := b.run("k", func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -346,7 +346,7 @@ func TestTheSameIntentTwiceInOneRunIsOneAndAnotherPayloadComesOutOfRun(t *testin
 	b.stored(0, 1, 1)
 }
 
-func TestAnIntentThatWasWrittenOutsideRunIsMetAndNotWrittenAgain(t *testing.T) {
+func TestIntentWrittenOutsideRunIsNotWrittenAgain(t *testing.T) {
 	b := setup(t)
 	var before uuid.UUID
 	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) (err error) {

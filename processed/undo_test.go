@@ -77,7 +77,7 @@ func (b *bundle) undoers() *pgxpool.Pool {
 
 // What a rollback to a savepoint takes back is what came after the savepoint, rows
 // and intents alike, however the two statements reach the database.
-func TestEveryWayToUndoTakesItsIntentsAlong(t *testing.T) {
+func TestEveryUndoRemovesItsIntents(t *testing.T) {
 	commit, rollback := pgx.Tx.Commit, pgx.Tx.Rollback
 	raw := func(text string) act {
 		return func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Conn().Exec(ctx, text); return err }

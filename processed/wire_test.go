@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/internal/hook"
 	"github.com/samekey/samekey/internal/wiretest"
 	"github.com/samekey/samekey/processed"
@@ -27,20 +28,12 @@ func wired(t *testing.T, size int32) (*bundle, *wiretest.Proxy) {
 // pool is another pool of the bundle's database, closed at the end.
 func (b *bundle) pool(dsn string, size int32, change func(*pgxpool.Config)) *pgxpool.Pool {
 	b.t.Helper()
-	config, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	config.MaxConns = size
-	if change != nil {
-		change(config)
-	}
-	pool, err := pgxpool.NewWithConfig(b.t.Context(), config)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(pool.Close)
-	return pool
+	return dbtest.Pool(b.t, dsn, func(config *pgxpool.Config) {
+		config.MaxConns = size
+		if change != nil {
+			change(config)
+		}
+	})
 }
 
 // trips are those of the work, without the notifications that follow it.
@@ -84,7 +77,7 @@ func TestRunCostsThreeRoundTripsAndAReplayTwo(t *testing.T) {
 	}
 }
 
-func TestARunWhoseCommitAnswerIsLostFindsItsOwnAnswer(t *testing.T) {
+func TestRunFindsItsAnswerAfterLostCommitResponse(t *testing.T) {
 	b, proxy := wired(t, 2)
 	hit := proxy.Arm(wiretest.LoseAnswer, "insert into samekey.processed_events")
 	res, err := b.place(request(t, "k", `1`), order{"o1", 7})
@@ -98,7 +91,7 @@ func TestARunWhoseCommitAnswerIsLostFindsItsOwnAnswer(t *testing.T) {
 }
 
 // The client's connection to the pooler lives, and so tells nothing.
-func TestARunWhosePoolerLostTheServerInItsCommitFindsItsOwnAnswer(t *testing.T) {
+func TestRunFindsItsAnswerAfterPoolerLostTheServer(t *testing.T) {
 	b, proxy := wired(t, 2)
 	hit := proxy.Arm(wiretest.LoseServer, "insert into samekey.processed_events")
 	res, err := b.place(request(t, "k", `1`), order{"o1", 7})
@@ -109,7 +102,7 @@ func TestARunWhosePoolerLostTheServerInItsCommitFindsItsOwnAnswer(t *testing.T) 
 	b.stored(1, 1, 1)
 }
 
-func TestARunThatLostItsConnectionBeforeTheServerGotItsCommitSaysThatNothingWasStored(t *testing.T) {
+func TestCommitThatNeverArrivedStoresNothing(t *testing.T) {
 	b, proxy := wired(t, 2)
 	hit := proxy.Arm(wiretest.CutBefore, "insert into samekey.processed_events")
 	_, err := b.place(request(t, "k", `1`), order{"o1", 7})
@@ -124,7 +117,7 @@ func TestARunThatLostItsConnectionBeforeTheServerGotItsCommitSaysThatNothingWasS
 	b.stored(1, 1, 1)
 }
 
-func TestACommitThatIsStillUnderWayIsAmbiguousAndNotTakenForLost(t *testing.T) {
+func TestCommitStillRunningIsAmbiguous(t *testing.T) {
 	b, proxy := wired(t, 2)
 	hit := proxy.Arm(wiretest.Hold, "insert into samekey.processed_events")
 	o := order{"o1", 7}
@@ -161,7 +154,7 @@ func (b *bundle) untilDone(req processed.Request) processed.Result[order] {
 	}
 }
 
-func TestAConnectionThatDiedInThePoolIsReplacedBeforeAnythingRuns(t *testing.T) {
+func TestDeadPooledConnectionIsReplaced(t *testing.T) {
 	b, proxy := wired(t, 1)
 	b.db.Pool = b.pool(proxy.DSN(), 1, func(config *pgxpool.Config) { // one that does not look before it hands out
 		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
@@ -207,7 +200,7 @@ func (b *bundle) whenFree(req processed.Request, o order) {
 	}
 }
 
-func TestALostFailureIsSafeToRetryAndReplaysIfItLanded(t *testing.T) {
+func TestLostFailureIsSafeToRetry(t *testing.T) {
 	b, proxy := wired(t, 2)
 	calls := 0
 	declined := func(context.Context, pgx.Tx) (order, error) { calls++; return order{}, processed.Fail(402, nil) }
@@ -223,7 +216,7 @@ func TestALostFailureIsSafeToRetryAndReplaysIfItLanded(t *testing.T) {
 	}
 }
 
-func TestRunWorksInEveryModeInWhichPgxCanRunStatements(t *testing.T) {
+func TestRunWorksInEveryExecModeOfPgx(t *testing.T) {
 	b := setup(t)
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,

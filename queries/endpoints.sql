@@ -1,21 +1,22 @@
--- Receivers behind a destination: where each is, what signs for it, whether it is stopped.
+-- Webhook receivers behind a destination: URL, signing secrets, stopped or not. The interleavings:
 --
---   a call has read its row, then people change or start     the call goes out by the row it read; a 410 to it has an old
---   the endpoint, then the receiver answers 410              version and stops nothing: the next call will tell
---   deleted and put again meanwhile                          another version too
---   two calls at once are answered 410                       the second finds it stopped
---   a person stops it while calls are under way              they end as they do; no call begins after it
---   killed between the stop and the settle                   the intent is taken over, and finds its endpoint stopped
+--   an attempt reads the row; a person changes or starts    the attempt uses the row that it read. The 410 has an old
+--   the endpoint; the receiver answers 410 to the attempt   version and stops nothing: the next attempt asks again
+--   the endpoint is deleted and created again meanwhile     as above: the version is a new one
+--   two attempts get a 410 at once                          the second finds the endpoint stopped
+--   a person stops the endpoint during attempts             they end normally; no attempt starts after it
+--   the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
+--                                                           stopped
 
 -- name: EndpointsPut :exec
--- It does not name `excluded`: that would need the right to read secrets, which the application's role does not have.
+-- It does not use `excluded`, which needs SELECT on secrets: the application's role does not have that right.
 insert into samekey.endpoints (destination, name, url, secrets)
 values (@destination, @name, @url, coalesce(@secrets::text[], '{}'))
 on conflict (destination, name) do update
 set url = @url, secrets = coalesce(@secrets::text[], '{}'), version = gen_random_uuid(), changed_at = clock_timestamp();
 
 -- name: EndpointsStop :execrows
--- By a person. One that is stopped already keeps its reason.
+-- A person stops an endpoint. An endpoint that is stopped already keeps its reason.
 update samekey.endpoints
 set stopped_by  = case when stopped_at is null then @actor::text else stopped_by end,
     stop_reason = coalesce(stop_reason, @reason::text),
@@ -33,10 +34,10 @@ where destination = @destination and name = @name;
 delete from samekey.endpoints where destination = @destination and name = @name;
 
 -- name: EndpointsList :many
--- A page, in the order of names.
+-- One page, ordered by name.
 select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, changed_at
 from samekey.endpoints
-where destination = @destination and name > @behind
+where destination = @destination and name > @after_name
 order by name
 limit @max_count;
 
@@ -45,9 +46,9 @@ select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, 
 from samekey.endpoints
 where destination = @destination and name = @name;
 
--- name: EndpointsCall :many
--- What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
--- planner reads all that a destination has, 24 ms for 100,000.
+-- name: EndpointsForCalls :many
+-- The endpoints that the attempts of a claim need, read right before they start. `offset 0` forces one lookup per name:
+-- without statistics, the planner reads all endpoints of the destination (24 ms for 100,000).
 select e.name, e.url, e.secrets, e.version, e.stopped
 from unnest(@names::text[]) as n (name)
 cross join lateral (
@@ -57,8 +58,8 @@ cross join lateral (
     offset 0
 ) e;
 
--- name: EndpointsGone :execrows
--- By the receiver itself, in its answer to a call that was made by this version.
+-- name: EndpointsStopGone :execrows
+-- The receiver stops itself with a 410 to a request that was made from this version.
 update samekey.endpoints
 set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp()
 where destination = @destination and name = @name and version = @version and stopped_at is null;

@@ -1,8 +1,9 @@
--- What was fixed before an intent's first send.
+-- The rendered request of an intent, stored before its first attempt.
 
--- name: OutboxSendsFix :many
--- Keeps what an attempt is about to send, while its claim holds, and returns what is kept: this, or what an attempt before
--- it has kept. No row: somebody else has taken the intent over, or is keeping something in this very moment.
+-- name: OutboxSendsStore :many
+-- Stores what an attempt is about to send, if its claim is still valid, and returns what is stored: this request, or
+-- the one that an earlier attempt stored. No row: another worker has taken the intent over, or is storing a request
+-- right now.
 with held as materialized (
     select q.id from samekey.outbox_queue q
     where q.id = @id and q.attempt = @attempt::int and coalesce(q.leased_by, 0) = @worker::int and q.status = 'leased'

@@ -1,7 +1,7 @@
--- Counts for whoever watches with SQL.
+-- Counts of unfinished intents, for dashboards.
 
--- name: OutboxStatsTake :exec
--- One scan of the queue, which holds unfinished intents only. What is no longer there is removed, in the same statement.
+-- name: OutboxStatsRefresh :exec
+-- Counts with one scan of the queue, and deletes the rows of pairs that are gone.
 with counted as materialized (
     select q.action, q.status, count(*) as intents, min(q.due_at) as oldest_due_at
     from samekey.outbox_queue q

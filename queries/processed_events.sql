@@ -1,72 +1,73 @@
--- The memory of requests: one record for each (scope, key).
+-- Processed records (idempotency records): one per scope and key.
 
 -- name: ProcessedEventsTryLock :one
--- The transaction that works on a key holds its lock until it ends. The lock buys a fast "in flight"; the primary key is
--- the guarantee. began tells this transaction from every other of the connection: see ProcessedEventsInsert.
--- own_scope raises SK003 where the scope is another service's.
+-- The transaction that works on a key holds its lock until it ends. The lock gives duplicates a fast "in flight" error;
+-- the primary key is the guarantee. began tells this transaction from others on the connection: see
+-- ProcessedEventsInsert. own_scope raises SK003 if the scope belongs to another service.
 select pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(@scope::text), @idem_key::text)) as locked, now()::timestamptz as began;
 
 -- name: ProcessedEventsLock :exec
--- After a COMMIT whose answer was lost: got only once the transaction that sent it has ended, either way.
+-- After a COMMIT whose result was lost: waits until the transaction that sent the COMMIT has ended, either way.
 select pg_advisory_xact_lock(samekey.key_lock(@scope::text, @idem_key::text));
 
 -- name: ProcessedEventsFind :one
--- A statement of its own, after the lock: one snapshot for both would predate the lock. Expiry is ignored: a key lives
--- until it is pruned, together with its intents.
-select payload_hash, hash_version, status, failed, response_code, response_headers, response_body
+-- A statement after the lock: in one statement, the snapshot would be older than the lock. It ignores expires_at: a
+-- record counts until it is pruned together with its intents.
+select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, failed, response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = @idem_key::text and scope = @scope::text;
 
 -- name: ProcessedEventsInsert :exec
--- Raises where the record exists: with DO NOTHING the COMMIT behind it in the same batch would commit a loser's rows.
+-- Raises if the record exists. With DO NOTHING, the COMMIT later in the same batch would commit the rows of the loser.
 --
--- Raises too (22007) where the transaction is not the one that took the lock: a text such as "..; rollback; begin", or
--- "commit and chain", ends that one with its rows and begins another, in which the record would be committed alone.
--- now() is the transaction's start, so the comparison costs neither a lock nor a transaction id. The cast of a text that
--- is no time raises, and is evaluated in that case only.
+-- Also raises (22007) if this is not the transaction that took the lock. A statement such as "..; rollback; begin" or
+-- "commit and chain" ends that transaction and starts another, which would commit the record alone. now() is the start
+-- of the transaction, so the check needs neither a lock nor a transaction id. The cast raises: the text is not a time,
+-- and it is evaluated in that case only.
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, 'done',
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint,
        case when now() = @began::timestamptz then clock_timestamp()
-            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end,
+            else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
        sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea;
 
--- name: ProcessedEventsWaitAtMost :exec
--- Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
--- lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
+-- name: ProcessedEventsSetLockTimeout :exec
+-- Before a batch that may wait for the lock of an ordering key: limits the wait to the caller's deadline, or to the
+-- session's own limit if that is shorter. statement_timeout would not do: it can interrupt a COMMIT that waits for a
+-- replica.
 select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
                                         @within_ms::bigint)::bigint::text, true);
 
--- name: ProcessedEventsSameTransaction :one
--- The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
+-- name: ProcessedEventsCheckTransaction :one
+-- The check of ProcessedEventsInsert, for a failure. It runs before the rollback, which would hide that a statement had
 -- committed.
 select case when now() = @began::timestamptz then clock_timestamp()
-            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end::timestamptz as at;
+            else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end::timestamptz as at;
 
 -- name: ProcessedEventsInsertFailure :execrows
--- A failure is alone in its transaction, so it may give way: no row means that another first attempt won.
+-- A failure is the only row of its transaction, so it may lose. No row: another first attempt won.
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, 'done', clock_timestamp(),
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
        sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea
 on conflict (idem_key, scope) do nothing;
 
 -- name: ProcessedEventsPrune :one
--- Deletes a page of expired records, each with its intents, or keeps it whole: all intents must be finished, by an event
--- in the history and by the absence of a queue row, and past the window in which their vendor remembers the key
--- ('infinity', Forever, is capped by the retention, which is over). Pages follow one another by the cursor, so that
--- records that must stay are passed and do not stall it; locked ones are another pruner's.
+-- Deletes one page of expired records, each with its intents. It keeps a record unless all its intents are finished
+-- (they have an event with a final_status and no queue row) and past the key window of their vendor. A window of
+-- 'infinity' (Forever) is capped by the retention, which has passed. Pages follow a cursor, so a record that must stay
+-- does not block the next ones. Another pruner has the rows that are locked.
 --
--- The scalar subqueries with a limit, and the arrays, keep every step a look-up in an index whatever the statistics say:
--- an EXISTS may be turned into a hash of the whole history.
+-- The scalar subqueries with a limit and the arrays force index lookups regardless of statistics. The planner may
+-- turn an EXISTS into a hash of the whole history.
 with page as materialized (
     select p.idem_key, p.scope, p.expires_at
     from samekey.processed_events p
     where p.expires_at < (select clock_timestamp())
       and (p.expires_at, p.idem_key, p.scope) > (@after_expires::timestamptz, @after_key::text, @after_scope::text)
-      and p.status = 'done'
+      and p.completed_at is not null
     order by p.expires_at, p.idem_key, p.scope
     limit @max_count
     for update skip locked
@@ -76,8 +77,8 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                         where h.intent_id = o.id and h.final_status is not null
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o
@@ -111,9 +112,9 @@ left join lateral (
 ) last on true;
 
 -- name: ProcessedEventsPruneOrphans :one
--- The same for intents without a record, which were written outside Run and Do: all intents of a key go together, once
--- the last was finished longer ago than the retention. Who holds the key's lock decides for all of
--- them; a key that is in use right now is left for the next time.
+-- The same for intents without a record, written outside Run and Do. All intents of a key are deleted together, once
+-- the last one was finished longer ago than the retention. The lock of the key keeps other transactions away; if the
+-- key is in use, the next prune tries again.
 with page as materialized (
     select o.id, o.idem_key, o.scope, o.action, o.part
     from samekey.outbox o
@@ -133,7 +134,7 @@ with page as materialized (
     select o.idem_key, o.scope
     from samekey.outbox o
     where o.id = any ((select h.ids from heads h)::uuid[])
-      -- Not a row lock, for which the worker's role would need the right to change an intent.
+      -- Not a row lock: the worker's role has no right to update an intent.
       and pg_try_advisory_xact_lock(samekey.key_lock(o.scope, o.idem_key))
 ), judged as materialized (
     select i.ids
@@ -141,9 +142,9 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
+                         where h.intent_id = o.id and h.final_status is not null
                            and h.at < (select clock_timestamp()) - (interval '1 microsecond' * @retain_us::bigint)
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o

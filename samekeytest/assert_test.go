@@ -23,7 +23,7 @@ type fixedLedger Ledger
 
 func (l fixedLedger) Ledger() Ledger { return Ledger(l) }
 
-func TestAssertOneEffectFailsOnNoneAndOnTwoAndShowsTheLedgerOfTheKey(t *testing.T) {
+func TestAssertOneEffectFailsOnNoneAndOnTwo(t *testing.T) {
 	v := StartVendor(t, &VendorOptions{IgnoreKeys: true})
 	for _, key := range []string{"one", "two", "two"} {
 		wantStatus(t, post(testContext(t), v.URL+"/v1/charges", key, "{}"), 201)

@@ -30,9 +30,9 @@ func (p point) in(statements []string) string {
 		text = append(text[:157], []rune("...")...)
 	}
 	if p.after() {
-		return fmt.Sprintf("after round trip %d (%s) was done by the database, before its answer came", p.nth, string(text))
+		return fmt.Sprintf("after the database did round trip %d (%s), before its answer arrived", p.nth, string(text))
 	}
-	return fmt.Sprintf("before round trip %d (%s) came to the database", p.nth, string(text))
+	return fmt.Sprintf("before round trip %d (%s) reached the database", p.nth, string(text))
 }
 
 // eachPoint lets do meet each moment of a request, until a request has none
@@ -47,10 +47,10 @@ func (tr *trial) eachPoint(before, after wiretest.Fault, do func(point) bool) {
 			}
 		}
 		if nth == 1 {
-			tr.Fatalf("the %s was answered and sent no statement through the DSN that Start got: its connections have to go there", tr.s.what)
+			tr.Fatalf("the %s answered without a statement through the DSN that Start got: it must connect with that DSN", tr.s.what)
 		}
 		if fault == after {
-			tr.Logf("met before and after each of %d round trips", nth-1)
+			tr.Logf("failed before and after each of %d round trips", nth-1)
 		}
 	}
 }

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	causeGone   = "the request's context ends with the client, and what the handler does then is not the transaction's: roll back everything, or finish everything with context.WithoutCancel"
-	causeFence  = "a lease that has run out is taken over while its first owner still goes on: check in the effect's transaction that the lease is held (a fence), or hold the key by a lock of that transaction"
-	causeForgot = "the key is forgotten early: a cache with a time to live, a short expiry in the record, or a cleanup that is too eager"
+	causeGone   = "the request's context ends when the client goes away, and the handler then does something outside the transaction: roll back everything, or finish everything with context.WithoutCancel"
+	causeFence  = "an expired lease is taken over while its first owner still runs: check in the effect's transaction that the lease is held (a fence), or lock the key in that transaction"
+	causeForgot = "the key is forgotten too early, by a cache's time to live, a short expiry in the record, or an eager cleanup"
 )
 
 const (
@@ -78,14 +78,14 @@ func (tr *trial) eachHeld(do func(h *held, nth int)) {
 		}
 		do(h, nth)
 		h.one.life.end()
-		tr.noMore(fmt.Sprintf("held before round trip %d, when its instance had ended", nth), causeGone)
+		tr.noMore(fmt.Sprintf("held before round trip %d, after its instance ended", nth), causeGone)
 	}
 }
 
 // clientGone lets the client go while the request is at work.
 func clientGone(tr *trial) {
 	tr.eachHeld(func(h *held, nth int) {
-		where := fmt.Sprintf("the client went before round trip %d came to the database; then the same request again", nth)
+		where := fmt.Sprintf("the client went away before round trip %d reached the database; then the same request again", nth)
 		h.leave()
 		time.Sleep(goneWithin)
 		h.one.wire.Resume()
@@ -101,7 +101,7 @@ func clientGone(tr *trial) {
 func suspended(tr *trial) {
 	before := tr.rows()
 	tr.eachHeld(func(h *held, nth int) {
-		where := fmt.Sprintf("an instance stood still before round trip %d, the same request came to another one, and the first went on", nth)
+		where := fmt.Sprintf("an instance froze before round trip %d, another instance got the same request, and the first continued", nth)
 		tr.elapse(before, leaseTime)
 		other := tr.start()
 		defer other.life.end()
@@ -150,7 +150,7 @@ func remembered(tr *trial) {
 	key := samekey.Mint()
 	began := time.Now()
 	first := tr.settle("the first request", one.send, key, 1)
-	tr.oneEffect("the first request", causeNoLookUp)
+	tr.oneEffect("the first request", causeNoLookup)
 	again := func(where string) {
 		later := tr.settle(where, one.send, key, 1)
 		tr.noMore(where, causeForgot)
@@ -161,7 +161,7 @@ func remembered(tr *trial) {
 		return
 	}
 	tr.elapse(before, tr.s.remembers-time.Minute)
-	again(fmt.Sprintf("the same request, when all times in its rows were moved back by %s", tr.s.remembers-time.Minute))
+	again(fmt.Sprintf("the same request, with all times in its rows moved back by %s", tr.s.remembers-time.Minute))
 }
 
 // rows counts the rows of each table that stores a time.
@@ -202,7 +202,7 @@ func (tr *trial) elapse(before map[string]int, d time.Duration) {
 			return err
 		})
 		if err != nil {
-			tr.Logf("the times in %s were not moved: %v", table, err)
+			tr.Logf("the times in %s could not be moved back: %v", table, err)
 		}
 	}
 }

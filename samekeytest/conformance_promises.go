@@ -9,16 +9,16 @@ import (
 
 // What usually breaks a promise, for the failure's reader.
 const (
-	causeNoLookUp = "the key is not looked up before the work, or its record is not committed together with the effect"
-	causeMemory   = "what was done is remembered in memory: write a record of the key into the database, in the effect's transaction"
-	causeRebuilt  = "the answer is built anew instead of stored with the effect, or stored before it is complete"
-	causeNoHash   = "the record holds no hash of the payload, or the hash is not compared on every path that replays"
-	causeRace     = "the key is looked up before the work and its record inserted only after it, where ON CONFLICT DO NOTHING hides that another attempt won: take the key first, by an insert or a lock, and roll back where somebody else has it"
-	causeByItself = "the record of the key is committed before the effect, in a transaction of its own"
+	causeNoLookup = "the key is not looked up before the work, or its record does not commit together with the effect"
+	causeMemory   = "the key is remembered in memory: write a record of the key into the database, in the effect's transaction"
+	causeRebuilt  = "the answer is rebuilt instead of stored with the effect, or is stored before it is complete"
+	causeNoHash   = "the record has no hash of the payload, or not every path that replays compares the hash"
+	causeRace     = "the key is looked up before the work, and its record is inserted only after it, where ON CONFLICT DO NOTHING hides that another attempt won: take the key first, by an insert or a lock, and roll back if another attempt has it"
+	causeByItself = "the record of the key commits before the effect, in another transaction: write both in one"
 	causeApart    = "the record of the key is written after the effect, in another transaction: write both in one"
-	causeEarly    = "the answer goes out before the COMMIT, or whatever COMMIT said: answer after it, and look at its error"
-	causeStuck    = "a started attempt is committed as such, and nobody takes it over when its process died: hold the key by a lock of the open transaction, or by one that expires (then give Within more time)"
-	causeBlind    = "after a lost connection the work is done again without a look at the record"
+	causeEarly    = "the answer is sent before COMMIT, or COMMIT's error is ignored: answer after COMMIT, and check its error"
+	causeStuck    = "a started attempt is committed, and no other attempt takes over after its process died: lock the key in the open transaction, or by a lease that expires (then increase Within)"
+	causeBlind    = "after a lost connection the work is repeated without reading the record"
 )
 
 func identical(tr *trial) {
@@ -26,11 +26,11 @@ func identical(tr *trial) {
 	key := samekey.Mint()
 	first := tr.settle("the first request", one.send, key, 1)
 	if n := tr.newEffects(); n != 1 {
-		tr.Fatalf("the first request made %d effects, want 1: the request must ask for one, and Effects must count what it does", n)
+		tr.Fatalf("the first request had %d effects, want 1: a request must ask for one effect, and Effects must count it", n)
 	}
 	where := "the same request again"
 	later := tr.settle(where, one.send, key, 1)
-	tr.noMore(where, causeNoLookUp)
+	tr.noMore(where, causeNoLookup)
 	tr.same(where, first, later, causeRebuilt)
 
 	where = "the same request on another instance, as after a restart"
@@ -42,12 +42,12 @@ func identical(tr *trial) {
 func anotherKey(tr *trial) {
 	one := tr.start()
 	tr.settle("the first request", one.send, samekey.Mint(), 1)
-	tr.oneEffect("the first request", causeNoLookUp)
+	tr.oneEffect("the first request", causeNoLookup)
 	where := "the same payload under another key"
 	tr.settle(where, one.send, samekey.Mint(), 1)
 	if n := tr.newEffects(); n != 1 {
-		tr.broken(where, fmt.Sprintf("%d effects, want 1 more: a new key is a new operation, which its caller wants", n),
-			"requests are told apart by their payload, or the key is not read from where Request puts it")
+		tr.broken(where, fmt.Sprintf("%d effects, want 1 more: a new key is a new operation", n),
+			"requests are identified by their payload, or the service does not read the key where Request puts it")
 	}
 }
 
@@ -56,16 +56,16 @@ func mismatch(tr *trial) {
 		one, two := tr.start(), tr.start()
 		key := samekey.Mint()
 		first := tr.settle("the first request", one.send, key, 1)
-		tr.oneEffect("the first request", causeNoLookUp)
+		tr.oneEffect("the first request", causeNoLookup)
 		for i, on := range []*instance{one, two} {
 			where := [...]string{"another payload under the key", "another payload under the key, on another instance"}[i]
 			if r := tr.call(on.send, key, 2); !r.refuses() {
-				tr.broken(where, "it was not refused, but answered with "+r.said+": want a 4xx", causeNoHash)
+				tr.broken(where, "it was not refused, but got "+r.said+": want a 4xx", causeNoHash)
 			}
 			tr.noMore(where, causeNoHash)
 			where = "the first request again, after " + where
 			tr.same(where, first, tr.settle(where, on.send, key, 1), causeRebuilt)
-			tr.noMore(where, causeNoLookUp)
+			tr.noMore(where, causeNoLookup)
 		}
 	})
 	tr.Run("overlapping", func(tr *trial) {
@@ -94,7 +94,7 @@ func overlapping(tr *trial) {
 	tr.Run("the_first_breaks", func(tr *trial) {
 		wire := tr.wire()
 		wire.Arm(wiretest.CutBefore, "commit")
-		tr.atOnce(wire, "three identical requests at once, on three instances; the first that was to commit lost its connection before")
+		tr.atOnce(wire, "three identical requests at once, on three instances; the first to commit lost its connection before that")
 	})
 }
 
@@ -105,7 +105,7 @@ func (tr *trial) atOnce(wire *wiretest.Proxy, where string) {
 	var answer *response
 	for i, r := range got {
 		if r.kind == refused {
-			tr.broken(where, "one was refused with "+r.said+": want the answer, or to be told to try again", "it is not told apart from a request with another payload")
+			tr.broken(where, "one was refused with "+r.said+": want the answer, or to be told to retry", "it is treated as a request with another payload")
 			continue
 		}
 		if r.kind == again {
@@ -135,7 +135,7 @@ func lostAnswer(tr *trial) {
 			lost := calls[len(calls)-1].Backend
 			got := tr.settle(where, through, key, 1)
 			tr.sameAsBackend(where, lost, got)
-			tr.oneEffect(where, causeNoLookUp)
+			tr.oneEffect(where, causeNoLookup)
 		})
 	}
 }

@@ -392,13 +392,13 @@ func (s *byHand) startedRow(ctx context.Context, key, body string) (answer strin
 	return answer, err
 }
 
-func TestAServiceOnRunConformsAndNothingIsLeftBehind(t *testing.T) {
+func TestServiceOnRunConforms(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Run("suite", func(t *testing.T) { samekeytest.Conform(t, service(newOnRun)) })
 	goleak.VerifyNone(t, before)
 }
 
-func TestAToolOnRunConforms(t *testing.T) { samekeytest.ConformTool(t, tool(newOnRun)) }
+func TestToolOnRunConforms(t *testing.T) { samekeytest.ConformTool(t, tool(newOnRun)) }
 
 // flawVariable makes this test binary run the suite on one of the handlers.
 const flawVariable = "SAMEKEY_TEST_FLAW"
@@ -408,7 +408,7 @@ func TestOfAFlaw(t *testing.T) {
 	flaw, isTool := strings.CutPrefix(name, "tool_")
 	switch {
 	case name == "":
-		t.Skip("a child of TestTheSuiteFindsEachFlawWhereItIsAndNoOther")
+		t.Skip("a child of TestConformFindsEachFlaw")
 	case name == "process":
 		s := service(nil)
 		s.Start = startProcess
@@ -432,63 +432,63 @@ type flawed struct {
 	says  []string
 }
 
-func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
+func TestConformFindsEachFlaw(t *testing.T) {
 	cases := []flawed{
 		{"record_after_effect", ".", []string{"client_gone", "crash", "lost_connection"}, []string{
 			"2 effects of one key, want 1",
-			"where: the service crashed after round trip 3 (insert into effects (body) values ($1) returning 'order ' || id) was done",
-			"where: the service crashed before round trip 4 (insert into records (key, hash, answer) values ($1, $2, $3)) came",
+			"where: the service crashed after the database did round trip 3 (insert into effects (body) values ($1) returning 'order ' || id)",
+			"where: the service crashed before round trip 4 (insert into records (key, hash, answer) values ($1, $2, $3)) reached",
 			"usual cause: the record of the key is written after the effect, in another transaction",
 		}},
 		{"insert_after_work", ".", []string{"duplicated", "mismatch", "overlapping", "suspended"}, []string{
 			"3 effects of one key, want 1", "one key, two answers",
-			"usual cause: the key is looked up before the work and its record inserted only after it",
+			"usual cause: the key is looked up before the work, and its record is inserted only after it",
 		}},
 		{"no_hash", "identical|mismatch|overlapping|lost_answer", []string{"mismatch"}, []string{
-			"it was not refused, but answered with 201", "usual cause: the record holds no hash of the payload",
+			"it was not refused, but got 201", "usual cause: the record has no hash of the payload",
 		}},
 		{"ignores_keys", "identical|another_key|lost_answer|duplicated", []string{"duplicated", "identical", "lost_answer"}, []string{
-			"a key that had its one effect has 1 more", "usual cause: the key is not looked up",
+			"a key that had its effect has 1 more", "usual cause: the key is not looked up",
 		}},
 		{"rebuilt_answer", "identical|another_key|lost_answer", []string{"identical", "lost_answer"}, []string{
-			"one key, two answers", "usual cause: the answer is built anew",
+			"one key, two answers", "usual cause: the answer is rebuilt",
 		}},
 		{"record_before_effect", "identical|crash", []string{"crash"}, []string{
-			"0 effects of a request that was answered", "usual cause: the record of the key is committed before the effect",
+			"0 effects of an answered request", "usual cause: the record of the key commits before the effect",
 		}},
 		{"in_memory", "identical|duplicated", []string{"identical"}, []string{
-			"usual cause: what was done is remembered in memory",
-			"of 2 requests at once, 0 were answered, and 1 came to no round trip within 5s: they were let go", // the second waits for a mutex
+			"usual cause: the key is remembered in memory",
+			"of 2 requests at once, 0 were answered, and 1 reached no round trip within 5s: Conform let them continue", // the second waits for a mutex
 		}},
 		{"one_for_all", "identical|another_key", []string{"another_key"}, []string{"a new key is a new operation"}},
 		{"started_row", "identical|overlapping|crash", []string{"crash", "overlapping"}, []string{
-			"no answer within 1s, the last time it was 409", "nobody takes it over",
+			"no answer within 1s, the last attempt got 409", "no other attempt takes over",
 		}},
 		{"retries_blindly", "identical|lost_connection|crash", []string{"crash", "lost_connection"}, []string{
-			"a key that had its one effect has 1 more", "then the first one woke up", "without a look at the record",
+			"a key that had its effect has 1 more", "then the first one woke up", "without reading the record",
 		}},
 		{"ignores_commit", "identical|lost_connection", []string{"lost_connection"}, []string{
-			"0 effects of a request that was answered", "usual cause: the answer goes out before the COMMIT",
+			"0 effects of an answered request", "usual cause: the answer is sent before COMMIT",
 		}},
-		{"tool_record_after_effect", "identical|crash", []string{"crash"}, []string{"the tool crashed after round trip 3"}},
-		{"waiters_block", "mismatch|overlapping|duplicated|crash", nil, []string{"met before and after each of 5 round trips"}},
+		{"tool_record_after_effect", "identical|crash", []string{"crash"}, []string{"the tool crashed after the database did round trip 3"}},
+		{"waiters_block", "mismatch|overlapping|duplicated|crash", nil, []string{"failed before and after each of 5 round trips"}},
 		{"cut_key", "identical|another_key|like_keys", []string{"like_keys"}, []string{
-			"keys of 36 characters that differ in the last one alone", "keys of 255 characters", "0 effects of key 2, want 1", "usual cause: the key is changed before it is looked up",
+			"keys of 36 characters that differ in the last one only", "keys of 255 characters", "0 effects of key 2, want 1", "usual cause: the key is changed before it is looked up",
 		}},
-		{"lower_key", "identical|another_key|like_keys", []string{"like_keys"}, []string{"keys that differ in case alone", "0 effects of key 2, want 1"}},
+		{"lower_key", "identical|another_key|like_keys", []string{"like_keys"}, []string{"keys that differ in case only", "0 effects of key 2, want 1"}},
 		{"lease_without_fence", "identical|crash|suspended", []string{"suspended"}, []string{
-			"2 effects of one key, want 1", "an instance stood still before round trip 3", "check in the effect's transaction that the lease is held (a fence)",
+			"2 effects of one key, want 1", "an instance froze before round trip 3", "check in the effect's transaction that the lease is held (a fence)",
 		}},
-		{"long_lease_without_fence", "identical|suspended", []string{"suspended"}, []string{"an instance stood still before round trip 3"}},
-		{"forgets_soon", "identical|remembered", []string{"remembered"}, []string{"the same request 4s later", "usual cause: the key is forgotten early"}},
-		{"forgets_in_an_hour", "identical|remembered", []string{"remembered"}, []string{"moved back by 23h59m0s", "usual cause: the key is forgotten early"}},
+		{"long_lease_without_fence", "identical|suspended", []string{"suspended"}, []string{"an instance froze before round trip 3"}},
+		{"forgets_soon", "identical|remembered", []string{"remembered"}, []string{"the same request 4s later", "usual cause: the key is forgotten too early"}},
+		{"forgets_in_an_hour", "identical|remembered", []string{"remembered"}, []string{"moved back by 23h59m0s", "usual cause: the key is forgotten too early"}},
 		{"gone_doubles", "identical|lost_connection|client_gone", []string{"client_gone"}, []string{
-			"the client went before round trip", "2 effects of one key, want 1", "the request's context ends with the client",
+			"the client went away before round trip", "2 effects of one key, want 1", "the request's context ends when the client goes away",
 		}},
 		{"gone_loses", "identical|lost_connection|client_gone", []string{"client_gone"}, []string{
-			"the client went before round trip", "0 effects of a request that was answered", "the request's context ends with the client",
+			"the client went away before round trip", "0 effects of an answered request", "the request's context ends when the client goes away",
 		}},
-		{"process", "crash", nil, []string{"met before and after each of 3 round trips"}},
+		{"process", "crash", nil, []string{"failed before and after each of 3 round trips"}},
 	}
 	said := children(t, cases)
 	for _, c := range cases {
@@ -507,7 +507,7 @@ func TestTheSuiteFindsEachFlawWhereItIsAndNoOther(t *testing.T) {
 					t.Errorf("it does not say %q:\n%s", want, said)
 				}
 			}
-			if c.flaw != "in_memory" && strings.Contains(said, "were let go") {
+			if c.flaw != "in_memory" && strings.Contains(said, "let them continue") {
 				t.Errorf("the requests did not stay in step:\n%s", said)
 			}
 		})

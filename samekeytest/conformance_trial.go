@@ -187,7 +187,7 @@ func (tr *trial) settle(where string, send sender, key string, n int) response {
 	tr.Helper()
 	r := tr.until(where, send, key, n, func(r response) bool { return r.kind != again })
 	if r.kind == refused {
-		tr.Fatalf("a request that should be answered was refused with %s\n\twhere: %s\n\tusual cause: it is invalid, or taken for another one under its key", r.said, where)
+		tr.Fatalf("a valid request was refused with %s\n\twhere: %s\n\tusual cause: it is invalid, or the service takes it for another request with this key", r.said, where)
 	}
 	return r
 }
@@ -211,7 +211,7 @@ func (tr *trial) until(where string, send sender, key string, n int, settled fun
 			return r
 		}
 		if time.Now().After(deadline) {
-			tr.Fatalf("no answer within %s, the last time it was %s\n\twhere: %s\n\tusual cause: %s", tr.s.within, r.said, where, causeStuck)
+			tr.Fatalf("no answer within %s, the last attempt got %s\n\twhere: %s\n\tusual cause: %s", tr.s.within, r.said, where, causeStuck)
 		}
 		time.Sleep(pause)
 	}
@@ -261,7 +261,7 @@ func (tr *trial) inStep(wire *wiretest.Proxy, n int, answered func() int, calls 
 			last = time.Now()
 		}
 		if time.Since(last) > stepWithin {
-			tr.Logf("of %d requests at once, %d were answered, and %d came to no round trip within %s: they were let go", n, before, n-before-wire.Held(), stepWithin)
+			tr.Logf("of %d requests at once, %d were answered, and %d reached no round trip within %s: Conform let them continue", n, before, n-before-wire.Held(), stepWithin)
 			return
 		}
 	}
@@ -304,7 +304,7 @@ func (tr *trial) oneEffectOr(where, none, several string) {
 	tr.Helper()
 	switch n := tr.newEffects(); {
 	case n < 1:
-		tr.broken(where, fmt.Sprintf("%d effects of a request that was answered, want 1", n), none)
+		tr.broken(where, fmt.Sprintf("%d effects of an answered request, want 1", n), none)
 	case n > 1:
 		tr.broken(where, fmt.Sprintf("%d effects of one key, want 1", n), several)
 	}
@@ -313,7 +313,7 @@ func (tr *trial) oneEffectOr(where, none, several string) {
 func (tr *trial) noMore(where, cause string) {
 	tr.Helper()
 	if n := tr.newEffects(); n != 0 {
-		tr.broken(where, fmt.Sprintf("a key that had its one effect has %d more", n), cause)
+		tr.broken(where, fmt.Sprintf("a key that had its effect has %d more", n), cause)
 	}
 }
 

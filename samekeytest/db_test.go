@@ -52,7 +52,7 @@ func TestAnEmptyDatabaseHasNoSchema(t *testing.T) {
 	}
 }
 
-func TestTheDatabaseIsDroppedWithWhoeverIsStillConnected(t *testing.T) {
+func TestDatabaseIsDroppedWithItsConnections(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	var name string
@@ -68,7 +68,7 @@ func TestTheDatabaseIsDroppedWithWhoeverIsStillConnected(t *testing.T) {
 	}
 }
 
-func TestAConnectionThatIsNotGivenBackFailsTheTestAndDoesNotHangIt(t *testing.T) {
+func TestLeakedConnectionFailsTheTest(t *testing.T) {
 	t.Parallel()
 	pool := NewEmptyDB(t).Pool
 	kept, err := pool.Acquire(t.Context())
@@ -92,7 +92,7 @@ func TestWithoutAServerTheTestFailsWithAdvice(t *testing.T) {
 	}
 }
 
-func TestBinariesThatComeAtOnceBuildTheTemplateOnce(t *testing.T) {
+func TestConcurrentBinariesBuildTheTemplateOnce(t *testing.T) {
 	t.Parallel()
 	var built atomic.Int32
 	fingerprint := someFingerprint(t)

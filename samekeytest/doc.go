@@ -1,38 +1,38 @@
-// Package samekeytest is for tests of code that may be repeated: a database for
-// each test, a vendor and a network that fail on demand, time that passes on
-// demand, and a suite that says whether a handler keeps its promises.
+// Package samekeytest tests code that can run twice: services, webhooks, tools and workers that must have one effect per
+// idempotency key. Its tests use a real Postgres.
+//
+// # Test a service of yours
+//
+// [Conform] tests an HTTP service against every failure that makes clients retry: identical and overlapping requests, a
+// reused key with another payload, a lost answer, a duplicate, a broken connection to the database, and a crash at each of
+// the request's round trips. After each, there must be one effect and one answer. A failure tells what broke, at which
+// statement, and the usual cause. [ConformTool] does the same for a function. Both work with any service that stores its
+// data in Postgres, whether or not it uses samekey.
 //
 // # A database
 //
-// [NewDB] returns a migrated Postgres database that no other test sees. [Elapse]
-// lets time pass for what is stored in it, and [AssertInserted] says whether an
-// intent was inserted.
+// [NewDB] returns a migrated Postgres database for one test. [Elapse] makes everything stored in it older, so that leases,
+// deadlines and retention end without a wait. [AssertInserted] checks that an intent was inserted.
 //
 // # A vendor
 //
-// [StartVendor] starts a vendor that honours idempotency keys, or does not. It
-// keeps a ledger of calls and effects ([AssertOneEffect]), and loses answers,
-// hangs, refuses and declines as it is told.
+// [StartVendor] starts a vendor that honors idempotency keys, or ignores them. It loses answers, hangs, refuses and declines
+// on demand, and keeps a ledger of all calls and effects, which [AssertOneEffect] and [AssertEffects] check:
+//
+//	vendor := samekeytest.StartVendor(t, nil)
+//	vendor.Next("lose_answer", "503", "429(7)") // the faults of the next three calls
+//	... run the code that calls vendor.URL ...
+//	samekeytest.AssertOneEffect(t, vendor, key)
 //
 // # A network between client and service
 //
-// [StartProxy] starts a proxy in front of a service. It makes happen what load
-// balancers and bad lines do to a request: the service acts and the client hears
-// 503, nothing, or half; the answer is late; the request arrives twice. It has
-// the same words for its faults as the vendor, and records both sides.
+// [StartProxy] starts a proxy in front of a service. It does to requests what load balancers and bad networks do: the
+// service acts and the client gets 503, nothing, or half an answer; the answer is late; the request arrives twice. It takes
+// the same faults as the vendor, and records both sides:
 //
 //	proxy := samekeytest.StartProxy(t, service.URL)
-//	proxy.Next("503_after")              // the service acts, the client hears 503
+//	proxy.Next("503_after")              // the service acts, the client gets 503
 //	first := post(proxy.URL, key, order) // 503
 //	again := post(proxy.URL, key, order) // the answer that was lost
 //	lost := proxy.Calls()[0].Backend[0]
-//
-// # The suite
-//
-// [Conform] runs against a service of yours, and [ConformTool] against a
-// function: two identical requests, two that overlap, another payload under the
-// same key, a lost answer, a duplicate, a lost connection to the database and a
-// crash at each of the request's round trips. After each there has to be one
-// effect, as your own function counts them, and one answer. What fails says
-// where, and what usually causes it.
 package samekeytest

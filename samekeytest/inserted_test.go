@@ -41,7 +41,7 @@ func asserted(t *testing.T, db samekey.Tx, action string, like ...outbox.Intent)
 	return entry, f.message
 }
 
-func TestAssertInsertedFindsTheIntentAndFailsWhereThereIsNoneOrAnother(t *testing.T) {
+func TestAssertInserted(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	key := func(value string) samekey.Key {
 		k, err := samekey.NewKey(value, "acme", "orders.create")

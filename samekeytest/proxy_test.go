@@ -11,13 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 )
 
 // behind is a proxy before a vendor.
-func behind(t *testing.T) (*Proxy, *VendorServer) {
+func behind(t *testing.T) (*Proxy, *Vendor) {
 	t.Helper()
 	v := StartVendor(t, nil)
 	return StartProxy(t, v.URL), v
@@ -79,7 +78,7 @@ func TestAProxyPassesRequestAndAnswerAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestEachProxyFaultDoesWhatItSaysAndTheBackendSeesWhatItSays(t *testing.T) {
+func TestProxyFaults(t *testing.T) {
 	eof := func(r reply) bool { return errors.Is(r.err, io.EOF) }
 	reset := func(r reply) bool { return errors.Is(r.err, syscall.ECONNRESET) }
 	status := func(want int, retryAfter string) func(reply) bool {
@@ -100,8 +99,8 @@ func TestEachProxyFaultDoesWhatItSaysAndTheBackendSeesWhatItSays(t *testing.T) {
 		{"503", status(503, ""), nil, 503},
 		{"503_after", status(503, ""), []int{201}, 503},
 		{"503_after(3)", status(503, "3"), []int{201}, 503},
-		{Fault429, status(429, "1"), nil, 429},
-		{FaultSlow(time.Millisecond), status(201, ""), []int{201}, 201},
+		{"429", status(429, "1"), nil, 429},
+		{"slow(1ms)", status(201, ""), []int{201}, 201},
 		{FaultTruncate, func(r reply) bool {
 			return r.status == 201 && errors.Is(r.err, io.ErrUnexpectedEOF) && r.body == `{"id":"`
 		}, []int{201}, 201},
@@ -133,7 +132,7 @@ func TestEachProxyFaultDoesWhatItSaysAndTheBackendSeesWhatItSays(t *testing.T) {
 	}
 }
 
-func TestADuplicateIsWithTheBackendTwiceAtOnce(t *testing.T) {
+func TestDuplicateReachesTheBackendTwice(t *testing.T) {
 	p, v := behind(t)
 	v.Hold()
 	p.Next(FaultDuplicate)
@@ -154,7 +153,7 @@ func TestADuplicateIsWithTheBackendTwiceAtOnce(t *testing.T) {
 	AssertOneEffect(t, v, "k")
 }
 
-func TestAHeldRequestOrAnswerGoesOnAtRelease(t *testing.T) {
+func TestProxyReleaseLetsHeldCallsGo(t *testing.T) {
 	for name, answers := range map[string]bool{"hold": false, "hold answers": true, "hang": false, "hang_after": true, "late": false} {
 		t.Run(name, func(t *testing.T) {
 			p, v := behind(t)
@@ -186,8 +185,8 @@ func TestAHeldRequestOrAnswerGoesOnAtRelease(t *testing.T) {
 	}
 }
 
-func TestWhereTheClientOfAHeldRequestGoesTheBackendActsOnlyIfTheFaultSaysSo(t *testing.T) {
-	for fault, effects := range map[Fault]int{FaultHang: 0, FaultHangAfter: 1, FaultLate: 1, FaultSlow(time.Hour): 1} {
+func TestHeldRequestWhoseClientIsGone(t *testing.T) {
+	for fault, effects := range map[Fault]int{FaultHang: 0, FaultHangAfter: 1, FaultLate: 1, "slow(1h)": 1} {
 		t.Run(string(fault), func(t *testing.T) {
 			p, v := behind(t)
 			p.Next(fault)
@@ -216,7 +215,7 @@ func TestWhereTheClientOfAHeldRequestGoesTheBackendActsOnlyIfTheFaultSaysSo(t *t
 	}
 }
 
-func TestAClientThatGoesCancelsItsRequestToTheBackend(t *testing.T) {
+func TestClientGoneCancelsTheBackendsRequest(t *testing.T) {
 	arrived, cancelled := make(chan struct{}), make(chan struct{})
 	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(arrived)
@@ -259,7 +258,7 @@ func TestAScriptStrikesByKeyAndCount(t *testing.T) {
 	wantEffects(t, v, 2)
 }
 
-func TestABackendThatBreaksOffIsAskedOnceAndAnsweredForWith502(t *testing.T) {
+func TestBrokenBackendIsAskedOnceAndBecomes502(t *testing.T) {
 	p, v := behind(t)
 	// A client that keeps its connection, as most do. Where the proxy did too,
 	// net/http would send a request without a body a second time.
@@ -309,9 +308,9 @@ func TestATruncatedAnswerWithoutABodyIsNone(t *testing.T) {
 	wantStatus(t, post(testContext(t), p.URL, "k", "{}"), 204)
 }
 
-func TestAProxyFaultThatDoesNotExistIsRefused(t *testing.T) {
+func TestUnknownProxyFaultIsRefused(t *testing.T) {
 	p, _ := behind(t)
-	if _, err := ParseFault(string(FaultDuplicate)); err == nil {
+	if _, err := ParseFaults("duplicate"); err == nil {
 		t.Error("a vendor duplicates no request")
 	}
 	defer func() {
@@ -322,12 +321,12 @@ func TestAProxyFaultThatDoesNotExistIsRefused(t *testing.T) {
 	p.Next(FaultResend, "lose")
 }
 
-func TestAProxyThatEndsWithItsTestLeavesNothingBehind(t *testing.T) {
+func TestProxyLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Run("", func(t *testing.T) {
 		p, v := behind(t)
 		v.Hold()
-		p.Next(FaultDuplicate, FaultHang, FaultLate, FaultSlow(time.Hour), FaultNone)
+		p.Next(FaultDuplicate, FaultHang, FaultLate, "slow(1h)", FaultNone)
 		var calls []<-chan reply
 		for i := range 5 {
 			calls = append(calls, posting(testContext(t), p.URL+"/v1/charges", fmt.Sprint(i), "{}"))

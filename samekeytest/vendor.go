@@ -4,30 +4,31 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strconv"
-	"sync"
+	"testing"
 	"time"
 )
 
-// Vendor is an http.Handler that behaves as a payment or mail vendor does: it
-// acts once per idempotency key, replays its stored answer, and keeps a ledger
-// of every call and every effect, by which a test or an audit can say what
-// really happened. Faults are injected on demand: [Vendor.Next],
-// [Vendor.SetFaults], [Vendor.Hold].
+// Vendor is an http.Handler that behaves as a payment or mail vendor: it acts once per idempotency key, replays its stored
+// answer, and keeps a ledger of every call and every effect. A test reads the ledger to learn what really happened. Faults
+// are injected on demand, with Next, [Vendor.SetFaults] and Hold.
 //
-// POST to any path is a call. GET /lookup?key=... (or ?identity=...) answers
-// 200 with the stored answer, its status in the header Stored-Status; 409 while
-// the call is running; else 404. Paths under /_control/ steer it; see
+// POST to any path is a call. GET /lookup?key=... (or ?identity=...) answers 200 with the stored answer, its status in the
+// header Stored-Status; 409 while the call is running; else 404. Paths under /_control/ control the vendor, see
 // [Vendor.ServeHTTP].
 //
-// It holds no goroutine of its own and is safe for concurrent use.
+// A Vendor holds no goroutine of its own and is safe for concurrent use.
 type Vendor struct {
-	opts VendorOptions
+	URL string // http://127.0.0.1:port without a slash at its end, if StartVendor started it
 
-	mu       sync.Mutex
+	engine
+	opts   VendorOptions
+	server *httptest.Server // of StartVendor
+
+	// engine.mu guards the rest.
 	file     *os.File
 	broken   error // the first failed write to file: nothing acts after it
 	keys     map[string]*keyState
@@ -37,17 +38,9 @@ type Vendor struct {
 	byID     map[string]int // effects per path and identity
 	lookups  int
 	doubles  int
-	open     int
 	maxOpen  int
 	faults   map[string]int
-
-	deck    deck
-	next    []Fault
-	hold    holdPoint
-	release chan struct{} // closed and replaced by Release
-	changed chan struct{} // closed and replaced whenever a count changes
-	closing chan struct{}
-	closed  bool
+	deck     deck
 }
 
 // keyState is the vendor's memory of one key.
@@ -55,32 +48,37 @@ type keyState struct {
 	calls   int
 	running bool
 	done    *VendorRecord
-	strikes int // calls of this key that the fault plan still strikes
+	strikes int // calls of this key that the plan still strikes
 }
 
-type holdPoint int
+// StartVendor starts a vendor on the loopback interface. It closes the vendor at the end of the test, after which no
+// connection and no goroutine of it is left. A nil opts is the zero value.
+func StartVendor(t testing.TB, opts *VendorOptions) *Vendor {
+	t.Helper()
+	v, err := NewVendor(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.server = httptest.NewServer(v)
+	v.URL = v.server.URL
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
 
-const (
-	holdNothing holdPoint = iota
-	holdCalls
-	holdAnswers
-)
-
-const maxVendorBody = 16 << 20
-
-// NewVendor returns a vendor that remembers what opts.LedgerFile holds. A nil
-// opts is the zero value. Close it when the server in front of it has stopped
-// taking requests.
+// NewVendor returns a vendor for a server of your own. It remembers what opts.LedgerFile holds. A nil opts is the zero
+// value. Close the vendor when its server takes no more requests.
 func NewVendor(opts *VendorOptions) (*Vendor, error) {
 	v := &Vendor{
-		keys:    map[string]*keyState{},
-		byID:    map[string]int{},
-		faults:  map[string]int{},
-		release: make(chan struct{}),
-		changed: make(chan struct{}),
-		closing: make(chan struct{}),
+		engine: newEngine(checkVendorFault),
+		opts:   opts.withDefaults(),
+		keys:   map[string]*keyState{},
+		byID:   map[string]int{},
+		faults: map[string]int{},
 	}
-	v.opts = opts.withDefaults()
 	if err := v.SetFaults(v.opts.Faults); err != nil {
 		return nil, err
 	}
@@ -92,22 +90,19 @@ func NewVendor(opts *VendorOptions) (*Vendor, error) {
 	return v, nil
 }
 
-// Close ends every parked call without an answer, waits until no call is open,
-// and closes the ledger file. It returns the first error that kept the ledger
-// from being written. Calls that come later are cut off.
+// Close ends every parked call without an answer, waits until no call is open, and closes the ledger file and the server
+// of [StartVendor]. It returns the first error that kept the ledger from being written. The ledger can still be read.
 func (v *Vendor) Close() error {
 	v.mu.Lock()
+	v.stop()
+	v.mu.Unlock()
+	_ = v.waitFor(context.Background(), 0, "", func() int { return -v.open })
+	if v.server != nil {
+		v.server.CloseClientConnections()
+		v.server.Close()
+	}
+	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !v.closed {
-		v.closed = true
-		close(v.closing)
-	}
-	for v.open > 0 {
-		changed := v.changed
-		v.mu.Unlock()
-		<-changed
-		v.mu.Lock()
-	}
 	if v.file != nil {
 		if err := v.file.Close(); err != nil && v.broken == nil {
 			v.broken = err
@@ -117,18 +112,18 @@ func (v *Vendor) Close() error {
 	return v.broken
 }
 
-// ServeHTTP serves the vendor's API and, under /_control/, what steers it:
+// ServeHTTP serves the vendor's API and, under /_control/, its controls:
 //
 //	GET    /_control/ledger    the [Ledger]
-//	GET    /_control/open      the [VendorCounts]; ?at_least=10&within=5s first
-//	                           waits until so many calls are open, at most so
-//	                           long; ?effects=10 waits for effects
+//	GET    /_control/open      the [VendorCounts]; ?at_least=10&within=5s waits up
+//	                           to 5 s until 10 calls are open; ?effects=10 waits
+//	                           for effects
 //	GET    /_control/faults    the [FaultPlan]
 //	PUT    /_control/faults    replaces it; {} turns all faults off
-//	POST   /_control/hold      [Vendor.Hold]; ?answers=true: [Vendor.HoldAnswers]
-//	POST   /_control/release   [Vendor.Release]
+//	POST   /_control/hold      Hold; ?answers=true: HoldAnswers
+//	POST   /_control/release   Release
 //
-// Faults never touch look-ups or control.
+// Faults never affect lookups or controls.
 func (v *Vendor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case isControl(r.URL.Path):
@@ -136,95 +131,60 @@ func (v *Vendor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && r.URL.Path == "/lookup":
 		v.serveLookup(w, r)
 	case r.Method == http.MethodPost:
-		v.serveCall(w, r)
+		v.serve(w, r, v.admit)
 	default:
-		write(w, refusal(http.StatusMethodNotAllowed, "method_not_allowed", "calls are POST, look-ups GET /lookup?key="))
+		write(w, refusal(http.StatusMethodNotAllowed, "method_not_allowed", "calls are POST, lookups are GET /lookup?key="))
 	}
 }
 
 // openCall is a call between its arrival and its end.
 type openCall struct {
 	VendorRequest
-	rec     VendorCall // as in the ledger, completed by end
-	state   *keyState  // nil if this call neither runs nor replays its key
-	owns    bool       // this call runs the key: end lets go of it
-	stored  *VendorRecord
-	refuse  *VendorAnswer // set if the call is refused at the door
-	fault   Fault
-	release chan struct{}
-	hold    holdPoint
-	ended   bool
+	v      *Vendor
+	entry  VendorCall    // as in the ledger; record completes it
+	state  *keyState     // nil if this call neither runs nor replays its key
+	owns   bool          // this call runs the key; record lets go of it
+	stored *VendorRecord // the decision of its key
+	refuse *VendorAnswer // set if the call is refused on arrival
 }
 
-func (v *Vendor) serveCall(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxVendorBody))
-	if err != nil {
-		// Not a whole request, so not a call: nothing to judge or to count.
-		write(w, refusal(http.StatusBadRequest, "body", "the body could not be read to its end"))
-		return
-	}
-	c, ok := v.arrive(r, body)
-	if !ok {
-		drop(w, false)
-		return
-	}
-	defer v.end(c, 0, false) // a panic in the business rule must not leave the call open
-
-	if c.refuse != nil {
-		v.answer(w, r, c, *c.refuse)
-		return
-	}
-	if c.hold == holdCalls && !v.park(r.Context(), c) {
-		v.abandon(w, r, c)
-		return
-	}
-	v.play(w, r, c)
-}
-
-// arrive writes the call into the ledger, claims its key and picks its fault.
-// It says false once the vendor is closing.
-func (v *Vendor) arrive(r *http.Request, body []byte) (*openCall, bool) {
+// admit writes the call into the ledger, claims its key and picks its fault. v.mu is held.
+func (v *Vendor) admit(visit *visit, body []byte) {
+	r := visit.r
 	key, keyErr := parseKey(r.Header.Values(v.opts.KeyHeader))
 	attempt, _ := strconv.Atoi(r.Header.Get(v.opts.AttemptHeader))
 	sum := sha256.Sum256(body)
 	bodyHash := hex.EncodeToString(sum[:])
 
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.closed {
-		return nil, false
-	}
 	c := &openCall{
+		v: v,
 		VendorRequest: VendorRequest{
 			Call: int64(len(v.calls)) + 1, Path: r.URL.RequestURI(), Key: key, Header: r.Header.Clone(), Body: body,
 		},
-		release: v.release,
-		hold:    v.hold,
 	}
-	c.rec = VendorCall{
+	c.entry = VendorCall{
 		Call: c.Call, Path: c.Path, Key: key, Attempt: attempt, BodyHash: bodyHash,
 		Identity: v.identity(key, body, bodyHash), Arrived: time.Now(),
 	}
 	v.judge(c, keyErr)
-	c.rec.Fault = c.fault
-	v.calls = append(v.calls, c.rec)
-	if c.fault != "" {
-		v.faults[c.fault.kind()]++
+	visit.behavior, visit.fault = c, c.entry.Fault
+	v.calls = append(v.calls, c.entry)
+	if c.entry.Fault != "" {
+		v.faults[c.entry.Fault.kind()]++
 	}
-	v.open++
 	v.maxOpen = max(v.maxOpen, v.open)
-	if err := v.append(event{Kind: "call", Call: &c.rec}); err != nil && c.refuse == nil {
+	if err := v.append(event{Kind: "call", Call: &c.entry}); err != nil && c.refuse == nil {
 		c.refuse = ledgerBroken()
 	}
-	v.broadcast()
-	return c, true
+	if c.refuse != nil {
+		visit.fault, visit.hold = "", holdNothing
+	}
 }
 
-// judge decides whether the call runs its key, replays it or is refused.
-// v.mu is held.
+// judge decides whether the call runs its key, replays it or is refused. v.mu is held.
 func (v *Vendor) judge(c *openCall, keyErr error) {
 	if v.opts.IgnoreKeys {
-		state := v.state(c.rec.Identity)
+		state := v.state(c.entry.Identity)
 		if keyErr == nil {
 			state = v.state(c.Key)
 		}
@@ -239,17 +199,17 @@ func (v *Vendor) judge(c *openCall, keyErr error) {
 	switch done := state.done; {
 	case state.running:
 		state.calls++
-		c.rec.Nth = state.calls
+		c.entry.Nth = state.calls
 		c.refuse = ptr(refusal(http.StatusConflict, "key_in_flight", "a call with this key is still running: try again later"))
 		return
-	case done != nil && (done.Path != c.Path || done.BodyHash != c.rec.BodyHash):
+	case done != nil && (done.Path != c.Path || done.BodyHash != c.entry.BodyHash):
 		state.calls++
-		c.rec.Nth = state.calls
+		c.entry.Nth = state.calls
 		c.refuse = ptr(refusal(v.opts.ConflictStatus, "key_reused", "this key was first used with another request: do not try again"))
 		return
 	case done != nil:
 		c.stored = done
-		c.rec.Replayed = true
+		c.entry.Replayed = true
 	default:
 		state.running = true
 		c.owns = true
@@ -261,8 +221,23 @@ func (v *Vendor) judge(c *openCall, keyErr error) {
 // strike counts the call and picks its fault. v.mu is held.
 func (v *Vendor) strike(c *openCall, state *keyState) {
 	state.calls++
-	c.rec.Nth = state.calls
-	c.fault = v.pickFault(c, state)
+	c.entry.Nth = state.calls
+	if state.calls == 1 {
+		state.strikes = v.deck.newKey()
+	}
+	fault := v.pick(func() Fault {
+		switch {
+		case state.strikes > 0 && len(v.deck.plan.Faults) > 0:
+			state.strikes--
+			return v.deck.deal()
+		case v.opts.Script != nil:
+			return v.opts.Script(c.entry)
+		}
+		return ""
+	})
+	if c.stored == nil || fault.kind() != decline {
+		c.entry.Fault = fault
+	}
 }
 
 func (v *Vendor) state(key string) *keyState {
@@ -286,13 +261,27 @@ func (v *Vendor) identity(key string, body []byte, bodyHash string) string {
 	return bodyHash
 }
 
-// act makes the decision of this call's key: once, whoever asks. What it
-// returns has been written to the ledger.
-func (v *Vendor) act(c *openCall) VendorAnswer {
-	return v.decide(c, v.opts.Answer)
+func (c *openCall) act() VendorAnswer {
+	if c.refuse != nil {
+		return *c.refuse
+	}
+	return c.decide(c.v.opts.Answer)
 }
 
-func (v *Vendor) decide(c *openCall, rule func(VendorRequest) VendorAnswer) VendorAnswer {
+// decline is the fault that is a decision of the vendor.
+const decline = "402"
+
+func (c *openCall) special(kind string) (VendorAnswer, bool) {
+	if kind != decline {
+		return VendorAnswer{}, false
+	}
+	return c.decide(func(VendorRequest) VendorAnswer {
+		return refusal(http.StatusPaymentRequired, "card_declined", "the card was declined")
+	}), true
+}
+
+// decide makes the decision of this call's key, once. The decision is in the ledger before decide returns it.
+func (c *openCall) decide(rule func(VendorRequest) VendorAnswer) VendorAnswer {
 	if c.stored != nil {
 		return replayOf(c.stored.Answer)
 	}
@@ -302,23 +291,22 @@ func (v *Vendor) decide(c *openCall, rule func(VendorRequest) VendorAnswer) Vend
 		return a
 	}
 	rec := VendorRecord{
-		Call: c.Call, Key: c.Key, Path: c.Path, Identity: c.rec.Identity,
-		BodyHash: c.rec.BodyHash, Body: c.Body, Answer: a, At: time.Now(),
+		Call: c.Call, Key: c.Key, Path: c.Path, Identity: c.entry.Identity,
+		BodyHash: c.entry.BodyHash, Body: c.Body, Answer: a, At: time.Now(),
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if err := v.append(event{Kind: "record", Record: &rec}); err != nil {
+	c.v.mu.Lock()
+	defer c.v.mu.Unlock()
+	if err := c.v.append(event{Kind: "record", Record: &rec}); err != nil {
 		return *ledgerBroken()
 	}
-	v.keep(rec)
-	c.rec.Effect = effect
+	c.v.keep(rec)
+	c.entry.Effect = effect
 	c.stored = &rec
-	v.broadcast()
+	c.v.broadcast()
 	return a
 }
 
-// keep puts a decision into the vendor's memory. v.mu is held, or v is not
-// shared yet.
+// keep puts a decision into the vendor's memory. v.mu is held, or v is not shared yet.
 func (v *Vendor) keep(rec VendorRecord) {
 	if rec.Key != "" {
 		v.state(rec.Key).done = &rec
@@ -335,60 +323,20 @@ func (v *Vendor) keep(rec VendorRecord) {
 	}
 }
 
-// end closes the call's entry in the ledger, before its answer is sent, so
-// that whoever has the answer finds a complete ledger. The first end counts.
-func (v *Vendor) end(c *openCall, status int, gone bool) {
-	if c.ended {
-		return
-	}
-	c.ended = true
-	v.mu.Lock()
-	defer v.mu.Unlock()
+func (c *openCall) record(status int, clientGone bool) {
 	if c.owns {
 		c.state.running = false
 	}
-	c.rec.Status = status
-	c.rec.ClientGone = gone
-	c.rec.Ended = ptr(time.Now())
-	v.calls[c.Call-1] = c.rec
-	_ = v.append(event{Kind: "end", Call: &c.rec}) // kept in v.broken
-	v.open--
-	v.broadcast()
+	c.entry.Status = status
+	c.entry.ClientGone = clientGone
+	c.entry.Ended = ptr(time.Now())
+	c.v.calls[c.Call-1] = c.entry
+	_ = c.v.append(event{Kind: "end", Call: &c.entry}) // the error is kept in v.broken
 }
 
-// answer ends the call and sends a, if anybody is still there.
-func (v *Vendor) answer(w http.ResponseWriter, r *http.Request, c *openCall, a VendorAnswer) {
-	if r.Context().Err() != nil {
-		v.abandon(w, r, c)
-		return
-	}
-	v.end(c, a.Status, false)
-	write(w, a)
-}
-
-// abandon ends the call without an answer: its client went, or the vendor is
-// closing.
-func (v *Vendor) abandon(w http.ResponseWriter, r *http.Request, c *openCall) {
-	v.end(c, 0, r.Context().Err() != nil)
-	drop(w, false)
-}
-
-// park keeps the call open until Release; it says false if the client went or
-// the vendor is closing.
-func (v *Vendor) park(ctx context.Context, c *openCall) bool {
-	select {
-	case <-c.release:
-		return true
-	case <-ctx.Done():
-		return false
-	case <-v.closing:
-		return false
-	}
-}
-
-func (v *Vendor) broadcast() {
-	close(v.changed)
-	v.changed = make(chan struct{})
+func (*openCall) write(w http.ResponseWriter, a VendorAnswer, n int) {
+	writeHead(w, a)
+	_, _ = w.Write(a.Body[:n]) // a client that has gone is no error of the vendor's
 }
 
 // replayOf marks a stored answer as a replay.

@@ -151,34 +151,9 @@ func (v *Vendor) counts() VendorCounts {
 	}
 }
 
-// Open returns how many calls are open right now.
-func (v *Vendor) Open() int { return v.Counts().Open }
-
-// WaitOpen waits until n calls or more are open at once. If ctx ends first, the
-// error says how many there were.
-func (v *Vendor) WaitOpen(ctx context.Context, n int) error {
-	return v.waitFor(ctx, n, "calls open", func() int { return v.open })
-}
-
 // WaitEffects waits until n effects or more have been made.
 func (v *Vendor) WaitEffects(ctx context.Context, n int) error {
 	return v.waitFor(ctx, n, "effects", func() int { return len(v.effects) })
-}
-
-func (v *Vendor) waitFor(ctx context.Context, n int, what string, count func() int) error {
-	for {
-		v.mu.Lock()
-		have, changed := count(), v.changed
-		v.mu.Unlock()
-		if have >= n {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("samekeytest: vendor: %d of %d %s: %w", have, n, what, ctx.Err())
-		}
-	}
 }
 
 // event is one line of the ledger file.

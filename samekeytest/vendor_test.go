@@ -78,12 +78,12 @@ func wantStatus(t *testing.T, r reply, status int) {
 	}
 }
 
-func wantEffects(t *testing.T, v *VendorServer, n int) {
+func wantEffects(t *testing.T, v *Vendor, n int) {
 	t.Helper()
 	AssertEffects(t, v, n)
 }
 
-func TestVendorReplaysTheStoredAnswerByteForByteWithoutASecondEffect(t *testing.T) {
+func TestVendorReplaysTheStoredAnswer(t *testing.T) {
 	v := StartVendor(t, &VendorOptions{Answer: func(r VendorRequest) VendorAnswer {
 		return VendorAnswer{Status: 200, Header: http.Header{"X-Id": {"a", "b"}}, Body: fmt.Appendf(nil, "{ \"call\":%d,\n\"x\":\"\xff\"}", r.Call)}
 	}})
@@ -136,7 +136,7 @@ func TestVendorRefusesACallWithoutOneKey(t *testing.T) {
 	}
 }
 
-func TestVendorReadsTheKeyFromTheHeaderItWasTold(t *testing.T) {
+func TestVendorKeyHeader(t *testing.T) {
 	v := StartVendor(t, &VendorOptions{KeyHeader: "Cko-Idempotency-Key", AttemptHeader: "X-Try"})
 	wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k", "{}"), 400)
 	req, err := http.NewRequestWithContext(testContext(t), http.MethodPost, v.URL+"/v1/charges", strings.NewReader("{}"))
@@ -170,7 +170,7 @@ func TestVendorRefusesAKeyThatComesBackWithAnotherRequest(t *testing.T) {
 	}
 }
 
-func TestVendorSaysThatAKeyIsInFlight(t *testing.T) {
+func TestVendorReportsAKeyInFlight(t *testing.T) {
 	v := StartVendor(t, nil)
 	v.Hold()
 	first := posting(testContext(t), v.URL+"/v1/charges", "k", "{}")
@@ -239,7 +239,7 @@ func TestVendorSeesADoubleUnderAFreshKeyPerAttempt(t *testing.T) {
 	}
 }
 
-func TestVendorKeepsADeclineUnderItsKeyAndForgetsWhatTheRuleForgets(t *testing.T) {
+func TestVendorKeepsDeclinesUnlessTheRuleForgets(t *testing.T) {
 	v := StartVendor(t, &VendorOptions{Answer: func(r VendorRequest) VendorAnswer {
 		if r.Path == "/v1/charges" {
 			return VendorAnswer{Status: 402, Body: []byte(`{"error":{"code":"card_declined"}}`)}
@@ -271,7 +271,7 @@ func TestVendorKeepsADeclineUnderItsKeyAndForgetsWhatTheRuleForgets(t *testing.T
 	wantStatus(t, get(t, v.URL+"/lookup"), 400)
 }
 
-func TestAPanicInTheBusinessRuleLetsGoOfTheKey(t *testing.T) {
+func TestPanicInTheRuleReleasesTheKey(t *testing.T) {
 	panics := true
 	v := StartVendor(t, &VendorOptions{Answer: func(r VendorRequest) VendorAnswer {
 		if panics {
@@ -284,12 +284,12 @@ func TestAPanicInTheBusinessRuleLetsGoOfTheKey(t *testing.T) {
 		t.Fatalf("got %d, want a cut connection", r.status)
 	}
 	wantStatus(t, post(testContext(t), v.URL+"/v1/charges", "k", "{}"), 200)
-	if v.Open() != 0 {
-		t.Errorf("%d calls open", v.Open())
+	if v.Counts().Open != 0 {
+		t.Errorf("%d calls open", v.Counts().Open)
 	}
 }
 
-func TestWaitOpenSaysHowManyWereOpenWhenItGaveUp(t *testing.T) {
+func TestWaitOpenReportsHowManyWereOpen(t *testing.T) {
 	v := StartVendor(t, nil)
 	ctx, cancel := context.WithCancel(testContext(t))
 	cancel()
@@ -302,7 +302,7 @@ func TestWaitOpenSaysHowManyWereOpenWhenItGaveUp(t *testing.T) {
 	}
 }
 
-func TestClosingTheVendorEndsParkedCallsAndKeepsTheLedgerReadable(t *testing.T) {
+func TestCloseEndsParkedCallsAndKeepsTheLedger(t *testing.T) {
 	v := StartVendor(t, nil)
 	v.Next(FaultHangAfter)
 	parked := posting(testContext(t), v.URL+"/v1/charges", "k", "{}")
@@ -316,7 +316,7 @@ func TestClosingTheVendorEndsParkedCallsAndKeepsTheLedgerReadable(t *testing.T) 
 		t.Errorf("the parked call was answered %d", r.status)
 	}
 	AssertOneEffect(t, v, "k")
-	if c := v.Ledger().Calls[0]; c.Status != 0 || c.Ended == nil || v.Open() != 0 {
+	if c := v.Ledger().Calls[0]; c.Status != 0 || c.Ended == nil || v.Counts().Open != 0 {
 		t.Errorf("call: %+v", c)
 	}
 }
@@ -324,7 +324,7 @@ func TestClosingTheVendorEndsParkedCallsAndKeepsTheLedgerReadable(t *testing.T) 
 func TestNoGoroutineIsLeftWhenAVendorIsClosedUnderLoad(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	v := StartVendor(t, nil)
-	faults := []Fault{FaultHang, FaultHangAfter, FaultLate, FaultSlow(time.Hour)}
+	faults := []Fault{FaultHang, FaultHangAfter, FaultLate, "slow(1h)"}
 	v.Next(faults...)
 	var calls []<-chan reply
 	for i := range faults {

@@ -81,7 +81,7 @@ func unquote(s string) (string, error) {
 
 func refusal(status int, code, message string) VendorAnswer {
 	body, _ := json.Marshal(map[string]any{"error": map[string]string{"code": code, "message": message}})
-	return VendorAnswer{Status: status, Header: http.Header{}, Body: body}
+	return VendorAnswer{Status: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: body}
 }
 
 func ledgerBroken() *VendorAnswer {
@@ -101,14 +101,6 @@ func writeHead(w http.ResponseWriter, a VendorAnswer) {
 func write(w http.ResponseWriter, a VendorAnswer) {
 	writeHead(w, a)
 	_, _ = w.Write(a.Body) // a client that went is no error of the vendor's
-}
-
-// truncate promises the whole body, sends half of it and cuts the connection.
-func truncate(w http.ResponseWriter, a VendorAnswer) {
-	writeHead(w, a)
-	_, _ = w.Write(a.Body[:len(a.Body)/2])
-	_ = http.NewResponseController(w).Flush()
-	panic(http.ErrAbortHandler)
 }
 
 // drop closes the connection without an answer, or resets it, so that the

@@ -47,8 +47,8 @@ const enqueueSQL = `select samekey.enqueue('tenant', $1, 'charge_card', '{}', or
 func TestEachRoleMayDoWhatItNeeds(t *testing.T) {
 	b := setupGrants(t)
 	const insertProcessed = `
-		insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, status, payload_hash, completed_at)
-		values ($1, 's', now(), 1, 'done', sha256(''), now()) on conflict do nothing returning idem_key`
+		insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, payload_hash, completed_at)
+		values ($1, 's', now(), 1, sha256(''), now()) on conflict do nothing returning idem_key`
 	allowed := []struct {
 		pool *pgxpool.Pool
 		sql  string
@@ -107,7 +107,7 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`select * from samekey.outbox_stats`,
 			`select nextval('samekey.outbox_history_id_seq')`,
 			`select samekey.is_json('{}'::bytea)`,
-			`select samekey.enqueue_again('s', 'k', 'a', '', '{}', false)`,
+			`select samekey.enqueue_duplicate('s', 'k', 'a', '', '{}', false)`,
 			`select * from samekey.river_job`,
 			`insert into samekey.river_job (kind, args, max_attempts) values ('samekey.drain', '{}', 1)`,
 			`update samekey.river_queue set paused_at = now()`,
@@ -185,7 +185,7 @@ func TestTheGrantsCoverEveryQuery(t *testing.T) {
 // isApp says whether the application's role runs a query, or could: one that takes locks touches no table.
 func isApp(name string) bool {
 	return name == "OutboxEnqueue" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
-		strings.HasPrefix(name, "Endpoints") && name != "EndpointsCall" || // which reads their secrets
+		strings.HasPrefix(name, "Endpoints") && name != "EndpointsForCalls" || // which reads their secrets
 		name == "OutboxQueueApplyEnded" || name == "WorkersSession" || // which read no table
 		name == "OutboxQueueLockOrder" || name == "OutboxQueueTryLockOrder"
 }

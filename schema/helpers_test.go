@@ -2,18 +2,15 @@ package schema_test
 
 import (
 	"context"
-	"crypto/rand"
-	"net/url"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -21,18 +18,12 @@ func execSQL(t testing.TB, db interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
 }, sql string, args ...any) {
 	t.Helper()
-	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
+	dbtest.Exec(t, db, sql, args...)
 }
 
 func one[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) T {
 	t.Helper()
-	var value T
-	if err := pool.QueryRow(t.Context(), sql, args...).Scan(&value); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return value
+	return dbtest.Value[T](t, pool, sql, args...)
 }
 
 // recorded is which migrations the database thinks it has.
@@ -74,40 +65,20 @@ func catalogVersion(t testing.TB, pool *pgxpool.Pool) string {
 		    select format('river migration %s %s', version, xmin) from samekey.river_migration) s`)
 }
 
-// createRole makes a role for the test's time. Roles belong to the server, not to the test's database.
 func createRole(t *testing.T, db *samekeytest.DB, role string) {
 	t.Helper()
-	name := pgx.Identifier{role}.Sanitize()
-	execSQL(t, db, `create role `+name+` login password 'secret'`)
-	t.Cleanup(func() {
-		for _, sql := range []string{`drop owned by ` + name + ` cascade`, `drop role ` + name} {
-			if _, err := db.Exec(context.Background(), sql); err != nil {
-				t.Errorf("%s: %v", sql, err)
-			}
-		}
-	})
+	dbtest.CreateRole(t, db, role)
 }
 
 func newLogin(t *testing.T, db *samekeytest.DB) (role string, pool *pgxpool.Pool) {
 	t.Helper()
-	role = "samekey_test_" + strings.ToLower(rand.Text())
-	createRole(t, db, role)
-	return role, login(t, db.DSN, role)
+	role, dsn := dbtest.Login(t, db)
+	return role, dbtest.Pool(t, dsn)
 }
 
 func login(t *testing.T, dsn, role string) *pgxpool.Pool {
 	t.Helper()
-	u, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.User = url.UserPassword(role, "secret")
-	pool, err := pgxpool.New(t.Context(), u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
+	return dbtest.Pool(t, dbtest.As(t, dsn, role))
 }
 
 type noopArgs struct{}

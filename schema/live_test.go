@@ -32,7 +32,7 @@ func TestAColumnAddedWhileIntentsAreWrittenAndClaimedLosesNone(t *testing.T) {
 	written, claimed := map[uuid.UUID]bool{}, map[uuid.UUID]int{}
 	claim := func(ctx context.Context) (int, error) {
 		rows, err := db.New(database).OutboxQueueClaim(ctx, db.OutboxQueueClaimParams{
-			Action: "charge_card", Mark: time.Unix(0, 0), Worker: 1, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Hour,
+			Action: "charge_card", DueFrom: time.Unix(0, 0), Worker: 1, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Hour,
 		})
 		mu.Lock()
 		defer mu.Unlock()

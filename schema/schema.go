@@ -162,9 +162,6 @@ func missing(err error, codes ...string) bool {
 	return slices.Contains(append(codes, "42P01", "3F000"), sqlstate.Of(err))
 }
 
-// migrateLock is the session lock under which a migration runs, so that three processes may start at once.
-const migrateLock = 7309453202
-
 // Migrate brings the database to this release: samekey's migrations and River's, each committed by itself, under one
 // session lock. Afterwards all of them are there; where it fails or is killed, those that were committed stay and the
 // next call goes on. A database that is up to date is left untouched. It needs a direct connection (no PgBouncer in

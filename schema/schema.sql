@@ -39,10 +39,10 @@ table samekey.outbox
     content_type text not null
     headers jsonb not null default '{}'::jsonb
     ordering_key text collate "C"
+    requested_by text
+    trace_context text
     due_at timestamp with time zone not null
     deadline timestamp with time zone
-    trace_context text
-    requested_by text
     created_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_pkey PRIMARY KEY (id)
     constraint outbox_once UNIQUE (idem_key, scope, action, part)
@@ -51,63 +51,63 @@ table samekey.outbox_history
     intent_id uuid not null
     id bigint not null generated always as identity
     at timestamp with time zone not null default clock_timestamp()
-    started_at timestamp with time zone
-    window_ends timestamp with time zone
-    attempt integer
-    worker integer
-    finished text collate "C"
     event text collate "C" not null
     outcome text collate "C"
+    final_status text collate "C"
+    attempt integer
+    worker integer
+    started_at timestamp with time zone
     code text collate "C"
     error text
     response_type text
     response bytea
     actor text
     reason text
+    key_window_until timestamp with time zone
     constraint outbox_history_pkey PRIMARY KEY (intent_id, id)
     constraint outbox_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
     constraint outbox_history_code_length CHECK ((octet_length(code) <= 128))
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
     constraint outbox_history_event CHECK ((event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'restored'::text])))
-    constraint outbox_history_finished CHECK ((finished = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
+    constraint outbox_history_final_status CHECK ((final_status = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
     constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'inconclusive'::text, 'accepted'::text, 'not_sent'::text])))
     constraint outbox_history_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
     constraint outbox_history_response_length CHECK ((octet_length(response) <= 1048576))
     constraint outbox_history_type_length CHECK ((octet_length(response_type) <= 255))
-    CREATE UNIQUE INDEX outbox_history_finish ON samekey.outbox_history USING btree (intent_id) WHERE (finished IS NOT NULL)
+    CREATE UNIQUE INDEX outbox_history_finish ON samekey.outbox_history USING btree (intent_id) WHERE (final_status IS NOT NULL)
 
 table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_cost_delay=0
     id uuid not null
-    seq bigint not null default 0
-    due_at timestamp with time zone not null
-    first_sent_at timestamp with time zone
-    window_ends timestamp with time zone
-    lease_until timestamp with time zone
-    approved_at timestamp with time zone
-    attempt integer not null default 0
-    sent_attempt integer not null default 0
-    spent integer not null default 0
-    leased_by integer
-    repeatable boolean not null default false
-    plain boolean not null default false
-    resent boolean not null default false
     action text collate "C" not null
     status text collate "C" not null
+    due_at timestamp with time zone not null
     ordering_key text collate "C"
-    last_code text collate "C"
+    seq bigint not null default 0
+    leased_by integer
+    lease_until timestamp with time zone
+    attempt integer not null default 0
+    last_sent_attempt integer not null default 0
+    attempts_used integer not null default 0
+    safe_to_resend boolean not null default false
+    no_resend boolean not null default false
+    sent_unrendered boolean not null default false
+    first_sent_at timestamp with time zone
+    key_window_until timestamp with time zone
     sent_to text collate "C"
+    approved_at timestamp with time zone
+    last_code text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
-    constraint outbox_queue_counts CHECK (((attempt >= 0) AND (spent >= 0) AND ((sent_attempt >= 0) AND (sent_attempt <= attempt))))
+    constraint outbox_queue_counts CHECK (((attempt >= 0) AND (attempts_used >= 0) AND ((last_sent_attempt >= 0) AND (last_sent_attempt <= attempt))))
     constraint outbox_queue_lease CHECK ((((leased_by IS NULL) = (lease_until IS NULL)) AND ((status <> 'leased'::text) OR (leased_by IS NOT NULL)) AND ((leased_by IS NULL) OR (status = ANY (ARRAY['leased'::text, 'unknown'::text, 'answered'::text])))))
     constraint outbox_queue_status CHECK ((status = ANY (ARRAY['pending'::text, 'blocked'::text, 'leased'::text, 'unknown'::text, 'answered'::text, 'awaiting_approval'::text, 'parked'::text, 'dead'::text])))
-    constraint outbox_queue_window CHECK (((window_ends IS NULL) OR (first_sent_at IS NOT NULL)))
+    constraint outbox_queue_window CHECK (((key_window_until IS NULL) OR (first_sent_at IS NOT NULL)))
     CREATE INDEX outbox_queue_answered ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = 'answered'::text))
+    CREATE INDEX outbox_queue_attention ON samekey.outbox_queue USING btree (status, id) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
     CREATE INDEX outbox_queue_blocked ON samekey.outbox_queue USING btree (ordering_key, seq) WHERE (status = 'blocked'::text)
     CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
-    CREATE INDEX outbox_queue_resting ON samekey.outbox_queue USING btree (status, id) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
 
 table samekey.outbox_sends
     intent_id uuid not null
@@ -139,7 +139,7 @@ table samekey.pauses
     paused_by text not null
     reason text not null
     until timestamp with time zone
-    river_row bigint
+    river_queue_created_at timestamp with time zone
     ended_at timestamp with time zone
     ended_by text
     end_reason text
@@ -151,40 +151,30 @@ table samekey.pauses
     constraint pauses_ended_by_length CHECK (((octet_length(ended_by) >= 1) AND (octet_length(ended_by) <= 255)))
     constraint pauses_paused_by_length CHECK (((octet_length(paused_by) >= 1) AND (octet_length(paused_by) <= 255)))
     constraint pauses_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
-    constraint pauses_river CHECK (((river_row IS NULL) OR (action = ''::text)))
-    CREATE UNIQUE INDEX pauses_in_force ON samekey.pauses USING btree (destination, action, ((river_row IS NOT NULL))) WHERE (ended_at IS NULL)
+    constraint pauses_river CHECK (((river_queue_created_at IS NULL) OR (action = ''::text)))
+    CREATE UNIQUE INDEX pauses_in_force ON samekey.pauses USING btree (destination, action, ((river_queue_created_at IS NOT NULL))) WHERE (ended_at IS NULL)
 
 table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     idem_key text collate "C" not null
     scope text collate "C" not null
+    payload_hash bytea not null
+    hash_version smallint not null
+    failed boolean not null default false
+    response_code integer
+    response_headers bytea
+    response_body bytea
     created_at timestamp with time zone not null default clock_timestamp()
     completed_at timestamp with time zone
     expires_at timestamp with time zone not null
-    lease_until timestamp with time zone
-    attempt integer not null default 0
-    response_code integer
-    hash_version smallint not null
-    failed boolean not null default false
-    status text collate "C" not null
-    payload_hash bytea not null
-    response_headers bytea
-    response_body bytea
-    progress bytea
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
-    constraint processed_events_body_length CHECK ((octet_length(response_body) <= 1048576))
-    constraint processed_events_done CHECK (((status = 'done'::text) = (completed_at IS NOT NULL)))
-    constraint processed_events_hash_length CHECK ((octet_length(payload_hash) = 32))
-    constraint processed_events_headers_length CHECK ((octet_length(response_headers) <= 65536))
-    constraint processed_events_key_ascii CHECK ((idem_key ~ '^[!-~]([ -~]{0,253}[!-~])?$'::text))
-    constraint processed_events_progress_length CHECK ((octet_length(progress) <= 1048576))
-    constraint processed_events_scope_ascii CHECK (((octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
-    constraint processed_events_status CHECK ((status = ANY (ARRAY['started'::text, 'done'::text])))
+    constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
+    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576)))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
 
 table samekey.rate_limits  -- with fillfactor=10
     destination text collate "C" not null
-    counted_at timestamp with time zone not null
-    owed double precision not null default 0
+    level double precision not null default 0
+    updated_at timestamp with time zone not null
     constraint rate_limits_pkey PRIMARY KEY (destination)
 
 table samekey.river_job  -- River's
@@ -199,10 +189,10 @@ table samekey.river_queue  -- River's
 
 table samekey.workers
     id integer not null
-    started_at timestamp with time zone not null default clock_timestamp()
-    seen_at timestamp with time zone not null default clock_timestamp()
     name text not null
     actions text[] collate "C" not null
+    started_at timestamp with time zone not null default clock_timestamp()
+    seen_at timestamp with time zone not null default clock_timestamp()
     constraint workers_pkey PRIMARY KEY (id)
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
@@ -242,38 +232,36 @@ declare
     v_head bigint;
     v_last bigint;
 begin
-    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are compared
-    -- beside the regular expressions, not inside them: a bounded repetition ({0,253}) costs 20 us. Where the expression is
-    -- not true, samekey.refuse_intent names the field.
+    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are
+    -- checked outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true,
+    -- refuse_intent finds the argument.
     if (octet_length(enqueue.scope) <= 255
        and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
        and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
        and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
        and octet_length(enqueue.payload) <= 1048576
-       and (enqueue.part is null or enqueue.part collate "C" = '' or octet_length(enqueue.part) <= 255
-            and enqueue.part collate "C" !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
+       and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
+       and coalesce(octet_length(enqueue.requested_by), 0) <= 255
+       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by) collate "C"
+           !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
        and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
                 else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
                      ~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
                      and (enqueue.content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or samekey.is_json(enqueue.payload)) end)
        and (enqueue.headers is null or enqueue.headers = '{}' or samekey.headers_refusal(enqueue.headers) is null)
-       and (enqueue.ordering_key is null or octet_length(enqueue.ordering_key) <= 255
-            and enqueue.ordering_key collate "C" !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
        and (enqueue.due_at is null or enqueue.due_at between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
        and (enqueue.deadline is null or enqueue.deadline between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00'
             and coalesce(enqueue.deadline > enqueue.due_at, true))
        and (enqueue.trace_context is null or octet_length(enqueue.trace_context) <= 512
             and enqueue.trace_context collate "C" ~ '^([!-~]([ -~\t]*[!-~])?)?$')
        and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-       and (enqueue.requested_by is null or octet_length(enqueue.requested_by) <= 255
-            and enqueue.requested_by collate "C" !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]')
        and samekey.own_scope(enqueue.scope) is not null) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
             enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
     end if;
 
-    -- Not ordered: both rows in one statement. No row means that the key, action and part are taken: by a row that was
-    -- there, or by a transaction that this insert waited for and that has committed meanwhile.
+    -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
+    -- a transaction that this insert waited for has committed.
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
@@ -290,7 +278,7 @@ begin
         select i.id, i.action, 'pending', i.due_at from intent i
         returning q.id into v_id;
         if v_id is null then
-            return samekey.enqueue_again(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
+            return samekey.enqueue_duplicate(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
         end if;
         return v_id;
     end if;
@@ -305,22 +293,24 @@ begin
     on conflict on constraint outbox_once do nothing
     returning o.id, o.due_at into v_id, v_due;
     if v_id is null then
-        return samekey.enqueue_again(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
+        return samekey.enqueue_duplicate(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
     end if;
 
-    -- Writers W1 and W2 of one ordering key, and the worker F that finishes its head:
-    --   W1 locks, numbers, inserts, commits; W2 waits for the lock, then sees W1's row: a higher number, and blocked.
-    --   W1 rolls back: W2 sees nothing of it and is the head.
-    --   F holds the lock, deletes the head and promotes the next: W2 sees what F left, and never a head that is gone.
-    --   W2 is REPEATABLE READ, and its snapshot predates W1 or F: it may see no head where there is one. The unique index on
-    --   heads lets it in as a second head never: 40001. It may take itself for blocked where the head is gone: the worker's
-    --   sweep promotes it.
-    -- The number is the clock's, in microseconds, and above that of all who wait. The clock alone may be set back, or be
-    -- another server's after a failover; the maximum alone misses rows that an old snapshot does not show; a sequence starts
-    -- at 1 after a switchover by logical replication, which does not copy it.
+    -- Two writers W1 and W2 of one ordering key, and a worker F that finishes the head of the key:
+    --   * W1 locks, numbers its row, inserts and commits. W2 waits for the lock, then sees W1's row. W2 takes a higher
+    --     number and is blocked.
+    --   * W1 rolls back. W2 sees no row and becomes the head.
+    --   * F holds the lock, deletes the head and promotes the next row. W2 sees the result.
+    --   * W2 is REPEATABLE READ and its snapshot is older than W1 or F. If it misses the head, the unique index on
+    --     heads stops it (40001). If it sees a head that is gone, it is blocked until the worker's sweep promotes it.
+    --
+    -- The number is the clock in microseconds, but always higher than that of the rows in front. The clock alone is not
+    -- enough: it can be set back, or be another server's after a failover. The maximum alone is not enough: an old
+    -- snapshot misses rows. A sequence starts at 1 after a switchover by logical replication, which does not copy
+    -- sequences.
     perform pg_advisory_xact_lock(samekey.ordering_lock(enqueue.ordering_key));
-    -- The head (one at most) and the last that waits, each by its own index: whether any is there, the planner may find
-    -- out by reading the queue until one turns up.
+    -- Two lookups, each by its own index: the head, and the last blocked row. For EXISTS over both, the planner may
+    -- scan the queue instead.
     select (select max(q.seq) from samekey.outbox_queue q
             where q.ordering_key = enqueue.ordering_key collate "C" and q.ordering_key is not null and q.status <> 'blocked'),
            (select q.seq from samekey.outbox_queue q
@@ -336,7 +326,7 @@ begin
     values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, enqueue.action, 'pending', v_due, enqueue.ordering_key)
     on conflict (ordering_key) where ordering_key is not null and status <> 'blocked' do nothing;
     if not found then
-        raise exception 'samekey: intent "%": another head of its ordering key was written by a transaction that this one cannot see', enqueue.action
+        raise exception 'samekey: enqueue: a concurrent transaction wrote an intent with the ordering key of this intent "%"', enqueue.action
             using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
     end if;
     return v_id;
@@ -369,7 +359,7 @@ CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action tex
 AS $function$
 begin
     if pg_catalog.left(enqueue.payload, 2) collate pg_catalog."C" = '\x' and enqueue.payload collate pg_catalog."C" ~ '^\\x([0-9A-Fa-f]{2})*$' then
-        raise exception 'samekey: enqueue: payload is bytea written as text: give its type, as in $4::bytea'
+        raise exception 'samekey: enqueue: payload is bytea in text form: cast it, as in $4::bytea'
             using errcode = '22023', column = 'payload';
     end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
@@ -377,7 +367,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue_again(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean)
+CREATE OR REPLACE FUNCTION samekey.enqueue_duplicate(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean)
  RETURNS uuid
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -387,25 +377,25 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select o.id, o.payload = enqueue_again.payload into v_id, v_same
+    select o.id, o.payload = enqueue_duplicate.payload into v_id, v_same
     from samekey.outbox o
-    where o.idem_key = enqueue_again.idem_key collate "C" and o.scope = enqueue_again.scope collate "C"
-      and o.action = enqueue_again.action collate "C" and o.part = enqueue_again.part collate "C";
+    where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
+      and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
     if v_id is null then
-        raise exception 'samekey: intent "%" under key % was written by a transaction that this one cannot see',
-            enqueue_again.action, samekey.key_hash(enqueue_again.scope, enqueue_again.idem_key)
+        raise exception 'samekey: enqueue: a concurrent transaction wrote the intent "%" with key %',
+            enqueue_duplicate.action, samekey.key_hash(enqueue_duplicate.scope, enqueue_duplicate.idem_key)
             using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
     end if;
     if not v_same then
-        raise exception 'samekey: intent "%" under key % exists with the same part and another payload',
-            enqueue_again.action, samekey.key_hash(enqueue_again.scope, enqueue_again.idem_key)
+        raise exception 'samekey: enqueue: the intent "%" with key % exists with another payload',
+            enqueue_duplicate.action, samekey.key_hash(enqueue_duplicate.scope, enqueue_duplicate.idem_key)
             using errcode = 'SK001',
-                  hint = 'Another effect of the same action under one key needs another part; this transaction must roll back.';
+                  hint = 'This transaction must roll back. To write a second effect of this action under the key, pass another part.';
     end if;
     if must_be_new then
-        raise exception 'samekey: intent "%" under key % exists already',
-            enqueue_again.action, samekey.key_hash(enqueue_again.scope, enqueue_again.idem_key)
-            using errcode = 'SK002', hint = 'Roll back and insert it without must_be_new, which returns the first id.';
+        raise exception 'samekey: enqueue: the intent "%" with key % exists',
+            enqueue_duplicate.action, samekey.key_hash(enqueue_duplicate.scope, enqueue_duplicate.idem_key)
+            using errcode = 'SK002', hint = 'Roll back and call enqueue without must_be_new, which returns the id of the intent.';
     end if;
     return v_id;
 end
@@ -423,26 +413,26 @@ declare
     h      record;
 begin
     if jsonb_typeof(headers) <> 'object' then
-        return 'are not a JSON object: give names and values';
+        return 'must be a JSON object of header names and values';
     end if;
     for h in select e.key collate "C" as name, jsonb_typeof(e.value) as kind, (e.value #>> '{}') collate "C" as value from jsonb_each(headers) e loop
         v_name := lower(h.name);
         if h.name !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then
-            return 'have a name that is not an HTTP token: use letters, digits and -';
+            return 'have an invalid name: use letters, digits and -';
         elsif v_name in ('idempotency-key', 'x-idempotency-key', 'host', 'content-length', 'content-type', 'transfer-encoding',
                          'connection', 'keep-alive', 'proxy-connection', 'te', 'trailer', 'upgrade', 'expect', 'traceparent', 'tracestate') then
-            return format('have "%s", which the worker sets: leave it out', v_name);
+            return format('must not contain "%s": the worker sets it', v_name);
         elsif v_name in ('authorization', 'proxy-authorization', 'cookie', 'set-cookie', 'x-api-key', 'api-key', 'x-auth-token') then
-            return format('have "%s": secrets have no place in rows, set it in the worker''s configuration', v_name);
+            return format('must not contain "%s": set secrets in the configuration of the worker', v_name);
         elsif h.kind <> 'string' or h.value !~ '^([!-~]([ -~\t]*[!-~])?)?$' then
-            return format('have a value of "%s" that is not a string of visible ASCII without spaces at its ends', v_name);
+            return format('have an invalid value of "%s": use a string of printable ASCII without spaces at the ends', v_name);
         elsif v_name = any (v_seen) then
-            return format('have "%s" twice, in two spellings: keep one', v_name);
+            return format('contain "%s" twice, in different case: keep one', v_name);
         end if;
         v_seen := v_seen || v_name;
     end loop;
     if octet_length(headers::text) > 16384 then
-        return format('are %s bytes long, more than 16384: move what is large to the payload', octet_length(headers::text));
+        return format('have %s bytes, the limit is 16384: move large values to the payload', octet_length(headers::text));
     end if;
     return null;
 end
@@ -519,24 +509,23 @@ declare
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, most, required) loop
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, max_bytes, required) loop
         v_wrong := case
-            when t.required and t.value is null then 'is null: it is required'
-            when t.required and t.value collate "C" = '' then 'is empty: it is required'
-            when octet_length(t.value) > t.most then format('is %s bytes long, more than %s', octet_length(t.value), t.most)
-            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, such as charge_card'
+            when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
+            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
+            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
             when t.field in ('scope', 'idem_key') and t.value collate "C" !~ '^[!-~]([ -~]*[!-~])?$'
-                then 'must be printable ASCII without spaces at its ends'
+                then 'must be printable ASCII without spaces at the ends'
             when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
-                then 'has an empty part: name the tenant or principal and the operation, as in acme/orders.create'
+                then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
             when t.field in ('part', 'ordering_key', 'requested_by')
                  and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
-                then 'has a control character, or one that cannot be seen: give printable text'
+                then 'contains a control or invisible character: use printable text'
             when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
-                then 'must be visible ASCII, as in the header traceparent'
+                then 'must be printable ASCII, as in the header traceparent'
             when t.field = 'content_type' and t.value collate "C" <> '' and t.value collate "C"
                  !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
-                then 'must be a media type, such as application/json'
+                then 'must be a media type, as in application/json'
         end;
         v_field := t.field;
         exit when v_wrong is not null;
@@ -544,10 +533,10 @@ begin
     if v_wrong is null then
         v_field := 'payload';
         v_wrong := case
-            when payload is null then 'is null: give {} for an effect without one'
-            when octet_length(payload) > 1048576 then format('is %s bytes long, more than 1048576: store it elsewhere and send a reference', octet_length(payload))
+            when payload is null then 'is required: pass {} if the effect needs none'
+            when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
             when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
-                then 'is not JSON in UTF-8: name its content_type, such as application/octet-stream' end;
+                then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
     end if;
     if v_wrong is null then
         v_field := 'headers';
@@ -555,16 +544,16 @@ begin
     end if;
     if v_wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
         v_field := 'due_at';
-        v_wrong := 'is not between the years 1970 and 9999: leave it out for now';
+        v_wrong := 'is not between the years 1970 and 9999: omit it to send now';
     elsif v_wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
         v_field := 'deadline';
-        v_wrong := 'is not between the years 1970 and 9999: leave it out for never';
+        v_wrong := 'is not between the years 1970 and 9999: omit it for none';
     elsif v_wrong is null and deadline <= due_at then
         v_field := 'deadline';
-        v_wrong := 'is not after due_at: the intent could never be sent';
+        v_wrong := 'must be after due_at, or the intent is never sent';
     elsif v_wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
         v_field := 'id';
-        v_wrong := 'is the nil or the maximal UUID: leave it out, or make one of version 7';
+        v_wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
     end if;
     raise exception 'samekey: enqueue: % %', v_field, v_wrong using errcode = '22023', column = v_field;
 end
@@ -576,9 +565,9 @@ CREATE OR REPLACE FUNCTION samekey.refuse_scope()
  STABLE
 AS $function$
 begin
-    raise exception 'samekey: scope does not begin with "%", the service of this connection', pg_catalog.current_setting('samekey.service', true)
+    raise exception 'samekey: scope does not start with "%", the service of this connection', pg_catalog.current_setting('samekey.service', true)
         using errcode = 'SK003', column = 'scope',
-              hint = 'Make the service''s name the first part of the scope, or correct the connection''s setting samekey.service.';
+              hint = 'Start the scope with the name of the service, or correct the setting samekey.service of the connection.';
 end
 $function$
 

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -40,12 +41,9 @@ func insert(t *testing.T, db *samekeytest.DB, action string, n int) {
 	}
 }
 
-func count(t *testing.T, db *samekeytest.DB, sql string) (n int) {
+func count(t *testing.T, db *samekeytest.DB, sql string) int {
 	t.Helper()
-	if err := db.QueryRow(t.Context(), sql).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return dbtest.Value[int](t, db, sql)
 }
 
 func wait(t *testing.T, until func(ctx context.Context) error) {
@@ -72,7 +70,7 @@ actions:
 func TestTheWorkerDeliversWhatItsFileNames(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	insert(t, db, "charge_card", 20)
-	vendor.Next(samekeytest.FaultLoseAnswer, samekeytest.Fault500After, samekeytest.Fault402)
+	vendor.Next(samekeytest.FaultLoseAnswer, "500_after", "402")
 	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL)))
 	wait(t, func(ctx context.Context) error { return vendor.WaitEffects(ctx, 19) })
 	if status, body := p.probe(t, "/healthz"); status != 200 {
@@ -108,7 +106,7 @@ func TestASignalInMidCallFinishesTheCallAndClaimsNoMore(t *testing.T) {
 	if n := vendor.Counts().Calls; n != 2 {
 		t.Errorf("%d calls were made, want the 2 of before the signal", n)
 	}
-	if n := count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`); n != 2 {
+	if n := count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`); n != 2 {
 		t.Errorf("%d deliveries are recorded, want 2", n)
 	}
 	if n := count(t, db, `select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null and attempt <= 1`); n != 3 {
@@ -170,7 +168,7 @@ func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
-	if n := count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`); n != 2 {
+	if n := count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`); n != 2 {
 		t.Errorf("%d deliveries are recorded, want 2", n)
 	}
 }

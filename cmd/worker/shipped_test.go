@@ -114,7 +114,7 @@ func TestShippedFilesDeliver(t *testing.T) {
 			deadline := time.After(patience)
 			tick := time.NewTicker(20 * time.Millisecond)
 			defer tick.Stop()
-			for count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`) < 3 {
+			for count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`) < 3 {
 				select {
 				case <-tick.C:
 				case <-deadline:

@@ -380,7 +380,7 @@ actions:
 	deadline := time.After(patience)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for count(t, db, `select count(*) from samekey.outbox_history where finished = 'delivered'`) < 1 {
+	for count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`) < 1 {
 		select {
 		case <-tick.C:
 		case <-deadline:

@@ -2,7 +2,6 @@ package httpvendor
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
@@ -17,16 +16,16 @@ import (
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// errAddress says that an address may not be called.
-var errAddress = errors.New("httpvendor: the address is not a public one, and AllowPrivate does not name it")
+// errAddress means that an address may not be called.
+var errAddress = errors.New("httpvendor: the address is not public, and AllowPrivate does not contain it")
 
-// notPublic are the ranges of IPv4 that are no vendor on the internet: this host and network, private, shared by a
-// carrier, loopback, link-local (with the metadata services of clouds), documentation, benchmarks, multicast, reserved.
+// notPublic are the IPv4 ranges that no vendor on the internet has: this host and network, private, shared by a carrier,
+// loopback, link-local (with the metadata services of clouds), documentation, benchmarks, multicast, reserved.
 var notPublic = prefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
 	"224.0.0.0/4", "240.0.0.0/4")
 
-// Of IPv6 the public range is public, but for documentation, and for Teredo and 6to4, which hide an address of IPv4.
+// The public IPv6 range, and what in it is not public: documentation, and Teredo and 6to4, which contain an IPv4 address.
 var (
 	public6    = netip.MustParsePrefix("2000::/3")
 	notPublic6 = prefixes("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
@@ -40,24 +39,25 @@ func prefixes(texts ...string) (out []netip.Prefix) {
 	return out
 }
 
-// allowList names the ranges beside the public ones that may be called.
+// allowList has the ranges that may be called in addition to public addresses.
 type allowList []netip.Prefix
 
-func newAllowList(ranges []netip.Prefix) (allowList, error) {
-	var out allowList
-	for _, prefix := range ranges {
+func newAllowList(ranges []netip.Prefix, m mistakes) (out allowList) {
+	for i, prefix := range ranges {
+		at := m.at("AllowPrivate", i)
 		switch {
 		case !prefix.IsValid():
-			return nil, errors.New("has a range that is not valid: want such as 10.0.0.0/8 or fd00::/8")
+			at.add("", "not a valid range: use a range such as 10.0.0.0/8 or fd00::/8")
 		case prefix.Addr().Is4In6():
-			return nil, fmt.Errorf("has %v: write it as a range of IPv4, which covers both forms", prefix)
+			at.add("", "%v must be an IPv4 range, which covers both notations", prefix)
+		default:
+			out = append(out, prefix.Masked())
 		}
-		out = append(out, prefix.Masked())
 	}
-	return out, nil
+	return out
 }
 
-// allows reports whether an address may be called. One of IPv4 that is written as one of IPv6 is the one it stands for.
+// allows reports whether an address may be called. An IPv4 address in IPv6 notation is treated as the IPv4 address.
 func (l allowList) allows(addr netip.Addr) bool {
 	addr = addr.WithZone("").Unmap()
 	in := func(list []netip.Prefix) bool {
@@ -75,7 +75,7 @@ func (l allowList) allows(addr netip.Addr) bool {
 	return public6.Contains(addr) && !in(notPublic6)
 }
 
-// control is asked for each connection, with the address that the name has led to, before anything is sent.
+// control is called for each connection, with the address that the name was resolved to, before anything is sent.
 func (l allowList) control(_, address string, _ syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil || !l.allows(at.Addr()) {
@@ -84,17 +84,17 @@ func (l allowList) control(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// checkURL refuses an address that stands in the URL itself, at once.
+// checkURL refuses an address that is written in the URL itself.
 func (l allowList) checkURL(u *url.URL) error {
 	addr, err := netip.ParseAddr(u.Hostname())
 	if err == nil && !l.allows(addr) {
-		return errors.New("leads to an address that is not public: name its range in AllowPrivate if it is meant")
+		return errors.New("leads to an address that is not public")
 	}
 	return nil
 }
 
-// checkProxied refuses the host of an endpoint that a proxy is asked for, as far as the text tells: an address that is not
-// public, in any way that some resolver takes for one (2130706433, 0x7f.1).
+// checkProxied refuses the host of an endpoint behind a proxy if the text shows that it is an address that is not public, in
+// any notation that some resolver accepts (2130706433, 0x7f.1).
 func (l allowList) checkProxied(u *url.URL) error {
 	host := strings.TrimSuffix(u.Hostname(), ".")
 	last := host[strings.LastIndexByte(host, '.')+1:]
@@ -105,13 +105,13 @@ func (l allowList) checkProxied(u *url.URL) error {
 	case err == nil:
 		return errors.New("leads to an address that is not public")
 	case last == "" || '0' <= last[0] && last[0] <= '9':
-		return errors.New("has a host that may be a number for an address: write it as a name, or as four numbers")
+		return errors.New("has a host that may be an address in an unusual notation: write it as a name, or as four numbers")
 	}
 	return nil
 }
 
-// parseURL is [webhook.ParseURL] with the host as DNS and TLS have it. net/http by itself converts the host of the connection by
-// the rules for lookups (UTS #46), and that of the header Host without them, so that Bücher.example would be two hosts.
+// parseURL is [webhook.ParseURL] with the host as DNS and TLS use it. net/http converts the connection's host by the rules for
+// lookups (UTS #46), and the header Host without them, so Bücher.example would be two hosts.
 func parseURL(text string) (*url.URL, error) {
 	u, err := webhook.ParseURL(text)
 	if err != nil {
@@ -123,7 +123,7 @@ func parseURL(text string) (*url.URL, error) {
 	}
 	ascii, err := idna.Lookup.ToASCII(host)
 	if err != nil || ascii == "" {
-		return nil, errors.New("has a host that is not a valid international domain name: correct it, or write it as xn--")
+		return nil, errors.New("has a host that is not a valid international domain name: correct it, or use its xn-- form")
 	}
 	if port := u.Port(); port != "" {
 		ascii = net.JoinHostPort(ascii, port)
@@ -132,18 +132,18 @@ func parseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// describe is [wirehttp.Describe], and knows the refusal too.
+// describe is [wirehttp.Describe], and knows errAddress as well.
 func describe(err error) (code, text string) {
 	if errors.Is(err, errAddress) {
-		return "address", "the host's name leads to an address that is not public: name its range in AllowPrivate if it is meant"
+		return "address", "the host name leads to an address that is not public: allow its range in the destination if it is intended"
 	}
 	return wirehttp.Describe(err)
 }
 
-// dialTimeout is for connections that net/http goes on dialling after their request has gone.
+// dialTimeout ends connections that net/http continues to dial after their request has ended.
 const dialTimeout = time.Minute
 
-// dialer looks names up, checks what they lead to, and connects.
+// dialer resolves names, checks their addresses, and connects.
 func (l allowList) dialer(resolver *net.Resolver) *net.Dialer {
 	return &net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second, Resolver: resolver, Control: l.control}
 }

@@ -14,10 +14,7 @@ import (
 )
 
 func TestOnlyPublicAddressesAndTheNamedRangesAreAllowed(t *testing.T) {
-	allowed, err := newAllowList(prefixes("10.20.0.0/16", "fd12::/16"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	allowed := newAllowList(prefixes("10.20.0.0/16", "fd12::/16"), mistakes{all: new(dispatcher.ConfigErrors)})
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "172.15.255.255": true, "172.32.0.0": true, "100.63.255.255": true, "2606:4700::1111": true,
 		"10.20.1.2": true, "::ffff:10.20.1.2": true, "fd12::1": true, "64:ff9b::808:808": true,
@@ -97,7 +94,7 @@ func TestANameThatLeadsToAPrivateAddressIsRefusedAtDialAndNothingIsSent(t *testi
 			}
 			t.Cleanup(c.Close)
 			for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
-				handler, _, err := c.Handler(Action{Name: "charge_card", Request: "POST /", Policy: dispatcher.Policy{Class: class}})
+				handler, _, err := c.handler(Action{Request: "POST /", Policy: dispatcher.Policy{Class: class}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -127,11 +124,11 @@ func TestANameThatLeadsToAnAllowedRangeIsCalled(t *testing.T) {
 
 func TestAnAddressInTheURLIsRefusedAtOnce(t *testing.T) {
 	for _, url := range []string{"http://127.0.0.1", "http://[::1]:80", "http://[::ffff:127.0.0.1]", "http://169.254.169.254/latest", "http://0.0.0.0"} {
-		if _, err := New(Destination{Name: "stripe", URL: url}); err == nil || !strings.Contains(err.Error(), "stripe: URL leads to an address that is not public") {
+		if _, err := New(Destination{Name: "stripe", URL: url}); err == nil || !strings.Contains(err.Error(), "URL: leads to an address that is not public") {
 			t.Errorf("%s: %v", url, err)
 		}
 	}
-	if _, err := New(Destination{Name: "stripe", URL: "https://a.example", Proxy: "http://10.0.0.1:3128"}); err == nil || !strings.Contains(err.Error(), "Proxy leads") {
+	if _, err := New(Destination{Name: "stripe", URL: "https://a.example", Proxy: "http://10.0.0.1:3128"}); err == nil || !strings.Contains(err.Error(), "Proxy: leads") {
 		t.Errorf("a proxy: %v", err)
 	}
 	for _, bad := range []netip.Prefix{{}, netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)} {
@@ -157,7 +154,7 @@ func TestAProxysAddressIsCheckedInsteadOfTheVendors(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(c.Close)
-		handler, _, err := c.Handler(Action{Name: "charge_card", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}})
+		handler, _, err := c.handler(Action{Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,7 +21,7 @@ import (
 
 func TestWhatEachStatusMeans(t *testing.T) {
 	action := Action{
-		Success: Statuses{{200, 299}, {404, 404}}, Refused: Statuses{{402, 402}}, Wait: Statuses{{409, 409}},
+		Delivered: Statuses{{200, 299}, {404, 404}}, Refused: Statuses{{402, 402}}, Retry: Statuses{{409, 409}},
 	}
 	for _, tc := range []struct {
 		status     int
@@ -33,25 +34,25 @@ func TestWhatEachStatusMeans(t *testing.T) {
 		{204, "", dispatcher.IdempotentWrite, "delivered"},
 		{404, "", dispatcher.IdempotentWrite, "delivered"},
 		{402, "", dispatcher.IdempotentWrite, "refused"},
-		{409, "", dispatcher.IdempotentWrite, "wait"},
+		{409, "", dispatcher.IdempotentWrite, "retry"},
 		{409, "", dispatcher.NonIdempotentWrite, "stuck"}, // it may be there already
-		{429, "", dispatcher.IdempotentWrite, "wait"},
-		{429, "7", dispatcher.NonIdempotentWrite, "wait"},
+		{429, "", dispatcher.IdempotentWrite, "retry"},
+		{429, "7", dispatcher.NonIdempotentWrite, "retry"},
 		{408, "", dispatcher.IdempotentWrite, "unknown"},
 		{425, "", dispatcher.IdempotentWrite, "unknown"},
 		{500, "", dispatcher.IdempotentWrite, "unknown"},
 		{503, "", dispatcher.IdempotentWrite, "unknown"},
 		{599, "", dispatcher.IdempotentWrite, "unknown"},
-		{503, "7", dispatcher.IdempotentWrite, "wait"},
-		{503, "7", dispatcher.Read, "wait"},
+		{503, "7", dispatcher.IdempotentWrite, "retry"},
+		{503, "7", dispatcher.Read, "retry"},
 		{503, "7", dispatcher.NonIdempotentWrite, "unknown"}, // it may have acted
 		{503, "7", dispatcher.IrreversibleWrite, "unknown"},
-		{503, "6.5", dispatcher.IdempotentWrite, "wait"},
+		{503, "6.5", dispatcher.IdempotentWrite, "retry"},
 		{503, "soon", dispatcher.IdempotentWrite, "unknown"},
-		{424, "7", dispatcher.IdempotentWrite, "wait"},
+		{424, "7", dispatcher.IdempotentWrite, "retry"},
 		{424, "7", dispatcher.NonIdempotentWrite, "unknown"},
-		{403, "7", dispatcher.NonIdempotentWrite, "wait"},
-		{413, "7", dispatcher.NonIdempotentWrite, "wait"},
+		{403, "7", dispatcher.NonIdempotentWrite, "retry"},
+		{413, "7", dispatcher.NonIdempotentWrite, "retry"},
 		{400, "", dispatcher.IdempotentWrite, "dead"},
 		{401, "", dispatcher.IdempotentWrite, "denied"},
 		{401, "", dispatcher.NonIdempotentWrite, "denied"},
@@ -73,13 +74,13 @@ func TestWhatEachStatusMeans(t *testing.T) {
 			t.Cleanup(server.Close)
 			action := action
 			if action.Policy.Class = tc.class; tc.class == dispatcher.NonIdempotentWrite || tc.class == dispatcher.IrreversibleWrite {
-				action.Wait = nil
+				action.Retry = nil
 			}
 			answer, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), testCall("{}"), patience)
 			if verdict(err) != tc.want {
 				t.Fatalf("is %s (%v), want %s", verdict(err), err, tc.want)
 			}
-			if tc.want == "wait" && tc.retryAfter != "" && askedWait(err) != 7*time.Second {
+			if tc.want == "retry" && tc.retryAfter != "" && askedWait(err) != 7*time.Second {
 				t.Errorf("waits %v", askedWait(err))
 			}
 			if answer.Code != fmt.Sprint(tc.status) {
@@ -109,7 +110,7 @@ func TestAnAnswerThatMayMeanItActedIsStuck(t *testing.T) {
 				}
 			}))
 			t.Cleanup(server.Close)
-			action := Action{Success: Statuses{{201, 201}}, Policy: dispatcher.Policy{Class: class}}
+			action := Action{Delivered: Statuses{{201, 201}}, Policy: dispatcher.Policy{Class: class}}
 			answer, err := attempt(t, testHandler(t, Destination{URL: server.URL}, action), testCall("{}"), patience)
 			if verdict(err) != want {
 				t.Errorf("%v: %d is %s (%v), want %s", class, status, verdict(err), err, want)
@@ -127,10 +128,10 @@ func TestWaitIsRefusedWhereNothingMayBeRepeated(t *testing.T) {
 	for class, refused := range map[dispatcher.Class]bool{
 		dispatcher.Read: false, dispatcher.IdempotentWrite: false, dispatcher.NonIdempotentWrite: true, dispatcher.IrreversibleWrite: true,
 	} {
-		_, _, err := client.Handler(Action{
-			Name: "wire_money", Request: "POST /wires", Wait: Statuses{{409, 409}}, Policy: dispatcher.Policy{Class: class},
+		_, _, err := client.handler(Action{
+			Request: "POST /wires", Retry: Statuses{{409, 409}}, Policy: dispatcher.Policy{Class: class},
 		})
-		if refused != (err != nil && strings.Contains(err.Error(), "wire_money: Wait must be empty for "+class.String())) || !refused && err != nil {
+		if refused != (err != nil && strings.Contains(err.Error(), ": Retry: not allowed for ")) || !refused && err != nil {
 			t.Errorf("%v: %v", class, err)
 		}
 	}
@@ -144,11 +145,11 @@ func TestWithoutWaitA409IsStuck(t *testing.T) {
 	}
 }
 
-// Case 21; internal/retryafter has the forms.
-func TestARetryAfterIsCutToADay(t *testing.T) {
+// Case 21. Package retryafter tests the forms, and the dispatcher that the wait is cut at a day.
+func TestRetryAfterIsPassedOn(t *testing.T) {
 	for value, want := range map[string]time.Duration{
-		"86399": 24*time.Hour - time.Second, "86400": 24 * time.Hour, "86401": 24 * time.Hour,
-		"99999999999999999999999999": 24 * time.Hour, "Sun, 01 Mar 2999 11:00:00 GMT": 24 * time.Hour, // net/http sends a Date
+		"86399": 24*time.Hour - time.Second, "86401": 24*time.Hour + time.Second,
+		"99999999999999999999999999": math.MaxInt64, "Sun, 01 Mar 3999 11:00:00 GMT": math.MaxInt64, // net/http sends a Date
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", value)
@@ -156,7 +157,7 @@ func TestARetryAfterIsCutToADay(t *testing.T) {
 		}))
 		t.Cleanup(server.Close)
 		_, err := attempt(t, testHandler(t, Destination{URL: server.URL}, Action{}), testCall("{}"), patience)
-		if verdict(err) != "wait" || askedWait(err) != want {
+		if verdict(err) != "retry" || askedWait(err) != want {
 			t.Errorf("%q: is %s of %v (%v), want %v", value, verdict(err), askedWait(err), err, want)
 		}
 	}
@@ -291,15 +292,15 @@ func TestABrokenOffAnswerIsUnknownAndIsKept(t *testing.T) {
 
 func TestEveryFaultOfAVendorEndsInOneEffect(t *testing.T) {
 	for fault, want := range map[samekeytest.Fault]string{
-		samekeytest.FaultLoseAnswer:  "unknown",
-		samekeytest.FaultResetBefore: "unknown",
-		samekeytest.FaultResetAfter:  "unknown",
-		samekeytest.Fault500:         "unknown",
-		samekeytest.Fault500After:    "unknown",
-		samekeytest.Fault429:         "wait",
-		samekeytest.FaultHang:        "unknown",
-		samekeytest.FaultHangAfter:   "unknown",
-		samekeytest.FaultRetryAfter(503, "Fri, 31 Dec 1999 23:59:59 GMT"): "wait",
+		samekeytest.FaultLoseAnswer:          "unknown",
+		samekeytest.FaultResetBefore:         "unknown",
+		samekeytest.FaultResetAfter:          "unknown",
+		"500":                                "unknown",
+		"500_after":                          "unknown",
+		"429":                                "retry",
+		samekeytest.FaultHang:                "unknown",
+		samekeytest.FaultHangAfter:           "unknown",
+		"503(Fri, 31 Dec 1999 23:59:59 GMT)": "retry",
 	} {
 		t.Run(string(fault), func(t *testing.T) {
 			vendor := samekeytest.StartVendor(t, nil)
@@ -326,12 +327,12 @@ func TestEveryFaultOfAVendorEndsInOneEffect(t *testing.T) {
 }
 
 // waitClosed waits until the vendor has noticed that its client went.
-func waitClosed(t *testing.T, vendor *samekeytest.VendorServer) {
+func waitClosed(t *testing.T, vendor *samekeytest.Vendor) {
 	t.Helper()
 	deadline := time.After(patience)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for vendor.Open() > 0 {
+	for vendor.Counts().Open > 0 {
 		select {
 		case <-tick.C:
 		case <-deadline:
@@ -351,20 +352,17 @@ func TestAServerThatSwitchesProtocolsHoldsNothing(t *testing.T) {
 		<-hold
 	})
 	defer close(hold)
-	lookup := &Lookup{Request: "GET /seen", Rules: []LookupRule{{Match{Status: status(200, 200)}, Found}}}
+	lookup := &Lookup{Request: "GET /seen", Rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}}}
 	client := testClient(t, Destination{URL: s.url})
-	e, err := client.operation(Action{Name: "notify", Request: "POST /", Lookup: lookup, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := client.operation(Action{Request: "POST /", Lookup: lookup, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
 	ended := make(chan error, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	go func() {
-		_, err := e.attempt(ctx, testCall("{}"))
-		ended <- err
-		_, err = e.ask(ctx, testCall("{}"), nil)
-		ended <- err
+		for _, call := range []handler{e.send, e.ask} {
+			_, err := result(call(ctx, testCall("{}")))
+			ended <- err
+		}
 	}()
 	for _, what := range []string{"the attempt", "the look-up"} {
 		select {

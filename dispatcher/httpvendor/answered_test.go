@@ -13,9 +13,9 @@ import (
 )
 
 // byAnswer looks a call up by the id that the vendor gave it, else by the key.
-var byAnswer = &Lookup{Request: "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}", Rules: []LookupRule{
-	{Match: Match{Status: status(200, 200), Field: "/state", Values: []string{"running"}}, Means: Pending},
-	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Answer}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Means: Found},
+var byAnswer = &Lookup{Request: "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}", Rules: []Rule{
+	{Match: Match{Status: status(200, 200), Field: "/state", Values: []string{"running"}}, Outcome: dispatcher.Accepted},
+	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Answer}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Outcome: dispatcher.Delivered},
 }}
 
 func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
@@ -23,21 +23,21 @@ func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
 	lookup := &Lookup{
 		Request: "POST /" + fmt.Sprintf(with, "ops/", "search?key=") + "&then={{.Payload.then}}",
 		Body:    `{"id": ` + fmt.Sprintf(with, "", "") + `, "either": {{if and .Answer (index .Answer "gone")}}1{{else}}{{.Key}}{{end}}}`,
-		Rules:   []LookupRule{{Match{Status: status(200, 200), Header: "Location", Values: []string{fmt.Sprintf(with, "of ", "of ")}}, Found}},
+		Rules:   []Rule{{Match: Match{Status: status(200, 200), Header: "Location", Values: []string{fmt.Sprintf(with, "of ", "of ")}}, Outcome: dispatcher.Delivered}},
 	}
 	byID, byKey := `/ops/op%201%2F..%3F&%22&then=a+b {"id": "op 1/..?&\"", "either": "KEY"}`, `/search?key=KEY&then=a+b {"id": "KEY", "either": "KEY"}`
 	for name, tc := range map[string]struct {
-		last *dispatcher.Answer
+		last *dispatcher.Response
 		id   string
 		asks string
 	}{
-		"an id":          {&dispatcher.Answer{Code: "202", Body: []byte(`{"id":"op 1/..?&\""}`)}, `op 1/..?&"`, byID},
+		"an id":          {&dispatcher.Response{Code: "202", Body: []byte(`{"id":"op 1/..?&\""}`)}, `op 1/..?&"`, byID},
 		"no answer":      {nil, "KEY", byKey},
-		"nothing in it":  {&dispatcher.Answer{Body: []byte(`{}`)}, "KEY", byKey},
-		"not JSON":       {&dispatcher.Answer{Body: []byte(`<html>`)}, "KEY", byKey},
-		"cut":            {&dispatcher.Answer{Body: []byte(`{"id":"op 1`)}, "KEY", byKey},
-		"a number, cut":  {&dispatcher.Answer{Body: []byte(`12`)}, "KEY", byKey},
-		"a member twice": {&dispatcher.Answer{Body: []byte(`{"id":"a","id":"b"}`)}, "KEY", byKey},
+		"nothing in it":  {&dispatcher.Response{Body: []byte(`{}`)}, "KEY", byKey},
+		"not JSON":       {&dispatcher.Response{Body: []byte(`<html>`)}, "KEY", byKey},
+		"cut":            {&dispatcher.Response{Body: []byte(`{"id":"op 1`)}, "KEY", byKey},
+		"a number, cut":  {&dispatcher.Response{Body: []byte(`12`)}, "KEY", byKey},
+		"a member twice": {&dispatcher.Response{Body: []byte(`{"id":"a","id":"b"}`)}, "KEY", byKey},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := strings.ReplaceAll(tc.id, "KEY", deliveryKey.String())
@@ -49,13 +49,13 @@ func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
 			}))
 			t.Cleanup(server.Close)
 			call := testCall(`{"then":"a b"}`)
-			call.LastAnswer = tc.last
-			finding, err := ask(t, testOperation(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: lookup}), call)
+			call.LastResponse = tc.last
+			outcome, err := ask(t, testOperation(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: lookup}), call)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if found(finding) != "delivered" {
-				t.Errorf("is %s", found(finding))
+			if outcome.Kind() != "delivered" {
+				t.Errorf("is %s", outcome.Kind())
 			}
 			if got, want := <-seen, strings.ReplaceAll(tc.asks, "KEY", deliveryKey.String()); got != want {
 				t.Errorf("asks %s\nwant %s", got, want)

@@ -2,26 +2,26 @@ package httpvendor
 
 import (
 	"encoding/base64"
-	"errors"
 	"net/http"
 )
 
-// Auth is how a destination is convinced of who calls: one of the three, or nothing. It goes onto the wire with each call
-// and look-up, is never stored with a rendered request, and is struck out of answers as [Destination.Secrets] are.
+// Auth authenticates the calls of a destination in one of three ways, or not at all. It is sent with each call and lookup,
+// is never stored with a rendered request, and is removed from answers as [Destination].Secrets are.
 type Auth struct {
 	// Bearer is the token of "Authorization: Bearer ...".
 	Bearer string
 
-	// User and Password are of basic authentication. Where a vendor takes a key as the user, the password stays empty.
+	// User and Password are for basic authentication. If a vendor takes a key as the user, leave the password empty.
 	User, Password string
 
-	// Header and Value are a header of the vendor's own, such as X-Api-Key.
+	// Header and Value are a header that the vendor defines, such as X-Api-Key.
 	Header, Value string
 }
 
-// apply sets the header. What it returns is secret.
-func (a Auth) apply(header http.Header) (secret []string, err error) {
-	name, value, ways := "Authorization", "", 0
+// apply sets the header, and returns what is secret in it.
+func (a Auth) apply(header http.Header, m mistakes) (secret []string) {
+	name, value := "Authorization", ""
+	ways := 0
 	if a.Bearer != "" {
 		value, secret = "Bearer "+a.Bearer, []string{a.Bearer}
 		ways++
@@ -40,18 +40,19 @@ func (a Auth) apply(header http.Header) (secret []string, err error) {
 	}
 	switch {
 	case ways == 0:
-		return nil, nil
+		return nil
 	case ways > 1:
-		return nil, errors.New("has more than one of bearer, basic and header")
+		m.add("Auth", "set only one of %s, %s and %s", word("Bearer"), word("User"), word("Header"))
+		return nil
 	case value == "":
-		return nil, errors.New("has a header without a value")
+		m.add("Auth.Value", "missing: %s needs a value", word("Header"))
+		return nil
 	}
 	if err := checkHeader(name, value); err != nil {
-		return nil, err
-	}
-	if header[name] != nil {
-		return nil, errors.New("sets a header that Headers sets too")
+		m.add("Auth", "%v", err)
+	} else if header[name] != nil {
+		m.add("Auth", "sets a header that %s also sets", word("Headers"))
 	}
 	header[name] = []string{value}
-	return secret, nil
+	return secret
 }

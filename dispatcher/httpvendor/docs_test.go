@@ -29,7 +29,7 @@ func TestThePageOfVendorsHasTheRulesOfEachPreset(t *testing.T) {
 			fmt.Fprintf(&want, "| `%s` | a success whose body is not JSON | unknown |\n", p.name)
 		}
 		for _, rule := range p.dest.Rules {
-			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", p.name, described(rule.Match), rule.Means)
+			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", p.name, described(rule.Match), kind(rule.Outcome))
 		}
 	}
 	if !strings.Contains(string(page), want.String()) {

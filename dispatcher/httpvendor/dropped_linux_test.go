@@ -49,8 +49,8 @@ func TestARequestThatTimedOutNeverArrives(t *testing.T) {
 			dest := Destination{AllowPrivate: prefixes("198.18.0.0/15")}
 			action := Action{Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Timeout: 500 * time.Millisecond, ResendAbsent: !person}}
 			if !person {
-				action.Lookup = &Lookup{Request: "GET /v1/charges", Rules: []LookupRule{
-					{Match{Status: status(200, 200), Field: "/data/*"}, Found}, {Match{Status: status(200, 200), Field: "/data"}, Absent}}}
+				action.Lookup = &Lookup{Request: "GET /v1/charges", Rules: []Rule{
+					{Match: Match{Status: status(200, 200), Field: "/data/*"}, Outcome: dispatcher.Delivered}, {Match: Match{Status: status(200, 200), Field: "/data"}, Outcome: dispatcher.Absent}}}
 			}
 			id := inserted(t, db)
 			until := func(want outbox.Status) {

@@ -108,9 +108,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		if class == dispatcher.IdempotentWrite {
 			policy.KeyWindow = 24 * time.Hour
 		}
-		if err := client.Register(d, Action{Name: "charge_card", Request: "POST /", Success: status(201, 201), Policy: policy}); err != nil {
-			t.Fatal(err)
-		}
+		client.register(d, "charge_card", Action{Request: "POST /", Delivered: status(201, 201), Policy: policy})
 		if _, err := d.Drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -1,12 +1,17 @@
 package httpvendor_test
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpvendor"
+	"github.com/samekey/samekey/outbox"
+)
+
+var (
+	chargeCard  = outbox.NewAction[[]byte]("charge_card")
+	sendReceipt = outbox.NewAction[[]byte]("send_receipt")
 )
 
 // Charges by Stripe: a form made of the payload, the key in its header, and the vendor asked where an outcome is unknown.
@@ -23,13 +28,14 @@ func ExampleStripe() {
 	defer client.Close()
 
 	d := dispatcher.New(nil, nil) // with a pool
-	err = client.Register(d, httpvendor.Action{
-		Name: "charge_card", Request: "POST /v1/charges",
-		Body:   httpvendor.Body{Format: httpvendor.Form, Fields: []httpvendor.Field{{Name: "transfer_group", Value: "{{.Key}}"}}},
-		Lookup: httpvendor.SentLog("GET /v1/charges?transfer_group={{.Key}}", "/data", "/transfer_group"),
-		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, Timeout: 20 * time.Second},
-	})
-	fmt.Println(errors.Join(err, d.Check()))
+	client.Register(d)
+	dispatcher.Handle(d, chargeCard, httpvendor.Delivery[[]byte](client, httpvendor.Action{
+		Request: "POST /v1/charges",
+		Body:    httpvendor.Body{Format: httpvendor.Form, Fields: []httpvendor.Field{{Name: "transfer_group", Value: "{{.Key}}"}}},
+		Lookup:  httpvendor.SentLog("GET /v1/charges?transfer_group={{.Key}}", "/data", "/transfer_group"),
+		Policy:  dispatcher.Policy{Class: dispatcher.IdempotentWrite, Timeout: 20 * time.Second},
+	}))
+	fmt.Println(d.Check())
 	// Output: <nil>
 }
 
@@ -47,14 +53,15 @@ func ExampleMail() {
 	defer client.Close()
 
 	d := dispatcher.New(nil, nil) // with a pool
-	err = client.Register(d, httpvendor.Action{
-		Name: "send_receipt", Request: "POST /email",
+	client.Register(d)
+	dispatcher.Handle(d, sendReceipt, httpvendor.Delivery[[]byte](client, httpvendor.Action{
+		Request: "POST /email",
 		Body: httpvendor.Body{Format: httpvendor.JSON, Template: `{
 			"From": "shop@example.com", "To": {{.Payload.to}}, "Subject": "Your receipt",
 			"TextBody": {{printf "You paid %s." .Payload.amount}}, "Metadata": {"key": {{.Key}}}}`},
 		Lookup: httpvendor.SentLog("GET /messages/outbound?count=10&offset=0&metadata_key={{.Key}}", "/Messages", "/Metadata/key"),
 		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, SettlingDelay: time.Minute},
-	})
-	fmt.Println(errors.Join(err, d.Check()))
+	}))
+	fmt.Println(d.Check())
 	// Output: <nil>
 }

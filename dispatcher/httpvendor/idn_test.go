@@ -43,11 +43,11 @@ func TestAnInternationalHostIsConvertedOnce(t *testing.T) {
 func TestAHostThatIsNoInternationalNameIsRefused(t *testing.T) {
 	for _, host := range []string{"xn--ü.example", "xn--a.example", "bü cher.example", "bü_cher.example", "-ü.example", "ü\u200d.example", "א1a.example"} {
 		_, err := New(Destination{Name: "stripe", URL: "https://" + host})
-		if err == nil || !strings.Contains(err.Error(), "stripe: URL ") || strings.Contains(err.Error(), "example") {
+		if err == nil || !strings.Contains(err.Error(), ": URL: ") || strings.Contains(err.Error(), "example") {
 			t.Errorf("%s: %v", host, err)
 		}
 	}
-	if _, err := New(Destination{Name: "stripe", URL: "https://bücher.example", Proxy: "http://xn--a.example"}); err == nil || !strings.Contains(err.Error(), "Proxy has a host that is not a valid international domain name") {
+	if _, err := New(Destination{Name: "stripe", URL: "https://bücher.example", Proxy: "http://xn--a.example"}); err == nil || !strings.Contains(err.Error(), "Proxy: has a host that is not a valid international domain name") {
 		t.Errorf("a proxy: %v", err)
 	}
 	// Digits of another width are those of an address.

@@ -4,11 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"text/template"
 	"time"
 
@@ -43,16 +41,10 @@ type Lookup struct {
 	//
 	// A rule for absent should look for something that only an answer to this question has, such as the list in which
 	// nothing was found: a proxy's own page is a 200 too.
-	Rules []LookupRule
+	Rules []Rule
 }
 
-// LookupRule gives an answer to a look-up its meaning. Its Values may be templates, such as {{.Key}}.
-type LookupRule struct {
-	Match
-	Means Finding
-}
-
-// lookup is a Lookup, ready to be asked.
+// lookup is a Lookup, ready to be used.
 type lookup struct {
 	target target
 	body   *template.Template // nil: none
@@ -60,93 +52,65 @@ type lookup struct {
 }
 
 type lookupRule struct {
-	LookupRule
+	Rule
 	values []*template.Template
 }
 
-func (o *operation) setLookup(fail func(field, format string, args ...any)) {
-	switch {
-	case o.action.Lookup != nil:
-		var err error
-		if o.lookup, err = newLookup(*o.action.Lookup); err != nil {
-			fail("Lookup", "%v", err)
-		}
-	case o.action.Policy.Class != dispatcher.Read:
-		o.lookup = o.client.lookup
-	}
-}
-
-func newLookup(from Lookup) (*lookup, error) {
+func newLookup(from Lookup, m mistakes) *lookup {
 	l := &lookup{}
-	var errs []error
 	var err error
 	if l.target, err = parseTarget(from.Request); err != nil {
-		errs = append(errs, fmt.Errorf("has a Request that %w", err))
+		m.add("Request", "%v", err)
 	} else if l.target.method != http.MethodGet && l.target.method != http.MethodPost {
-		errs = append(errs, errors.New("has a Request that is neither GET nor POST"))
+		m.add("Request", "must be a GET or a POST")
 	}
 	if from.Body != "" {
 		if l.body, err = parseTemplate(from.Body, asJSON); err != nil {
-			errs = append(errs, fmt.Errorf("has a Body that %w", err))
+			m.add("Body", "%v", err)
 		}
 		if l.target.method == http.MethodGet {
-			errs = append(errs, errors.New("has a Body, and its Request is a GET"))
+			m.add("Body", "not allowed for a GET")
 		}
 	}
 	for i, rule := range from.Rules {
-		at := lookupRule{LookupRule: rule}
-		err := rule.check()
-		if err == nil && !slices.Contains(findings, rule.Means) {
-			err = fmt.Errorf("Means %q is none of %v", rule.Means, findings)
-		}
+		at := lookupRule{Rule: rule}
+		in := m.at("Rules", i)
+		rule.check(in, ofLookups)
 		for _, value := range rule.Values {
-			t, wrong := parseTemplate(value, asText)
-			err = errors.Join(err, wrong)
+			t, err := parseTemplate(value, asText)
+			if err != nil {
+				in.add("Values", "%v", err)
+			}
 			at.values = append(at.values, t)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("has rule number %d: %w", i+1, err))
 		}
 		l.rules = append(l.rules, at)
 	}
-	if !slices.ContainsFunc(from.Rules, func(r LookupRule) bool { return r.Means == Found }) {
-		errs = append(errs, errors.New("has no rule that means found"))
+	if !slices.ContainsFunc(from.Rules, func(r Rule) bool { return kind(r.Outcome) == delivered }) {
+		m.add("Rules", "no rule has the outcome %s", delivered)
 	}
-	if len(errs) > 0 {
-		return nil, oneLine(errs)
-	}
-	return l, nil
+	return l
 }
 
-// oneLine joins errors into one of one line, so that it stays with its field.
-func oneLine(errs []error) error {
-	texts := make([]string, len(errs))
-	for i, err := range errs {
-		texts[i] = err.Error()
-	}
-	return errors.New(strings.Join(texts, "; "))
-}
-
-// ask is the action's dispatcher.WithLookup.
-func (o *operation) ask(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Finding, error) {
+// ask is the action's Lookup.
+func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	data := valuesOf(call)
 	data.Rendered, data.Answer = renderedBody(call), lastAnswer(call)
 	to, err := o.receiver(call)
 	if err != nil {
-		return dispatcher.Finding{}, o.failed("the look-up: %v", err)
+		return dispatcher.Outcome{}, o.failed("the lookup: %v", err)
 	}
 	req, err := o.lookupRequest(to, data)
 	if err != nil {
-		return dispatcher.Inconclusive(dispatcher.Answer{Code: "lookup"}), o.failed("the look-up's request: %v", err)
+		return dispatcher.Unknown(dispatcher.Response{Code: "lookup"}), o.failed("the lookup's request: %v", err)
 	}
-	resp, w, err := o.call(ctx, o.client.reusing, req)
-	if err != nil {
-		return dispatcher.Finding{}, err
+	resp, w, none := o.call(ctx, o.client.reusing, req)
+	if none != nil {
+		return o.noAnswer(none)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, body, err := o.read(resp, to.secrets, true)
+	response, body, err := o.read(resp, to.secrets, true)
 	w.End()
-	return o.find(newReply(resp, body, err != nil), answer, err, data)
+	return o.find(newReply(resp, body, err != nil), response, err, data)
 }
 
 func (o *operation) lookupRequest(to receiver, data values) (*http.Request, error) {
@@ -176,64 +140,56 @@ func (o *operation) lookupRequest(to receiver, data values) (*http.Request, erro
 	return req, nil
 }
 
-// find says what an answer to a look-up means.
-func (o *operation) find(r reply, answer dispatcher.Answer, broken error, data values) (dispatcher.Finding, error) {
+// find returns what an answer to a lookup means. An error means that the vendor could not be asked.
+func (o *operation) find(r reply, response dispatcher.Response, broken error, data values) (dispatcher.Outcome, error) {
 	rules := o.lookup.rules
 	if r.opaque && o.client.dest.JSONAnswers {
-		rules = nil // it may be a proxy's page, which says nothing of the vendor
+		rules = nil // it may be a proxy's page, which says nothing about the vendor
 	}
 	for _, rule := range rules {
 		values := make([]string, len(rule.values))
 		for i, t := range rule.values {
 			text, err := execute(t, data)
 			if err != nil {
-				return dispatcher.Inconclusive(answer), o.failed("the look-up's rules: %v", err)
+				return dispatcher.Unknown(response), o.failed("the lookup's rules: %v", err)
 			}
 			values[i] = text
 		}
-		fits, undecided := rule.fits(r, values)
+		matches, undecided := rule.matches(r, values)
 		switch {
 		case undecided && errors.Is(broken, errLong):
-			return dispatcher.Inconclusive(answer), nil
+			return dispatcher.Unknown(response), nil
 		case undecided:
-			return dispatcher.Finding{}, o.failed("the look-up's answer, %d, %s", r.status, brokeOff(broken))
-		case !fits:
-			continue
+			return dispatcher.Outcome{}, o.failed("the answer to the lookup, %d, %s", r.status, brokeOff(broken))
+		case matches:
+			return o.outcome(rule.Outcome, rule.Reason, r, response), nil
 		}
-		switch rule.Means {
-		case Found:
-			return dispatcher.Found(answer), nil
-		case FoundRefused:
-			return dispatcher.FoundRefused(answer), nil
-		case Absent:
-			return dispatcher.Absent(answer), nil
-		case Pending:
-			return dispatcher.Pending(answer, waitOf(r.header)), nil
-		}
-		return dispatcher.Inconclusive(answer), nil
 	}
-	failed := o.failed("the look-up was answered %d", r.status)
+	reason := o.failed("the lookup was answered %d", r.status)
 	_, waits := retryafter.Read(r.header, time.Now())
+	wait := waitOf(r.header)
 	switch effect := httpstatus.Of(r.status, waits); {
 	case effect == httpstatus.Denied:
-		failed = dispatcher.NotBefore(waitOf(r.header), dispatcher.Denied(answer, failed))
+		return dispatcher.Denied(response).After(wait).Because(reason), nil
 	case effect == httpstatus.Later || effect == httpstatus.Silent && waits || httpstatus.PutOff(r.status, waits):
-		failed = later(r, failed)
+		out := dispatcher.Retry(response).After(wait).Because(reason)
+		if aboutAccount(r) {
+			out = out.ForAccount()
+		}
+		return out, nil
 	case r.status == http.StatusForbidden || effect == httpstatus.Silent:
-		failed = dispatcher.NotBefore(waitOf(r.header), failed)
-	default:
-		failed = nil
+		return dispatcher.Unknown(response).After(wait), reason
 	}
-	return dispatcher.Inconclusive(answer), failed
+	return dispatcher.Unknown(response), nil
 }
 
 // lastAnswer is the body of what the vendor last answered, for a look-up's templates; nil where it is no JSON. A number by
 // itself counts for none: cut, it would be another one.
 func lastAnswer(call *dispatcher.Call) any {
-	if call.LastAnswer == nil || strictJSON(call.LastAnswer.Body) != nil {
+	if call.LastResponse == nil || strictJSON(call.LastResponse.Body) != nil {
 		return nil
 	}
-	value, err := decodeJSON(call.LastAnswer.Body)
+	value, err := decodeJSON(call.LastResponse.Body)
 	if _, isNumber := value.(json.Number); err != nil || isNumber {
 		return nil
 	}

@@ -3,7 +3,7 @@ package httpvendor
 import (
 	"bufio"
 	"context"
-	"flag"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,6 +18,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -26,10 +28,7 @@ func TestMain(m *testing.M) {
 		child(url)
 		return
 	}
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = parallel.Value.Set("6") // those with a database wait more than they work
-	}
+	dbtest.Parallel("6") // those with a database wait more than they work
 	goleak.VerifyTestMain(m)
 }
 
@@ -67,61 +66,91 @@ func testClient(t *testing.T, dest Destination) *Client {
 	return c
 }
 
-func testHandler(t *testing.T, dest Destination, action Action) dispatcher.Handler {
+// handler is an action's Send.
+type handler func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error)
+
+// handler returns the Delivery of an action, its Send, and the mistakes in it.
+func (c *Client) handler(action Action) (handler, dispatcher.Delivery[[]byte], error) {
+	delivery := Delivery[[]byte](c, action)
+	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
+		return delivery.Send(ctx, call, call.Payload)
+	}, delivery, delivery.Mistakes.Err()
+}
+
+// register registers an action with its destination.
+func (c *Client) register(d *dispatcher.Dispatcher, name string, action Action) {
+	c.Register(d)
+	dispatcher.Handle(d, outbox.NewAction[[]byte](name), Delivery[[]byte](c, action))
+}
+
+func testHandler(t *testing.T, dest Destination, action Action) handler {
 	t.Helper()
-	if action.Name == "" {
-		action.Name = "charge_card"
-	}
 	if action.Request == "" {
 		action.Request = "POST /v1/charges"
 	}
 	if action.Policy.Class == 0 {
 		action.Policy.Class = dispatcher.IdempotentWrite
 	}
-	handler, _, err := testClient(t, dest).Handler(action)
+	handler, _, err := testClient(t, dest).handler(action)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return handler
 }
 
+// notDelivered is any other outcome.
+type notDelivered struct {
+	outcome dispatcher.Outcome
+	err     error
+}
+
+func (n *notDelivered) Error() string {
+	if n.err != nil {
+		return n.err.Error()
+	}
+	return n.outcome.String()
+}
+
 // attempt makes one with a deadline.
-func attempt(t *testing.T, handler dispatcher.Handler, call *dispatcher.Call, timeout time.Duration) (dispatcher.Answer, error) {
+func attempt(t *testing.T, handler handler, call *dispatcher.Call, timeout time.Duration) (dispatcher.Response, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	return handler(ctx, call)
+	return result(handler(ctx, call))
 }
 
-var verdicts = map[int64]string{
-	verdictOf(dispatcher.Refused(dispatcher.Answer{})):      "refused",
-	verdictOf(dispatcher.RetryAfter(0, nil)):                "wait",
-	verdictOf(dispatcher.Unsent(nil)):                       "unsent",
-	verdictOf(dispatcher.Dead(dispatcher.Answer{}, nil)):    "dead",
-	verdictOf(dispatcher.Unknown(dispatcher.Answer{}, nil)): "unknown",
-	verdictOf(dispatcher.Gone(dispatcher.Answer{}, nil)):    "gone",
-	verdictOf(dispatcher.Stuck(dispatcher.Answer{}, nil)):   "stuck",
-	verdictOf(dispatcher.Denied(dispatcher.Answer{}, nil)):  "denied",
-	verdictOf(dispatcher.Accepted(dispatcher.Answer{}, 0)):  "accepted",
+// result is the response of an outcome, and what it is if it is not delivered.
+func result(outcome dispatcher.Outcome, err error) (dispatcher.Response, error) {
+	at := reflect.ValueOf(outcome).FieldByName("response")
+	response := dispatcher.Response{Code: at.FieldByName("Code").String(), ContentType: at.FieldByName("ContentType").String(), Body: at.FieldByName("Body").Bytes()}
+	if err == nil && outcome.Kind() == delivered {
+		return response, nil
+	}
+	return response, &notDelivered{outcome, err}
 }
 
-func verdictOf(err error) int64 { return reflect.ValueOf(err).Elem().FieldByName("verdict").Int() }
-
-// verdict names what the dispatcher is told.
+// verdict names an outcome as the dispatcher takes it.
 func verdict(err error) string {
 	if err == nil {
-		return "delivered"
+		return delivered
 	}
-	return verdicts[verdictOf(err)]
+	n := err.(*notDelivered)
+	switch {
+	case errors.Is(n.err, dispatcher.ErrUnsent):
+		return "unsent"
+	case n.err != nil:
+		return "unknown"
+	}
+	return n.outcome.Kind()
 }
 
 func askedWait(err error) time.Duration {
-	return time.Duration(reflect.ValueOf(err).Elem().FieldByName("after").Int())
+	return time.Duration(reflect.ValueOf(err.(*notDelivered).outcome).FieldByName("after").Int())
 }
 
-func answerOf(err error) dispatcher.Answer {
-	at := reflect.ValueOf(err).Elem().FieldByName("answer")
-	return dispatcher.Answer{Code: at.FieldByName("Code").String(), Body: at.FieldByName("Body").Bytes()}
+func answerOf(err error) dispatcher.Response {
+	response, _ := result(err.(*notDelivered).outcome, nil)
+	return response
 }
 
 // rawServer is a server made by hand: serve has each connection, its number and a count of whole requests.

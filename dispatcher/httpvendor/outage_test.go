@@ -93,8 +93,8 @@ func TestAnOutageOf25HoursInWhichNothingCouldBeSentParksNothing(t *testing.T) {
 				}
 				return text
 			}
-			const timeline = `select string_agg(distinct concat_ws(' ', event, outcome, finished), ', ') || ': ' || count(*) from samekey.outbox_history`
-			const queue = `select string_agg(distinct concat_ws(' ', status, spent, first_sent_at, window_ends), ', ') || ': ' || count(*) from samekey.outbox_queue`
+			const timeline = `select string_agg(distinct concat_ws(' ', event, outcome, final_status), ', ') || ': ' || count(*) from samekey.outbox_history`
+			const queue = `select string_agg(distinct concat_ws(' ', status, attempts_used, first_sent_at, key_window_until), ', ') || ': ' || count(*) from samekey.outbox_queue`
 			// A retry may come due while the others are tried; not behind an open breaker.
 			var attempts int
 			if _, err := fmt.Sscanf(one(timeline), "attempt unsent: %d", &attempts); err != nil || attempts < looks*tc.tried || tc.tried < intents && attempts > looks*tc.tried {
@@ -105,7 +105,7 @@ func TestAnOutageOf25HoursInWhichNothingCouldBeSentParksNothing(t *testing.T) {
 			}
 			up()
 			work()
-			if got := one(timeline + ` where finished = 'delivered'`); got != fmt.Sprintf("attempt delivered delivered: %d", intents) {
+			if got := one(timeline + ` where final_status = 'delivered'`); got != fmt.Sprintf("attempt delivered delivered: %d", intents) {
 				t.Errorf("then the history has %s", got)
 			}
 			var keys []string

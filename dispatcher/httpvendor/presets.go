@@ -41,7 +41,7 @@ func status(low, high int) Statuses { return Statuses{{low, high}} }
 // is refused. succeeded, and requires_capture (authorized, for a capture by hand), are delivered. An action that creates an
 // intent for somebody else to confirm needs a rule of its own, which comes first:
 //
-//	{Match: Match{Status: Statuses{{200, 200}}, Field: "/object", Values: []string{"payment_intent"}}, Means: Delivered}
+//	{Match: Match{Status: Statuses{{200, 200}}, Field: "/object", Values: []string{"payment_intent"}}, Outcome: dispatcher.Delivered}
 //
 // The code idempotency_key_in_use and "Stripe-Should-Retry" are in the vendor's own SDK. Unverified: that the code comes with
 // a 409, and that other parameters are answered 400.
@@ -50,15 +50,15 @@ func Stripe() Destination {
 		JSONAnswers: true,
 		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
-			{Match: Match{Status: Statuses{{408, 409}, {423, 425}, {499, 599}}, Header: "Stripe-Should-Retry", Values: []string{"false"}}, Means: Stuck, Reason: "the vendor says that to try again changes nothing"},
-			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Means: Retry, Reason: "a call with this key is still running"},
-			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Means: Dead, Reason: reused},
-			{Match: Match{Status: Statuses{{400, 400}, {402, 428}, {430, 499}}, Header: "Stripe-Should-Retry", Values: []string{"true"}}, Means: Retry, Reason: "the vendor says to try again"},
-			{Match: Match{Status: status(409, 409)}, Means: Retry, Reason: "it conflicts with a call that is still running"},
-			{Match: Match{Status: status(402, 402)}, Means: Refused},
-			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed", Values: []string{"true"}}, Means: Stuck, Reason: "this answer is stored under the key, which can never succeed"},
-			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"requires_payment_method"}}, Means: Refused},
-			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"processing", "requires_action", "requires_confirmation"}}, Means: Accepted},
+			{Match: Match{Status: Statuses{{408, 409}, {423, 425}, {499, 599}}, Header: "Stripe-Should-Retry", Values: []string{"false"}}, Outcome: dispatcher.Stuck, Reason: "the vendor says that to try again changes nothing"},
+			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
+			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Outcome: dispatcher.Dead, Reason: reused},
+			{Match: Match{Status: Statuses{{400, 400}, {402, 428}, {430, 499}}, Header: "Stripe-Should-Retry", Values: []string{"true"}}, Outcome: dispatcher.Retry, Reason: "the vendor says to try again"},
+			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry, Reason: "it conflicts with a call that is still running"},
+			{Match: Match{Status: status(402, 402)}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed", Values: []string{"true"}}, Outcome: dispatcher.Stuck, Reason: "this answer is stored under the key, which can never succeed"},
+			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"requires_payment_method"}}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"processing", "requires_action", "requires_confirmation"}}, Outcome: dispatcher.Accepted},
 		},
 	}
 }
@@ -81,10 +81,10 @@ func Adyen() Destination {
 		JSONAnswers: true,
 		Vendor:      inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
 		Rules: []Rule{
-			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Means: Refused},
-			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Pending", "Received", "RedirectShopper", "PresentToShopper", "ChallengeShopper", "IdentifyShopper"}}, Means: Accepted},
-			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Means: Retry, Reason: "the vendor says that the error passes"},
-			{Match: Match{Status: status(400, 499), Field: "/errorCode", Values: []string{"704"}}, Means: Stuck, Reason: "the vendor has this call, or is still at it"},
+			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Pending", "Received", "RedirectShopper", "PresentToShopper", "ChallengeShopper", "IdentifyShopper"}}, Outcome: dispatcher.Accepted},
+			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Outcome: dispatcher.Retry, Reason: "the vendor says that the error passes"},
+			{Match: Match{Status: status(400, 499), Field: "/errorCode", Values: []string{"704"}}, Outcome: dispatcher.Stuck, Reason: "the vendor has this call, or is still at it"},
 		},
 	}
 }
@@ -108,22 +108,22 @@ func PayPal() Destination {
 	inProgress := []string{"PREVIOUS_REQUEST_IN_PROGRESS", "ORDER_COMPLETION_IN_PROGRESS"}
 	already := []string{"ORDER_ALREADY_CAPTURED", "ORDER_ALREADY_AUTHORIZED", "AUTHORIZATION_ALREADY_CAPTURED", "CAPTURE_FULLY_REFUNDED", "DUPLICATE_INVOICE_ID"}
 	rules := []Rule{
-		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
-		{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Means: Dead, Reason: reused},
-		{Match: Match{Status: status(409, 422), Field: "/details/*/issue", Values: inProgress}, Means: Retry, Reason: "a call for this payment is still running"},
-		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: already}, Means: Stuck, Reason: "the vendor says that it was done already, perhaps by this intent: read the order"},
-		{Match: Match{Status: status(422, 422), Field: "/details/*/issue", Values: []string{"INSTRUMENT_DECLINED", "TRANSACTION_REFUSED"}}, Means: Refused},
+		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Outcome: dispatcher.Dead, Reason: reused},
+		{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Outcome: dispatcher.Dead, Reason: reused},
+		{Match: Match{Status: status(409, 422), Field: "/details/*/issue", Values: inProgress}, Outcome: dispatcher.Retry, Reason: "a call for this payment is still running"},
+		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: already}, Outcome: dispatcher.Stuck, Reason: "the vendor says that it was done already, perhaps by this intent: read the order"},
+		{Match: Match{Status: status(422, 422), Field: "/details/*/issue", Values: []string{"INSTRUMENT_DECLINED", "TRANSACTION_REFUSED"}}, Outcome: dispatcher.Refused},
 	}
 	// The order's own status, or that of what a Payments call made; and those of the payments in an order. Where one of
 	// several is done, money has moved: that is no refusal.
 	const own, each = "/status", "/purchase_units/*/payments/*/*/status"
 	pending, no := []string{"PENDING", "PAYER_ACTION_REQUIRED"}, []string{"DECLINED", "DENIED", "FAILED"}
 	rules = append(rules,
-		Rule{Match: Match{Status: status(200, 299), Field: own, Values: pending}, Means: Accepted},
-		Rule{Match: Match{Status: status(200, 299), Field: each, Values: pending}, Means: Accepted},
-		Rule{Match: Match{Status: status(200, 299), Field: each, Values: []string{"COMPLETED", "CREATED", "CAPTURED", "PARTIALLY_CAPTURED"}}, Means: Delivered},
-		Rule{Match: Match{Status: status(200, 299), Field: own, Values: no}, Means: Refused},
-		Rule{Match: Match{Status: status(200, 299), Field: each, Values: no}, Means: Refused})
+		Rule{Match: Match{Status: status(200, 299), Field: own, Values: pending}, Outcome: dispatcher.Accepted},
+		Rule{Match: Match{Status: status(200, 299), Field: each, Values: pending}, Outcome: dispatcher.Accepted},
+		Rule{Match: Match{Status: status(200, 299), Field: each, Values: []string{"COMPLETED", "CREATED", "CAPTURED", "PARTIALLY_CAPTURED"}}, Outcome: dispatcher.Delivered},
+		Rule{Match: Match{Status: status(200, 299), Field: own, Values: no}, Outcome: dispatcher.Refused},
+		Rule{Match: Match{Status: status(200, 299), Field: each, Values: no}, Outcome: dispatcher.Refused})
 	return Destination{
 		JSONAnswers: true,
 		Vendor:      refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
@@ -149,12 +149,12 @@ func Square() Destination {
 			Replay: dispatcher.ReplaySuccess, Mismatch: dispatcher.MismatchRefused,
 		},
 		Rules: []Rule{
-			{Match: Match{Status: status(400, 499), Field: "/errors/*/code", Values: []string{"IDEMPOTENCY_KEY_REUSED"}}, Means: Dead, Reason: reused},
-			{Match: Match{Status: status(400, 402), Field: "/errors/*/category", Values: []string{"PAYMENT_METHOD_ERROR"}}, Means: Refused},
-			{Match: Match{Status: status(200, 299), Field: "/payment/status", Values: []string{"FAILED"}}, Means: Refused},
-			{Match: Match{Status: status(200, 299), Field: "/payment/status", Values: []string{"PENDING"}}, Means: Accepted},
-			{Match: Match{Status: status(200, 299), Field: "/refund/status", Values: []string{"FAILED", "REJECTED"}}, Means: Refused},
-			{Match: Match{Status: status(200, 299), Field: "/refund/status", Values: []string{"PENDING"}}, Means: Accepted},
+			{Match: Match{Status: status(400, 499), Field: "/errors/*/code", Values: []string{"IDEMPOTENCY_KEY_REUSED"}}, Outcome: dispatcher.Dead, Reason: reused},
+			{Match: Match{Status: status(400, 402), Field: "/errors/*/category", Values: []string{"PAYMENT_METHOD_ERROR"}}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(200, 299), Field: "/payment/status", Values: []string{"FAILED"}}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(200, 299), Field: "/payment/status", Values: []string{"PENDING"}}, Outcome: dispatcher.Accepted},
+			{Match: Match{Status: status(200, 299), Field: "/refund/status", Values: []string{"FAILED", "REJECTED"}}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(200, 299), Field: "/refund/status", Values: []string{"PENDING"}}, Outcome: dispatcher.Accepted},
 		},
 	}
 }
@@ -175,10 +175,10 @@ func Checkout() Destination {
 		JSONAnswers: true,
 		Vendor:      inHeader("Cko-Idempotency-Key", 0, 24*time.Hour, dispatcher.ReplaySuccess),
 		Rules: []Rule{
-			{Match: Match{Status: status(409, 409)}, Means: Retry, Reason: "a call with this key is still running"},
-			{Match: Match{Status: status(202, 202)}, Means: Accepted},
-			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"Pending"}}, Means: Accepted},
-			{Match: Match{Status: status(200, 299), Field: "/approved", Values: []string{"false"}}, Means: Refused},
+			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
+			{Match: Match{Status: status(202, 202)}, Outcome: dispatcher.Accepted},
+			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"Pending"}}, Outcome: dispatcher.Accepted},
+			{Match: Match{Status: status(200, 299), Field: "/approved", Values: []string{"false"}}, Outcome: dispatcher.Refused},
 		},
 	}
 }
@@ -195,8 +195,8 @@ func Resend() Destination {
 		JSONAnswers: true,
 		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
-			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"concurrent_idempotent_requests"}}, Means: Retry, Reason: "a call with this key is still running"},
-			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"invalid_idempotent_request"}}, Means: Dead, Reason: reused},
+			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"concurrent_idempotent_requests"}}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
+			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"invalid_idempotent_request"}}, Outcome: dispatcher.Dead, Reason: reused},
 		},
 	}
 }
@@ -211,8 +211,8 @@ func Generic() Destination {
 	return Destination{
 		Vendor: vendor,
 		Rules: []Rule{
-			{Match: Match{Status: status(409, 409)}, Means: Retry, Reason: "a call with this key is still running"},
-			{Match: Match{Status: status(422, 422)}, Means: Dead, Reason: "the request is refused, or " + reused},
+			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
+			{Match: Match{Status: status(422, 422)}, Outcome: dispatcher.Dead, Reason: "the request is refused, or " + reused},
 		},
 	}
 }
@@ -236,9 +236,9 @@ func Mail() Destination {
 // that the vendor did not look for the key, and may be a page of a longer one. What was accepted shows up in such a log
 // late: Policy.SettlingDelay is for that, and Policy.ResendAbsent only where the log misses nothing.
 func SentLog(request, list, field string) *Lookup {
-	return &Lookup{Request: request, Rules: []LookupRule{
-		{Match: Match{Status: status(200, 200), Field: list + "/*" + field, Values: []string{"{{.Key}}"}}, Means: Found},
-		{Match: Match{Status: status(200, 200), Field: list + "/*"}, Means: Inconclusive},
-		{Match: Match{Status: status(200, 200), Field: list}, Means: Absent},
+	return &Lookup{Request: request, Rules: []Rule{
+		{Match: Match{Status: status(200, 200), Field: list + "/*" + field, Values: []string{"{{.Key}}"}}, Outcome: dispatcher.Delivered},
+		{Match: Match{Status: status(200, 200), Field: list + "/*"}, Outcome: dispatcher.Unknown},
+		{Match: Match{Status: status(200, 200), Field: list}, Outcome: dispatcher.Absent},
 	}}
 }

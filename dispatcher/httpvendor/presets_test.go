@@ -1,7 +1,6 @@
 package httpvendor
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -161,7 +160,6 @@ func drain(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action
 	t.Helper()
 	dest.Name, dest.URL = "stripe", v.URL
 	client := testClient(t, dest)
-	action.Name = "charge_card"
 	if action.Policy.Backoff == 0 {
 		action.Policy.Backoff, action.Policy.MaxBackoff = time.Second, time.Second
 	}
@@ -175,9 +173,7 @@ func drain(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action
 		action.Policy.KeyWindow = 24 * time.Hour
 	}
 	d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
-	if err := client.Register(d, action); err != nil {
-		t.Fatal(err)
-	}
+	client.register(d, "charge_card", action)
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -320,67 +316,67 @@ func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
 type presetCase struct {
 	preset string
 	answer step
-	want   Meaning
+	want   string
 }
 
 func presetAnswers() (cases []presetCase) {
-	add := func(preset string, want Meaning, code int, header, body string) {
+	add := func(preset string, want string, code int, header, body string) {
 		s := step{act: true, status: code, body: body}
 		if name, value, found := strings.Cut(header, ": "); found {
 			s.header = map[string]string{name: value}
 		}
 		cases = append(cases, presetCase{preset, s, want})
 	}
-	for status, want := range map[string]Meaning{
-		"succeeded": Delivered, "requires_capture": Delivered, "canceled": Delivered, "requires_payment_method": Refused,
-		"processing": Accepted, "requires_action": Accepted, "requires_confirmation": Accepted,
+	for status, want := range map[string]string{
+		"succeeded": "delivered", "requires_capture": "delivered", "canceled": "delivered", "requires_payment_method": "refused",
+		"processing": "accepted", "requires_action": "accepted", "requires_confirmation": "accepted",
 	} {
 		add("stripe", want, 200, "", fmt.Sprintf(`{"id":"pi_1","object":"payment_intent","status":%q}`, status))
 	}
 	for _, code := range []int{400, 402, 403, 404, 408, 409, 412, 423, 424, 425, 430, 499} {
-		add("stripe", Retry, code, "Stripe-Should-Retry: true", `{"error":{"type":"invalid_request_error"}}`)
+		add("stripe", "retry", code, "Stripe-Should-Retry: true", `{"error":{"type":"invalid_request_error"}}`)
 	}
 	for _, code := range []int{408, 409, 423, 424, 425, 499, 500, 502, 503, 599} {
-		add("stripe", Stuck, code, "Stripe-Should-Retry: false", `{"error":{"type":"api_error"}}`)
+		add("stripe", "stuck", code, "Stripe-Should-Retry: false", `{"error":{"type":"api_error"}}`)
 	}
-	for code, want := range map[int]Meaning{200: Delivered, 302: Stuck, 400: Dead, 401: Denied, 402: Refused, 403: Dead, 404: Dead, 412: Stuck, 429: Retry} {
+	for code, want := range map[int]string{200: "delivered", 302: "stuck", 400: "dead", 401: "denied", 402: "refused", 403: "dead", 404: "dead", 412: "stuck", 429: "retry"} {
 		add("stripe", want, code, "Stripe-Should-Retry: false", `{"error":{"type":"invalid_request_error"}}`)
 	}
-	for code, want := range map[int]Meaning{200: Delivered, 302: Stuck, 401: Denied, 429: Retry, 500: Unknown, 503: Unknown} {
+	for code, want := range map[int]string{200: "delivered", 302: "stuck", 401: "denied", 429: "retry", 500: "unknown", 503: "unknown"} {
 		add("stripe", want, code, "Stripe-Should-Retry: true", `{"error":{"type":"invalid_request_error"}}`)
 	}
 	for _, says := range []string{"", "Stripe-Should-Retry: true"} {
-		add("stripe", Dead, 400, says, `{"error":{"type":"idempotency_error"}}`)
-		add("stripe", Retry, 409, says, `{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}`)
+		add("stripe", "dead", 400, says, `{"error":{"type":"idempotency_error"}}`)
+		add("stripe", "retry", 409, says, `{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}`)
 	}
-	add("stripe", Stuck, 409, "Stripe-Should-Retry: false", `{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}`)
-	add("stripe", Retry, 409, "", `{"error":{"type":"invalid_request_error","code":"lock_timeout"}}`)
-	add("stripe", Unknown, 424, "", `{"error":{"type":"api_error"}}`)
-	add("stripe", Stuck, 500, "Idempotent-Replayed: true", `{"error":{"type":"api_error"}}`)
-	for code, want := range map[string]Meaning{
-		"Authorised": Delivered, "PartiallyAuthorised": Delivered, "AuthenticationFinished": Delivered,
-		"Refused": Refused, "Cancelled": Refused, "Error": Refused,
-		"Pending": Accepted, "Received": Accepted, "RedirectShopper": Accepted, "PresentToShopper": Accepted,
-		"ChallengeShopper": Accepted, "IdentifyShopper": Accepted,
+	add("stripe", "stuck", 409, "Stripe-Should-Retry: false", `{"error":{"type":"idempotency_error","code":"idempotency_key_in_use"}}`)
+	add("stripe", "retry", 409, "", `{"error":{"type":"invalid_request_error","code":"lock_timeout"}}`)
+	add("stripe", "unknown", 424, "", `{"error":{"type":"api_error"}}`)
+	add("stripe", "stuck", 500, "Idempotent-Replayed: true", `{"error":{"type":"api_error"}}`)
+	for code, want := range map[string]string{
+		"Authorised": "delivered", "PartiallyAuthorised": "delivered", "AuthenticationFinished": "delivered",
+		"Refused": "refused", "Cancelled": "refused", "Error": "refused",
+		"Pending": "accepted", "Received": "accepted", "RedirectShopper": "accepted", "PresentToShopper": "accepted",
+		"ChallengeShopper": "accepted", "IdentifyShopper": "accepted",
 	} {
 		add("adyen", want, 200, "", fmt.Sprintf(`{"pspReference":"993617894903480A","resultCode":%q}`, code))
 	}
 	for _, code := range []int{409, 422} {
-		add("adyen", Stuck, code, "", `{"errorCode":"704","message":"request already processed or in progress"}`)
-		add("adyen", Stuck, code, "Transient-Error: false", `{"errorCode":"704"}`)
-		add("adyen", Retry, code, "Transient-Error: true", `{"errorCode":"704"}`)
+		add("adyen", "stuck", code, "", `{"errorCode":"704","message":"request already processed or in progress"}`)
+		add("adyen", "stuck", code, "Transient-Error: false", `{"errorCode":"704"}`)
+		add("adyen", "retry", code, "Transient-Error: true", `{"errorCode":"704"}`)
 	}
-	add("adyen", Dead, 422, "", `{"errorCode":"100"}`)
-	add("adyen", Unknown, 503, "", `{"errorCode":"703"}`)
+	add("adyen", "dead", 422, "", `{"errorCode":"100"}`)
+	add("adyen", "unknown", 503, "", `{"errorCode":"703"}`)
 	issue := func(name string) string { return fmt.Sprintf(`{"name":"X","details":[{"issue":%q}]}`, name) }
-	add("paypal", Retry, 409, "", issue("PREVIOUS_REQUEST_IN_PROGRESS"))
-	add("paypal", Retry, 422, "", issue("ORDER_COMPLETION_IN_PROGRESS"))
-	add("paypal", Stuck, 409, "", issue("OTHER"))
+	add("paypal", "retry", 409, "", issue("PREVIOUS_REQUEST_IN_PROGRESS"))
+	add("paypal", "retry", 422, "", issue("ORDER_COMPLETION_IN_PROGRESS"))
+	add("paypal", "stuck", 409, "", issue("OTHER"))
 	for _, name := range []string{"ORDER_ALREADY_CAPTURED", "ORDER_ALREADY_AUTHORIZED", "AUTHORIZATION_ALREADY_CAPTURED", "CAPTURE_FULLY_REFUNDED", "DUPLICATE_INVOICE_ID"} {
-		add("paypal", Stuck, 422, "", issue(name))
+		add("paypal", "stuck", 422, "", issue(name))
 	}
-	add("paypal", Dead, 422, "", issue("CURRENCY_NOT_SUPPORTED"))
-	add("paypal", Refused, 422, "", issue("INSTRUMENT_DECLINED"))
+	add("paypal", "dead", 422, "", issue("CURRENCY_NOT_SUPPORTED"))
+	add("paypal", "refused", 422, "", issue("INSTRUMENT_DECLINED"))
 	captures := func(order string, statuses ...string) string {
 		var list []string
 		for _, s := range statuses {
@@ -388,51 +384,50 @@ func presetAnswers() (cases []presetCase) {
 		}
 		return fmt.Sprintf(`{"id":"5O1","status":%q,"purchase_units":[{"payments":{"captures":[%s]}}]}`, order, strings.Join(list, ","))
 	}
-	add("paypal", Delivered, 201, "", `{"id":"5O1","status":"CREATED"}`)
-	add("paypal", Delivered, 201, "", captures("COMPLETED", "COMPLETED"))
-	add("paypal", Delivered, 201, "", captures("COMPLETED", "DECLINED", "COMPLETED"))
-	add("paypal", Accepted, 201, "", captures("COMPLETED", "PENDING"))
-	add("paypal", Accepted, 201, "", captures("COMPLETED", "COMPLETED", "PENDING"))
-	add("paypal", Refused, 201, "", captures("COMPLETED", "DECLINED"))
-	add("paypal", Accepted, 200, "", `{"id":"5O1","status":"PAYER_ACTION_REQUIRED"}`)
-	add("paypal", Accepted, 201, "", `{"id":"2GG","status":"PENDING"}`)
-	add("paypal", Refused, 201, "", `{"id":"2GG","status":"FAILED"}`)
-	for status, want := range map[string]Meaning{"COMPLETED": Delivered, "APPROVED": Delivered, "PENDING": Accepted, "FAILED": Refused} {
+	add("paypal", "delivered", 201, "", `{"id":"5O1","status":"CREATED"}`)
+	add("paypal", "delivered", 201, "", captures("COMPLETED", "COMPLETED"))
+	add("paypal", "delivered", 201, "", captures("COMPLETED", "DECLINED", "COMPLETED"))
+	add("paypal", "accepted", 201, "", captures("COMPLETED", "PENDING"))
+	add("paypal", "accepted", 201, "", captures("COMPLETED", "COMPLETED", "PENDING"))
+	add("paypal", "refused", 201, "", captures("COMPLETED", "DECLINED"))
+	add("paypal", "accepted", 200, "", `{"id":"5O1","status":"PAYER_ACTION_REQUIRED"}`)
+	add("paypal", "accepted", 201, "", `{"id":"2GG","status":"PENDING"}`)
+	add("paypal", "refused", 201, "", `{"id":"2GG","status":"FAILED"}`)
+	for status, want := range map[string]string{"COMPLETED": "delivered", "APPROVED": "delivered", "PENDING": "accepted", "FAILED": "refused"} {
 		add("square", want, 200, "", fmt.Sprintf(`{"payment":{"id":"p","status":%q}}`, status))
 	}
-	for status, want := range map[string]Meaning{"COMPLETED": Delivered, "PENDING": Accepted, "FAILED": Refused, "REJECTED": Refused} {
+	for status, want := range map[string]string{"COMPLETED": "delivered", "PENDING": "accepted", "FAILED": "refused", "REJECTED": "refused"} {
 		add("square", want, 200, "", fmt.Sprintf(`{"refund":{"id":"r","status":%q}}`, status))
 	}
-	add("square", Stuck, 409, "", `{"errors":[{"code":"CONFLICT"}]}`)
-	add("checkout", Delivered, 201, "", `{"id":"pay_1","approved":true,"status":"Authorized"}`)
-	add("checkout", Accepted, 202, "", `{"id":"pay_1","status":"Pending"}`)
-	add("checkout", Accepted, 202, "", `{"action_id":"act_1"}`)
-	add("checkout", Accepted, 201, "", `{"id":"pay_1","approved":false,"status":"Pending"}`)
-	add("checkout", Refused, 201, "", `{"id":"pay_1","approved":false,"status":"Declined"}`)
-	add("resend", Delivered, 200, "", `{"id":"49a3"}`)
-	add("resend", Stuck, 409, "", `{"name":"new"}`)
-	add("resend", Retry, 409, "", `{"name":"concurrent_idempotent_requests"}`)
-	add("resend", Dead, 409, "", `{"name":"invalid_idempotent_request"}`)
-	add("generic", Retry, 409, "", `{}`)
-	add("generic", Dead, 422, "", `{}`)
-	add("generic", Stuck, 303, "", `{}`)
-	add("mail", Stuck, 409, "", `{}`)
-	add("mail", Stuck, 302, "", `{}`)
-	add("mail", Delivered, 202, "", ``)
+	add("square", "stuck", 409, "", `{"errors":[{"code":"CONFLICT"}]}`)
+	add("checkout", "delivered", 201, "", `{"id":"pay_1","approved":true,"status":"Authorized"}`)
+	add("checkout", "accepted", 202, "", `{"id":"pay_1","status":"Pending"}`)
+	add("checkout", "accepted", 202, "", `{"action_id":"act_1"}`)
+	add("checkout", "accepted", 201, "", `{"id":"pay_1","approved":false,"status":"Pending"}`)
+	add("checkout", "refused", 201, "", `{"id":"pay_1","approved":false,"status":"Declined"}`)
+	add("resend", "delivered", 200, "", `{"id":"49a3"}`)
+	add("resend", "stuck", 409, "", `{"name":"new"}`)
+	add("resend", "retry", 409, "", `{"name":"concurrent_idempotent_requests"}`)
+	add("resend", "dead", 409, "", `{"name":"invalid_idempotent_request"}`)
+	add("generic", "retry", 409, "", `{}`)
+	add("generic", "dead", 422, "", `{}`)
+	add("generic", "stuck", 303, "", `{}`)
+	add("mail", "stuck", 409, "", `{}`)
+	add("mail", "stuck", 302, "", `{}`)
+	add("mail", "delivered", 202, "", ``)
 	for _, code := range []int{200, 204, 206, 207} {
-		add("webhooks", Delivered, code, "", ``)
+		add("webhooks", "delivered", code, "", ``)
 	}
 	for _, code := range []int{302, 400, 401, 403, 404, 408, 409, 412, 422, 424, 499, 500, 600} {
-		add("webhooks", Unknown, code, "", ``)
+		add("webhooks", "unknown", code, "", ``)
 	}
-	add("webhooks", Gone, 410, "", ``)
-	add("webhooks", Retry, 429, "", ``)
+	add("webhooks", "gone", 410, "", ``)
+	add("webhooks", "retry", 429, "", ``)
 	return cases
 }
 
 // What a vendor's answers mean, as its documents say; for a write that goes out once, nothing but "not done" may be repeated.
 func TestWhatEachPresetMakesOfItsVendorsAnswers(t *testing.T) {
-	words := map[Meaning]string{Retry: "wait"}
 	for _, tc := range presetAnswers() {
 		dest := map[string]func() Destination{"stripe": Stripe, "adyen": Adyen, "paypal": PayPal, "square": Square, "checkout": Checkout,
 			"resend": Resend, "generic": Generic, "mail": Mail, "webhooks": func() Destination { return StandardWebhooks("whsec_" + strings.Repeat("A", 44)) }}[tc.preset]()
@@ -440,8 +435,8 @@ func TestWhatEachPresetMakesOfItsVendorsAnswers(t *testing.T) {
 		call := testCall(`{}`)
 		call.Rendered = &dispatcher.Rendered{Type: renderedType, Request: sending{method: "POST", path: "/v1/charges", body: []byte("{}")}.bytes()}
 		for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
-			want := cmp.Or(words[tc.want], string(tc.want))
-			if class != dispatcher.IdempotentWrite && tc.want == Retry && tc.answer.status != 429 {
+			want := tc.want
+			if class != dispatcher.IdempotentWrite && tc.want == retry && tc.answer.status != 429 {
 				want = "unknown"
 			}
 			_, err := attempt(t, testHandler(t, dest, Action{Policy: dispatcher.Policy{Class: class}}), call, patience)
@@ -480,7 +475,7 @@ func TestWhatIsNotDoneYetOrWasDoneAlreadyIsLookedUp(t *testing.T) {
 			}
 			state := func(s string) Match { return Match{Status: status(200, 200), Field: "/state", Values: []string{s}} }
 			entry := played(t, db, tc.dest, v, Action{Lookup: &Lookup{
-				Request: "GET /seen/{{.Key}}", Rules: []LookupRule{{state("running"), Pending}, {state("done"), Found}},
+				Request: "GET /seen/{{.Key}}", Rules: []Rule{{Match: state("running"), Outcome: dispatcher.Accepted}, {Match: state("done"), Outcome: dispatcher.Delivered}},
 			}})
 			if entry.Status != "delivered" || len(v.wire) != 1 || len(v.asked) != tc.asks {
 				t.Errorf("is %s after %d calls and the look-ups %v", entry.Status, len(v.wire), v.asked)
@@ -587,11 +582,8 @@ func TestAVendorThatTakesNoKeyCannotHaveAnIdempotentWrite(t *testing.T) {
 	dest := Mail()
 	dest.Name, dest.URL = "mail", "https://api.example.com"
 	d := dispatcher.New(nil, nil)
-	err := testClient(t, dest).Register(d, Action{Name: "send", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour}})
-	if err == nil {
-		err = d.Check()
-	}
-	if err == nil || !strings.Contains(err.Error(), "send: Class idempotent_write contradicts the vendor") {
+	testClient(t, dest).register(d, "send", Action{Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour}})
+	if err := d.Check(); err == nil || !strings.Contains(err.Error(), `"send": Class: IdempotentWrite does not fit the vendor`) {
 		t.Error(err)
 	}
 }
@@ -609,7 +601,7 @@ func TestAnAcceptedCallIsPolledAndNeverSentAgain(t *testing.T) {
 	}
 	state := func(s string) Match { return Match{Status: status(200, 200), Field: "/state", Values: []string{s}} }
 	entry := played(t, db, Destination{}, v, Action{Accepted: status(202, 202), Lookup: &Lookup{
-		Request: "GET /v1/charges/{{.Key}}", Rules: []LookupRule{{state("queued"), Pending}, {state("done"), Found}},
+		Request: "GET /v1/charges/{{.Key}}", Rules: []Rule{{Match: state("queued"), Outcome: dispatcher.Accepted}, {Match: state("done"), Outcome: dispatcher.Delivered}},
 	}})
 	if entry.Status != "delivered" || len(v.wire) != 1 || polls != 3 {
 		t.Errorf("is %s after %d calls and %d polls", entry.Status, len(v.wire), polls)
@@ -659,10 +651,7 @@ func TestAnIntentForAPrivateAddressWaitsUntilItIsAllowed(t *testing.T) {
 		}
 		t.Cleanup(client.Close)
 		d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
-		err = client.Register(d, Action{Name: "charge_card", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 1}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		client.register(d, "charge_card", Action{Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour, Attempts: 1}})
 		if _, err := d.Drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,6 @@ package httpvendor
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,13 +59,14 @@ type body struct {
 	keyField string // carries the delivery key; empty: none
 }
 
-func newBody(b Body, keyField string) (body, error) {
+func newBody(b Body, keyField string, m mistakes) body {
+	m = m.in("Body")
 	out := body{format: b.Format, keyField: keyField}
 	switch {
 	case !slices.Contains([]Format{AsIs, JSON, Form}, b.Format):
-		return out, fmt.Errorf("has Format %q: want json, form or nothing", b.Format)
+		m.add("Format", "%q is not one of json and form", b.Format)
 	case b.Format == AsIs && (b.Template != "" || len(b.Fields) > 0):
-		return out, errors.New("has a Template or Fields: say by Format whether it is json or form")
+		m.add("Format", "missing: a body with %s or %s is json or form", word("Template"), word("Fields"))
 	}
 	if keyField != "" && b.Format == AsIs {
 		out.format = JSON
@@ -74,22 +74,28 @@ func newBody(b Body, keyField string) (body, error) {
 	var err error
 	if b.Template != "" {
 		if out.template, err = parseTemplate(b.Template, asJSON); err != nil {
-			return out, fmt.Errorf("has a Template that %w", err)
+			m.add("Template", "%v", err)
 		}
 	}
-	seen := map[string]bool{keyField: true}
-	for _, f := range b.Fields {
-		if f.Name == "" || seen[f.Name] {
-			return out, fmt.Errorf("has the field %.40q twice, or it is the key's, or has no name", f.Name)
+	seen := map[string]bool{}
+	for i, f := range b.Fields {
+		at := m.at("Fields", i)
+		switch {
+		case f.Name == "":
+			at.add("", "has no name")
+		case f.Name == keyField:
+			at.add("", "%.40q carries the delivery key and cannot be set", f.Name)
+		case seen[f.Name]:
+			at.add("", "%.40q is set twice", f.Name)
 		}
 		seen[f.Name] = true
 		t, err := parseTemplate(f.Value, asText)
 		if err != nil {
-			return out, fmt.Errorf("has a field %.40q that %w", f.Name, err)
+			at.add("", "%.40q: %v", f.Name, err)
 		}
 		out.fields = append(out.fields, field{f.Name, t})
 	}
-	return out, nil
+	return out
 }
 
 // make returns the body's bytes.
@@ -241,8 +247,8 @@ func parseSending(text []byte) (s sending, err error) {
 
 func hasBody(method string) bool { return method != "GET" && method != "HEAD" }
 
-// render is the action's dispatcher.WithRender.
-func (o *operation) render(_ context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Rendered, error) {
+// render is the action's Render.
+func (o *operation) render(call *dispatcher.Call) (dispatcher.Rendered, error) {
 	s, err := o.fill(call)
 	if err != nil {
 		return dispatcher.Rendered{}, o.failed("%v", err)
@@ -295,24 +301,28 @@ func (o *operation) form() (key, request string) {
 	return key, request
 }
 
-// sending is what this attempt sends: what was rendered before the first one, where anything was. Its errors are verdicts.
-func (o *operation) sending(call *dispatcher.Call) (s sending, err error) {
-	stuck := func(format string, args ...any) error {
-		return dispatcher.Stuck(dispatcher.Answer{Code: "rendered"}, o.failed(format, args...))
+// sending returns what this attempt sends: what was rendered before the first attempt, if anything was. If it cannot be
+// sent, the outcome is not nil.
+func (o *operation) sending(call *dispatcher.Call) (s sending, failed *dispatcher.Outcome) {
+	stuck := func(format string, args ...any) *dispatcher.Outcome {
+		out := dispatcher.Stuck(dispatcher.Response{Code: "rendered"}).Because(o.failed(format, args...))
+		return &out
 	}
+	var err error
 	switch {
 	case call.Rendered != nil && call.Rendered.Type != renderedType:
-		return s, stuck("it was rendered by something else, and may have been sent so")
+		return s, stuck("the request was rendered by something else, and may have been sent in that form")
 	case call.Rendered != nil:
 		if s, err = parseSending(call.Rendered.Request); err != nil {
-			return s, stuck("what was rendered cannot be sent: it %v", err)
+			return s, stuck("the rendered request cannot be sent: it %v", err)
 		}
 		return s, nil
 	case o.renders() && o.action.Policy.Class != dispatcher.Read:
-		return s, stuck("it may have been sent by a release that did not render it, and nobody knows its bytes")
+		return s, stuck("the request may have been sent by a release that did not render it, so its bytes are not known")
 	}
 	if s, err = o.fill(call); err != nil {
-		return s, dispatcher.Dead(dispatcher.Answer{Code: "request"}, o.failed("%v", err))
+		out := dispatcher.Dead(dispatcher.Response{Code: "request"}).Because(o.failed("%v", err))
+		return s, &out
 	}
 	return s, nil
 }

@@ -32,7 +32,7 @@ func child(url string) {
 	if err != nil {
 		panic(err)
 	}
-	handler, _, err := client.Handler(Action{Name: "charge_card", Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}})
+	handler, _, err := client.handler(Action{Request: "POST /", Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}})
 	if err != nil {
 		panic(err)
 	}
@@ -48,7 +48,7 @@ func child(url string) {
 			<-time.After(childTimeout) // kill may return before this thread is stopped
 		}})
 	}
-	_, err = handler(ctx, call)
+	_, err = result(handler(ctx, call))
 	fmt.Println(verdict(err))
 }
 

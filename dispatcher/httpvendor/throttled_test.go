@@ -23,7 +23,7 @@ func TestARetryAfterOf429HoldsForTheDestination(t *testing.T) {
 				t.Fatal(err)
 			}
 			v := startVendor(t, header("Idempotency-Key"), tc.step)
-			drain(t, db, Destination{Limits: dispatcher.Limits{Concurrency: 1}}, v, Action{Wait: status(409, 409)})
+			drain(t, db, Destination{Limits: dispatcher.Limits{Concurrency: 1}}, v, Action{Retry: status(409, 409)})
 			v.mu.Lock()
 			defer v.mu.Unlock()
 			if n := len(v.wire); n < tc.least || n > tc.most {

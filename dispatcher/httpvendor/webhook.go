@@ -40,12 +40,12 @@ func StandardWebhooks(secrets ...string) Destination {
 		Vendor:         inHeader("webhook-id", 0, 0, dispatcher.ReplaySuccess),
 		WebhookSecrets: secrets,
 		Rules: []Rule{
-			{Match: Match{Status: status(410, 410)}, Means: Gone, Reason: "the receiver wants no more webhooks: nothing more should be sent to this endpoint"},
-			{Match: Match{Status: status(429, 429)}, Means: Retry},
-			{Match: Match{Status: status(206, 207)}, Means: Delivered}, // any 2xx
-			{Match: Match{Status: status(300, 499)}, Means: Unknown, Reason: "the receiver did not take it"},
+			{Match: Match{Status: status(410, 410)}, Outcome: dispatcher.Gone, Reason: "the receiver wants no more webhooks: nothing more should be sent to this endpoint"},
+			{Match: Match{Status: status(429, 429)}, Outcome: dispatcher.Retry},
+			{Match: Match{Status: status(206, 207)}, Outcome: dispatcher.Delivered}, // any 2xx
+			{Match: Match{Status: status(300, 499)}, Outcome: dispatcher.Unknown, Reason: "the receiver did not take it"},
 			// Whatever it says of a stored answer: a customer must not make work for people.
-			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed"}, Means: Unknown, Reason: "the receiver did not take it"},
+			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed"}, Outcome: dispatcher.Unknown, Reason: "the receiver did not take it"},
 		},
 	}
 	if len(secrets) == 0 {
@@ -67,7 +67,7 @@ func newSigner(secrets []string) (s signer, secret []string, err error) {
 	for i, text := range secrets {
 		key, err := webhook.SecretKey(text)
 		if err != nil {
-			return nil, nil, fmt.Errorf("has number %d that %w", i+1, err)
+			return nil, nil, fmt.Errorf("number %d %w", i+1, err)
 		}
 		s, secret = append(s, key), append(secret, strings.TrimPrefix(text, webhook.SecretPrefix))
 	}

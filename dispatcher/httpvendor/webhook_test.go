@@ -65,13 +65,13 @@ func TestWebhookSecretsThatAreNoneAreRefusedAndNeverPrinted(t *testing.T) {
 	for _, secret := range []string{"", "whsec_", "whsec_c2VjcmV0", "whsec_*** not base64 ***", strings.Repeat("QUFB", 22)} {
 		dest := StandardWebhooks(webhookSecret, secret)
 		dest.Name, dest.URL = "a", "https://a.example"
-		if _, err := New(dest); err == nil || !strings.Contains(err.Error(), "a: WebhookSecrets has number 2 that") || secret != "" && strings.Contains(err.Error(), strings.TrimPrefix(secret, "whsec_")) && secret != "whsec_" {
+		if _, err := New(dest); err == nil || !strings.Contains(err.Error(), "WebhookSecrets: number 2 ") || secret != "" && strings.Contains(err.Error(), strings.TrimPrefix(secret, "whsec_")) && secret != "whsec_" {
 			t.Errorf("%q: %v", secret, err)
 		}
 	}
 	dest := Mail()
 	dest.Name, dest.URL, dest.WebhookSecrets = "a", "https://a.example", []string{webhookSecret}
-	if _, err := New(dest); err == nil || !strings.Contains(err.Error(), "a: WebhookSecrets need") {
+	if _, err := New(dest); err == nil || !strings.Contains(err.Error(), ": WebhookSecrets: needs") {
 		t.Error(err)
 	}
 	echo := replying(t, 200, nil, webhookSecret+" "+strings.TrimPrefix(webhookSecret, "whsec_"))

@@ -200,7 +200,7 @@ func TestWithoutVerifiedTLSNothingIsSent(t *testing.T) {
 			if n := len(s.mails()); n != 0 {
 				t.Errorf("%d mails", n)
 			}
-			if !value[bool](b, "select spent = 0 and first_sent_at is null from samekey.outbox_queue") {
+			if !value[bool](b, "select attempts_used = 0 and first_sent_at is null from samekey.outbox_queue") {
 				t.Error("it counts as sent")
 			}
 		})

@@ -19,13 +19,12 @@ import (
 	"github.com/emersion/go-sasl"
 	"github.com/emersion/go-smtp"
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/wneessen/go-mail"
 	"go.uber.org/goleak"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/smtpvendor"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -33,7 +32,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	patience = 30 * time.Second
+	patience = dbtest.Patience
 	password = "correct horse battery staple"
 )
 
@@ -186,7 +185,7 @@ func compose(_ context.Context, _ *dispatcher.Call, r Receipt) (*mail.Msg, error
 type bundle struct {
 	*testing.T
 	db   *samekeytest.DB
-	ctx  context.Context
+	ctx  context.Context //nolint:containedctx // the test's
 	keys int
 }
 
@@ -218,23 +217,11 @@ func (b *bundle) worker(at smtpvendor.Server, p dispatcher.Policy, fn composer, 
 func (b *bundle) insert(change ...func(*Receipt)) uuid.UUID {
 	b.Helper()
 	b.keys++
-	key, err := samekey.NewKey(fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
-	if err != nil {
-		b.Fatal(err)
-	}
 	receipt := Receipt{To: "bob@example.org", Number: "17", Text: "Thank you.\n.\nBye"}
 	for _, fn := range change {
 		fn(&receipt)
 	}
-	var id uuid.UUID
-	err = pgx.BeginFunc(b.ctx, b.db, func(tx pgx.Tx) error {
-		id, err = outbox.Insert(b.ctx, tx, outbox.Intent{Key: key, Action: "send_receipt", Payload: receipt})
-		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return id
+	return dbtest.Insert(b, b.db, outbox.Intent{Key: dbtest.Key(b, fmt.Sprintf("order-%d", b.keys)), Action: "send_receipt", Payload: receipt})
 }
 
 func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
@@ -253,24 +240,18 @@ func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.d
 // putOff keeps what is to be tried again, at a random time, out of the next row's drain.
 func (b *bundle) putOff() {
 	b.Helper()
-	if _, err := b.db.Exec(b.ctx, "update samekey.outbox_queue set due_at = due_at + interval '1 day'"); err != nil {
-		b.Fatal(err)
-	}
+	dbtest.Exec(b, b.db, "update samekey.outbox_queue set due_at = due_at + interval '1 day'")
 }
 
-func value[T any](b *bundle, sql string, args ...any) (v T) {
+func value[T any](b *bundle, sql string, args ...any) T {
 	b.Helper()
-	if err := b.db.QueryRow(b.ctx, sql, args...).Scan(&v); err != nil {
-		b.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return dbtest.Value[T](b, b.db, sql, args...)
 }
 
 // wantHistory compares an intent's timeline, as "event:outcome:code".
 func (b *bundle) wantHistory(id uuid.UUID, want string) {
 	b.Helper()
-	history := value[string](b, `select coalesce(string_agg(concat_ws(':', event, outcome, code), ' ' order by id), '')
-		from samekey.outbox_history where intent_id = $1`, id)
+	history := dbtest.History(b, b.db, id)
 	if history != want {
 		b.Fatalf("the intent's history is\n\t%s\nwant\n\t%s\n%s", history, want, b.dump())
 	}

@@ -108,7 +108,7 @@ func TestARevokedKeySpendsNothing(t *testing.T) {
 	b := setup(t, says(401, apiError("invalid_request_error", "")), says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), retried)
-	if spent := value[int](b, "select spent from samekey.outbox_queue where id = $1", id); spent != 0 {
+	if spent := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); spent != 0 {
 		t.Errorf("it spent %d attempts", spent)
 	}
 	b.elapse(time.Hour)
@@ -252,7 +252,7 @@ func TestALookUpIsNotMadeAgainBeforeStripeSaid(t *testing.T) {
 			b.expect(d, retried)
 			b.elapse(25 * time.Hour)
 			b.expect(d, dispatcher.Summary{Unknown: 2})
-			if got := value[string](b, "select spent || ' ' || (due_at > clock_timestamp() + interval '6900 s') from samekey.outbox_queue where id = $1", id); got != as+" true" {
+			if got := value[string](b, "select attempts_used || ' ' || (due_at > clock_timestamp() + interval '6900 s') from samekey.outbox_queue where id = $1", id); got != as+" true" {
 				t.Errorf("it spent and waits: %s", got)
 			}
 		})

@@ -100,13 +100,13 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 			if strings.Contains(value[string](b, "select coalesce(string_agg(error, ''), '') from samekey.outbox_history"), "quoted") {
 				t.Errorf("an error quotes the answer: %s", b.dump())
 			}
-			if tc.want == stuck && !value[bool](b, "select status = 'unknown' and spent = 0 and first_sent_at is not null from samekey.outbox_queue where id = $1", id) {
+			if tc.want == stuck && !value[bool](b, "select status = 'unknown' and attempts_used = 0 and first_sent_at is not null from samekey.outbox_queue where id = $1", id) {
 				t.Error("it does not count as sent")
 			}
 			if tc.want.Retried+tc.want.Dead == 0 {
 				return
 			}
-			if spent := value[int](b, "select spent from samekey.outbox_queue where id = $1", id); spent > 0 != tc.spends {
+			if spent := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); spent > 0 != tc.spends {
 				t.Errorf("it spent %d attempts", spent)
 			}
 			if wait := value[float64](b, "select extract(epoch from due_at - clock_timestamp())::float8 from samekey.outbox_queue where id = $1", id); wait < tc.wait.Seconds()-patience.Seconds() {
@@ -182,7 +182,7 @@ func TestWhatCannotBeReachedIsUnsentAndSpendsNothingOfTheWindow(t *testing.T) {
 			}
 			b.expect(b.workerOf(c, pay), retried)
 			b.wantHistory(id, "attempt:unsent:"+tc.code)
-			if !value[bool](b, "select spent = 0 and first_sent_at is null and window_ends is null from samekey.outbox_queue where id = $1", id) {
+			if !value[bool](b, "select attempts_used = 0 and first_sent_at is null and key_window_until is null from samekey.outbox_queue where id = $1", id) {
 				t.Error("it counts as sent")
 			}
 			b.elapse(25 * time.Hour) // longer than the window

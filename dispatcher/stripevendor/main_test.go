@@ -14,13 +14,12 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/stripe/stripe-go/v85"
 	"go.uber.org/goleak"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/stripevendor"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -28,7 +27,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	patience  = 30 * time.Second
+	patience  = dbtest.Patience
 	secretKey = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
 )
 
@@ -134,7 +133,7 @@ type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
 	server *server
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // the test's
 	keys   int
 }
 
@@ -173,19 +172,8 @@ func (b *bundle) workerOf(c *stripevendor.Client, fn call, options ...dispatcher
 func (b *bundle) insert() uuid.UUID {
 	b.Helper()
 	b.keys++
-	key, err := samekey.NewKey(fmt.Sprintf("order-%d", b.keys), "tenant", "orders.create")
-	if err != nil {
-		b.Fatal(err)
-	}
-	var id uuid.UUID
-	err = pgx.BeginFunc(b.ctx, b.db, func(tx pgx.Tx) error {
-		id, err = outbox.Insert(b.ctx, tx, outbox.Intent{Key: key, Action: "charge_card", Payload: Charge{key.Value, 1999, "cus_1"}})
-		return err
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return id
+	key := dbtest.Key(b, fmt.Sprintf("order-%d", b.keys))
+	return dbtest.Insert(b, b.db, outbox.Intent{Key: key, Action: "charge_card", Payload: Charge{key.Value, 1999, "cus_1"}})
 }
 
 // expect drains and compares the counts.
@@ -205,24 +193,18 @@ func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.d
 // putOff keeps what is to be tried again, at a random time, out of the next row's drain.
 func (b *bundle) putOff() {
 	b.Helper()
-	if _, err := b.db.Exec(b.ctx, "update samekey.outbox_queue set due_at = due_at + interval '1 day'"); err != nil {
-		b.Fatal(err)
-	}
+	dbtest.Exec(b, b.db, "update samekey.outbox_queue set due_at = due_at + interval '1 day'")
 }
 
-func value[T any](b *bundle, sql string, args ...any) (v T) {
+func value[T any](b *bundle, sql string, args ...any) T {
 	b.Helper()
-	if err := b.db.QueryRow(b.ctx, sql, args...).Scan(&v); err != nil {
-		b.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return dbtest.Value[T](b, b.db, sql, args...)
 }
 
 // history is an intent's timeline as "event:outcome:code".
 func (b *bundle) history(id uuid.UUID) string {
 	b.Helper()
-	return value[string](b, `select coalesce(string_agg(concat_ws(':', event, outcome, code), ' ' order by id), '')
-		from samekey.outbox_history where intent_id = $1`, id)
+	return dbtest.History(b, b.db, id)
 }
 
 func (b *bundle) wantHistory(id uuid.UUID, want string) {

@@ -14,27 +14,12 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAnOrderIsMadeOnceWhateverIsRepeatedLostOrKilled(t *testing.T) {
+// The suite repeats, overlaps and loses requests, kills and suspends instances at each round trip to the database, and
+// expects one order and one charge for each key.
+func TestOneOrderForEachKey(t *testing.T) {
 	samekeytest.Conform(t, samekeytest.Service{
-		Prepare: func(t testing.TB, db *samekeytest.DB) {
-			if err := createorder.Migrate(t.Context(), db.Pool); err != nil {
-				t.Fatal(err)
-			}
-		},
-		Start: func(t testing.TB, dsn string) string {
-			pool, err := pgxpool.New(t.Context(), dsn)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(pool.Close)
-			orders, err := createorder.NewService(pool, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
-			server := httptest.NewServer(orders)
-			t.Cleanup(server.Close)
-			return server.URL
-		},
+		Prepare: migrate,
+		Start:   startService, // an instance of the service on this database; returns its URL
 		Request: func(url, key string, n int) *http.Request {
 			body := strings.Replace(tea, `"quantity":2`, fmt.Sprintf(`"quantity":%d`, n), 1)
 			req, _ := http.NewRequest(http.MethodPost, url+"/orders", strings.NewReader(body))
@@ -43,18 +28,41 @@ func TestAnOrderIsMadeOnceWhateverIsRepeatedLostOrKilled(t *testing.T) {
 			req.Header.Set("Idempotency-Key", key)
 			return req
 		},
-		Effects: func(t testing.TB, db *samekeytest.DB) int {
-			var orders, charges int
-			err := db.QueryRow(t.Context(), `
-				select (select count(*) from shop.orders), (select count(*) from samekey.outbox where action = 'charge_card')`).
-				Scan(&orders, &charges)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if orders != charges {
-				t.Errorf("%d orders, and %d charges", orders, charges)
-			}
-			return orders
-		},
+		Effects: countOrders, // how many orders and intents exist
 	})
+}
+
+func migrate(t testing.TB, db *samekeytest.DB) {
+	if err := createorder.Migrate(t.Context(), db.Pool); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func startService(t testing.TB, dsn string) string {
+	pool, err := pgxpool.New(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	orders, err := createorder.NewService(pool, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(orders)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func countOrders(t testing.TB, db *samekeytest.DB) int {
+	var orders, charges int
+	err := db.QueryRow(t.Context(), `
+		select (select count(*) from shop.orders), (select count(*) from samekey.outbox where action = 'charge_card')`).
+		Scan(&orders, &charges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if orders != charges {
+		t.Errorf("%d orders, and %d charges", orders, charges)
+	}
+	return orders
 }

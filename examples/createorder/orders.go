@@ -1,9 +1,8 @@
-// Package createorder is an order service that charges each order once,
-// whatever is repeated, lost or killed on the way. Read create in
-// service.go first, then the other half of the story in worker/main.go.
+// Package createorder is an order service that charges each order once, even if requests are repeated, answers are lost or
+// processes are killed. Read create in service.go first, then worker/main.go.
 //
-// This half imports processed/httpkey and outbox, and so pgx; it knows nothing of the
-// vendors, nor of the worker that calls them.
+// The service imports processed/httpkey and outbox, and therefore pgx. It knows neither the vendors nor the worker that
+// calls them.
 package createorder
 
 import (
@@ -26,7 +25,7 @@ const (
 	PaymentFailed = "payment_failed"
 )
 
-// Order is what the service answers.
+// Order is the service's answer.
 type Order struct {
 	ID       uuid.UUID `json:"id"`
 	Product  string    `json:"product"`
@@ -35,8 +34,7 @@ type Order struct {
 	State    string    `json:"state"`
 }
 
-// The effects of an order. The service inserts them, and the worker delivers
-// them.
+// The actions of an order (kinds of outbox messages). The service inserts them, and the worker delivers them.
 var (
 	ChargeCard  = outbox.NewAction[Charge]("charge_card")
 	SendReceipt = outbox.NewAction[Receipt]("send_receipt")
@@ -56,10 +54,10 @@ type Receipt struct {
 	To      string    `json:"to"`
 }
 
-// Card is what the payment vendor knows a card by, never its number.
+// Card identifies a card at the payment vendor. It never contains the number.
 type Card struct {
 	Token    string `json:"token"`
-	Declined bool   `json:"declined,omitempty"` // a test card, which the vendor declines
+	Declined bool   `json:"declined,omitempty"` // a test card that the vendor declines
 }
 
 // newOrder is the body of POST /orders.
@@ -84,9 +82,9 @@ func (o newOrder) validate() error {
 	return nil
 }
 
-var errUnknownProduct = errors.New("there is no such product")
+var errUnknownProduct = errors.New("the product does not exist")
 
-// insertOrder writes the order at today's price.
+// insertOrder writes the order at the current price.
 func insertOrder(ctx context.Context, tx pgx.Tx, tenant string, o newOrder) (Order, error) {
 	rows, err := tx.Query(ctx, `
 		insert into shop.orders (tenant, product, quantity, amount, email)
@@ -102,7 +100,7 @@ func insertOrder(ctx context.Context, tx pgx.Tx, tenant string, o newOrder) (Ord
 	return order, err
 }
 
-// findOrder returns pgx.ErrNoRows for another tenant's order too.
+// findOrder also returns pgx.ErrNoRows for another tenant's order.
 func findOrder(ctx context.Context, pool *pgxpool.Pool, tenant string, id uuid.UUID) (Order, error) {
 	rows, err := pool.Query(ctx, `
 		select id, product, quantity, amount, state from shop.orders where id = $1 and tenant = $2`, id, tenant)
@@ -115,8 +113,8 @@ func findOrder(ctx context.Context, pool *pgxpool.Pool, tenant string, id uuid.U
 //go:embed schema.sql
 var tables string
 
-// Migrate makes the shop's tables where they are missing; several processes may
-// do so at once. samekey's own tables are made by `worker migrate`.
+// Migrate creates the shop's tables if they do not exist. Several processes can call it at once. `worker migrate` creates
+// samekey's own tables.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtext('shop'))`); err != nil {

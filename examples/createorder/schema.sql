@@ -1,5 +1,5 @@
--- The shop's own tables. samekey's are in their own schema, beside them, in the same database: that is what lets one
--- transaction write an order, what must follow from it, and the answer to the request.
+-- The shop's own tables. samekey's tables are in a schema of their own in the same database, so one transaction can write
+-- an order, its intents and the answer to the request.
 create schema if not exists shop;
 
 create table if not exists shop.products (

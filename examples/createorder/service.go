@@ -20,15 +20,14 @@ import (
 //	POST /orders       with the client's key in Idempotency-Key
 //	GET  /orders/{id}
 //
-// X-Tenant stands for the authenticated principal.
+// X-Tenant takes the place of an authenticated principal.
 type Service struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
 	mux  http.ServeMux
 }
 
-// NewService returns the service on a pool whose database has samekey's tables
-// and the shop's ([Migrate]).
+// NewService returns the service. The pool's database must have samekey's tables and the shop's ([Migrate]).
 func NewService(pool *pgxpool.Pool, log *slog.Logger) (*Service, error) {
 	s := &Service{pool: pool, log: log}
 	keyed, err := httpkey.New(pool, httpkey.Options{
@@ -48,10 +47,8 @@ func NewService(pool *pgxpool.Pool, log *slog.Logger) (*Service, error) {
 // ServeHTTP serves the paths that [Service] lists.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
-// create writes two things in the request's transaction: the order, and the
-// intent to charge the card. The middleware adds the answer under the client's
-// key. All three exist afterwards, or none does. The same key again gets the
-// same answer.
+// create writes the order and the intent to charge the card in the request's transaction. The middleware adds the answer
+// under the client's key and commits all three together. The same key again gets the same answer.
 func create(w http.ResponseWriter, r *http.Request) {
 	var req newOrder
 	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
@@ -78,17 +75,17 @@ func create(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusCreated, order)
 }
 
-// get answers with the order as it is now.
+// get answers with the order's current state.
 func (s *Service) get(w http.ResponseWriter, r *http.Request) {
 	id, err := uuid.Parse(r.PathValue("id"))
 	if err != nil {
-		answer(w, http.StatusNotFound, problem("not_found", "there is no such order"))
+		answer(w, http.StatusNotFound, problem("not_found", "the order does not exist"))
 		return
 	}
 	order, err := findOrder(r.Context(), s.pool, tenantOf(r), id)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		answer(w, http.StatusNotFound, problem("not_found", "there is no such order"))
+		answer(w, http.StatusNotFound, problem("not_found", "the order does not exist"))
 	case err != nil:
 		s.log.ErrorContext(r.Context(), "find order", "error", err)
 		answer(w, http.StatusServiceUnavailable, problem("unavailable", "try again"))
@@ -99,7 +96,7 @@ func (s *Service) get(w http.ResponseWriter, r *http.Request) {
 
 type tenantKey struct{}
 
-// authenticated stands for whatever tells the caller's tenant.
+// authenticated takes the place of your authentication, which finds the caller's tenant.
 func authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tenant := r.Header.Get("X-Tenant")
@@ -116,8 +113,7 @@ func tenantOf(r *http.Request) string {
 	return tenant
 }
 
-// failure is the body of what the service refuses; what the middleware refuses is
-// a problem of RFC 9457.
+// failure is the body of a refusal by the service. The middleware's own refusals are problems (RFC 9457).
 type failure struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
@@ -128,5 +124,5 @@ func problem(code, message string) failure { return failure{code, message} }
 func answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // a client that went asks again
+	_ = json.NewEncoder(w).Encode(body) // a client that disconnected sends the request again
 }

@@ -20,7 +20,7 @@ import (
 
 const tea = `{"product":"tea","quantity":2,"email":"ada@example.com","card":{"token":"tok_1"}}`
 
-// shop is a service over real HTTP on a database of its own.
+// shop is a service over real HTTP on its own database.
 type shop struct {
 	t   *testing.T
 	db  *samekeytest.DB
@@ -89,7 +89,7 @@ func (s *shop) want(got reply, status int, contains string) {
 	}
 }
 
-// holds checks how many orders, intents and processed records there are.
+// holds checks the numbers of orders, intents and processed records.
 func (s *shop) holds(orders, intents, records int) {
 	s.t.Helper()
 	var have [3]int
@@ -104,7 +104,7 @@ func (s *shop) holds(orders, intents, records int) {
 	}
 }
 
-func TestTheSamePostTwiceIsOneOrderWithOneAnswer(t *testing.T) {
+func TestRepeatedPostIsOneOrder(t *testing.T) {
 	s := setup(t)
 	first := s.post("k1", tea)
 	again := s.post("k1", ` {"quantity":2, "product":"tea", "card":{"token":"tok_1"}, "email":"ada@example.com"}`)
@@ -121,7 +121,7 @@ func TestTheSamePostTwiceIsOneOrderWithOneAnswer(t *testing.T) {
 	s.holds(2, 2, 2)
 }
 
-func TestPostsAtTheSameMomentAreOneOrder(t *testing.T) {
+func TestConcurrentPostsAreOneOrder(t *testing.T) {
 	s := setup(t)
 	var posts sync.WaitGroup
 	for range 20 {
@@ -136,7 +136,7 @@ func TestPostsAtTheSameMomentAreOneOrder(t *testing.T) {
 	s.holds(1, 1, 1)
 }
 
-func TestAKeyUsedWithAnotherOrderIsRefused(t *testing.T) {
+func TestKeyWithAnotherOrderIsRefused(t *testing.T) {
 	s := setup(t)
 	first := s.post("k1", tea)
 	s.want(s.post("k1", strings.Replace(tea, `"quantity":2`, `"quantity":3`, 1)), 422, "key-reused")
@@ -146,7 +146,7 @@ func TestAKeyUsedWithAnotherOrderIsRefused(t *testing.T) {
 	s.holds(1, 1, 1)
 }
 
-func TestAPostWhileTheFirstIsRunningIsToldSo(t *testing.T) {
+func TestPostDuringTheFirstIsInFlight(t *testing.T) {
 	s := setup(t)
 	// The order's reference to its product waits for this lock.
 	tx, err := s.db.Begin(t.Context())
@@ -159,7 +159,7 @@ func TestAPostWhileTheFirstIsRunningIsToldSo(t *testing.T) {
 	}
 	first := make(chan reply, 1)
 	go func() { first <- s.post("k1", tea) }()
-	s.untilSomebodyWaits()
+	s.waitForLock()
 
 	second := s.post("k1", tea)
 	s.want(second, 409, "in-flight")
@@ -177,8 +177,8 @@ func TestAPostWhileTheFirstIsRunningIsToldSo(t *testing.T) {
 	s.holds(1, 1, 1)
 }
 
-// untilSomebodyWaits asks until a transaction of this database waits for a lock.
-func (s *shop) untilSomebodyWaits() {
+// waitForLock asks until a transaction of this database waits for a lock.
+func (s *shop) waitForLock() {
 	s.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
 		var waits bool
@@ -191,17 +191,17 @@ func (s *shop) untilSomebodyWaits() {
 			return
 		}
 	}
-	s.t.Fatal("nobody waits for a lock")
+	s.t.Fatal("no transaction waits for a lock")
 }
 
-func TestABusinessErrorIsKeptAndReplays(t *testing.T) {
+func TestBusinessErrorIsStoredAndReplays(t *testing.T) {
 	s := setup(t)
 	unicorn := strings.Replace(tea, "tea", "unicorn", 1)
 	first := s.post("k1", unicorn)
 	s.want(first, 404, "unknown_product")
 	s.holds(0, 0, 1)
 
-	// The answer to this key stays, also when the product appears.
+	// The answer to this key stays the same, even if the product appears later.
 	if _, err := s.db.Exec(t.Context(), `insert into shop.products (name, price) values ('unicorn', 1)`); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestABusinessErrorIsKeptAndReplays(t *testing.T) {
 	s.want(s.post("k2", unicorn), 201, `"amount":2`)
 }
 
-func TestWhatIsRefusedAtTheDoorStoresNothing(t *testing.T) {
+func TestRefusedRequestStoresNothing(t *testing.T) {
 	s := setup(t)
 	for name, c := range map[string]struct {
 		key, body string
@@ -238,10 +238,10 @@ func TestWhatIsRefusedAtTheDoorStoresNothing(t *testing.T) {
 	s.want(s.send("POST", "/orders", "acme", "k1", tea, "k2"), 400, "key-invalid")
 	s.want(s.send("POST", "/orders", "", "k1", tea), 401, "X-Tenant")
 	s.holds(0, 0, 0)
-	s.want(s.post("k1", tea), 201, `"amount":900`) // the key is as good as new
+	s.want(s.post("k1", tea), 201, `"amount":900`) // the key is still unused
 }
 
-func TestTheSameKeyOfAnotherTenantIsAnotherOrder(t *testing.T) {
+func TestKeyOfAnotherTenantIsAnotherOrder(t *testing.T) {
 	s := setup(t)
 	var order createorder.Order
 	if err := json.Unmarshal([]byte(s.send("POST", "/orders", "acme", "k1", tea).body), &order); err != nil {
@@ -253,7 +253,7 @@ func TestTheSameKeyOfAnotherTenantIsAnotherOrder(t *testing.T) {
 	s.want(s.send("GET", "/orders/"+order.ID.String(), "globex", "", ""), 404, "not_found")
 }
 
-func TestTheChargeIsInsertedUnderTheClientsKey(t *testing.T) {
+func TestChargeIsInsertedUnderTheClientsKey(t *testing.T) {
 	s := setup(t)
 	s.post("k1", tea)
 	key, err := samekey.NewKey("k1", "acme", "orders.create")

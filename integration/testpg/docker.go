@@ -32,12 +32,15 @@ func startDocker(ctx context.Context) (server, error) {
 	prepareTestcontainers(ctx)
 	removeOrphans(ctx)
 
+	const data = "/pgdata"
 	command := []string{"postgres"}
-	for name, value := range settings { // fsync=on too: the module's own command turns it off
+	for name, value := range settings {
 		command = append(command, "-c", name+"="+value)
 	}
 	container, err := postgres.Run(ctx, image,
 		testcontainers.WithCmd(command...),
+		testcontainers.WithEnv(map[string]string{"PGDATA": data, "POSTGRES_HOST_AUTH_METHOD": "password"}),
+		testcontainers.WithTmpfs(map[string]string{data: "rw"}),
 		testcontainers.WithLabels(map[string]string{owner: ownerOf(os.Getpid())}),
 		postgres.BasicWaitStrategies(),
 	)

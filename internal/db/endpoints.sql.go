@@ -12,58 +12,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const EndpointsCall = `-- name: EndpointsCall :many
-select e.name, e.url, e.secrets, e.version, e.stopped
-from unnest($1::text[]) as n (name)
-cross join lateral (
-    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
-    from samekey.endpoints x
-    where x.destination = $2 and x.name = n.name
-    offset 0
-) e
-`
-
-type EndpointsCallParams struct {
-	Names       []string
-	Destination string
-}
-
-type EndpointsCallRow struct {
-	Name    string
-	Url     string
-	Secrets []string
-	Version uuid.UUID
-	Stopped bool
-}
-
-// What the calls of a claim need, right before them. `offset 0` keeps it a look-up for each name: without statistics the
-// planner reads all that a destination has, 24 ms for 100,000.
-func (q *Queries) EndpointsCall(ctx context.Context, arg EndpointsCallParams) ([]EndpointsCallRow, error) {
-	rows, err := q.db.Query(ctx, EndpointsCall, arg.Names, arg.Destination)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []EndpointsCallRow
-	for rows.Next() {
-		var i EndpointsCallRow
-		if err := rows.Scan(
-			&i.Name,
-			&i.Url,
-			&i.Secrets,
-			&i.Version,
-			&i.Stopped,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const EndpointsDelete = `-- name: EndpointsDelete :execrows
 delete from samekey.endpoints where destination = $1 and name = $2
 `
@@ -79,6 +27,58 @@ func (q *Queries) EndpointsDelete(ctx context.Context, arg EndpointsDeleteParams
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const EndpointsForCalls = `-- name: EndpointsForCalls :many
+select e.name, e.url, e.secrets, e.version, e.stopped
+from unnest($1::text[]) as n (name)
+cross join lateral (
+    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
+    from samekey.endpoints x
+    where x.destination = $2 and x.name = n.name
+    offset 0
+) e
+`
+
+type EndpointsForCallsParams struct {
+	Names       []string
+	Destination string
+}
+
+type EndpointsForCallsRow struct {
+	Name    string
+	Url     string
+	Secrets []string
+	Version uuid.UUID
+	Stopped bool
+}
+
+// The endpoints that the attempts of a claim need, read right before they start. `offset 0` forces one lookup per name:
+// without statistics, the planner reads all endpoints of the destination (24 ms for 100,000).
+func (q *Queries) EndpointsForCalls(ctx context.Context, arg EndpointsForCallsParams) ([]EndpointsForCallsRow, error) {
+	rows, err := q.db.Query(ctx, EndpointsForCalls, arg.Names, arg.Destination)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []EndpointsForCallsRow
+	for rows.Next() {
+		var i EndpointsForCallsRow
+		if err := rows.Scan(
+			&i.Name,
+			&i.Url,
+			&i.Secrets,
+			&i.Version,
+			&i.Stopped,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const EndpointsGet = `-- name: EndpointsGet :one
@@ -119,33 +119,6 @@ func (q *Queries) EndpointsGet(ctx context.Context, arg EndpointsGetParams) (End
 	return i, err
 }
 
-const EndpointsGone = `-- name: EndpointsGone :execrows
-update samekey.endpoints
-set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp()
-where destination = $2 and name = $3 and version = $4 and stopped_at is null
-`
-
-type EndpointsGoneParams struct {
-	Reason      *string
-	Destination string
-	Name        string
-	Version     uuid.UUID
-}
-
-// By the receiver itself, in its answer to a call that was made by this version.
-func (q *Queries) EndpointsGone(ctx context.Context, arg EndpointsGoneParams) (int64, error) {
-	result, err := q.db.Exec(ctx, EndpointsGone,
-		arg.Reason,
-		arg.Destination,
-		arg.Name,
-		arg.Version,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
 const EndpointsList = `-- name: EndpointsList :many
 select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, changed_at
 from samekey.endpoints
@@ -156,7 +129,7 @@ limit $3
 
 type EndpointsListParams struct {
 	Destination string
-	Behind      string
+	AfterName   string
 	MaxCount    int32
 }
 
@@ -171,9 +144,9 @@ type EndpointsListRow struct {
 	ChangedAt   time.Time
 }
 
-// A page, in the order of names.
+// One page, ordered by name.
 func (q *Queries) EndpointsList(ctx context.Context, arg EndpointsListParams) ([]EndpointsListRow, error) {
-	rows, err := q.db.Query(ctx, EndpointsList, arg.Destination, arg.Behind, arg.MaxCount)
+	rows, err := q.db.Query(ctx, EndpointsList, arg.Destination, arg.AfterName, arg.MaxCount)
 	if err != nil {
 		return nil, err
 	}
@@ -216,16 +189,17 @@ type EndpointsPutParams struct {
 	Secrets     []string
 }
 
-// Receivers behind a destination: where each is, what signs for it, whether it is stopped.
+// Webhook receivers behind a destination: URL, signing secrets, stopped or not. The interleavings:
 //
-//	a call has read its row, then people change or start     the call goes out by the row it read; a 410 to it has an old
-//	the endpoint, then the receiver answers 410              version and stops nothing: the next call will tell
-//	deleted and put again meanwhile                          another version too
-//	two calls at once are answered 410                       the second finds it stopped
-//	a person stops it while calls are under way              they end as they do; no call begins after it
-//	killed between the stop and the settle                   the intent is taken over, and finds its endpoint stopped
+//	an attempt reads the row; a person changes or starts    the attempt uses the row that it read. The 410 has an old
+//	the endpoint; the receiver answers 410 to the attempt   version and stops nothing: the next attempt asks again
+//	the endpoint is deleted and created again meanwhile     as above: the version is a new one
+//	two attempts get a 410 at once                          the second finds the endpoint stopped
+//	a person stops the endpoint during attempts             they end normally; no attempt starts after it
+//	the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
+//	                                                        stopped
 //
-// It does not name `excluded`: that would need the right to read secrets, which the application's role does not have.
+// It does not use `excluded`, which needs SELECT on secrets: the application's role does not have that right.
 func (q *Queries) EndpointsPut(ctx context.Context, arg EndpointsPutParams) error {
 	_, err := q.db.Exec(ctx, EndpointsPut,
 		arg.Destination,
@@ -272,13 +246,40 @@ type EndpointsStopParams struct {
 	Name        string
 }
 
-// By a person. One that is stopped already keeps its reason.
+// A person stops an endpoint. An endpoint that is stopped already keeps its reason.
 func (q *Queries) EndpointsStop(ctx context.Context, arg EndpointsStopParams) (int64, error) {
 	result, err := q.db.Exec(ctx, EndpointsStop,
 		arg.Actor,
 		arg.Reason,
 		arg.Destination,
 		arg.Name,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
+const EndpointsStopGone = `-- name: EndpointsStopGone :execrows
+update samekey.endpoints
+set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp()
+where destination = $2 and name = $3 and version = $4 and stopped_at is null
+`
+
+type EndpointsStopGoneParams struct {
+	Reason      *string
+	Destination string
+	Name        string
+	Version     uuid.UUID
+}
+
+// The receiver stops itself with a 410 to a request that was made from this version.
+func (q *Queries) EndpointsStopGone(ctx context.Context, arg EndpointsStopGoneParams) (int64, error) {
+	result, err := q.db.Exec(ctx, EndpointsStopGone,
+		arg.Reason,
+		arg.Destination,
+		arg.Name,
+		arg.Version,
 	)
 	if err != nil {
 		return 0, err

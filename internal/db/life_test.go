@@ -63,7 +63,7 @@ func (l *lives) step() {
 	x := l.all[l.IntN(len(l.all))]
 	var possible []intent.Transition
 	for _, step := range intent.Table {
-		underLease := slices.Contains([]string{intent.EventAttempt, intent.EventLookup, intent.EventApply, intent.EventPutOff, intent.EventOrphaned}, step.Event)
+		underLease := slices.Contains([]string{intent.EventAttempt, intent.EventLookup, intent.EventApply, intent.EventPostponed, intent.EventOrphaned}, step.Event)
 		if step.From == x.status && step.From != intent.New && (!underLease || x.held) && (step.Event != intent.EventClaimed || !x.held) {
 			possible = append(possible, step)
 		}
@@ -82,28 +82,28 @@ func (l *lives) step() {
 		l.take(x)
 	case intent.EventAttempt, intent.EventLookup, intent.EventApply:
 		l.settle(x, step.Event, to)
-	case intent.EventPutOff:
-		l.putOff(x)
+	case intent.EventPostponed:
+		l.postpone(x)
 	case intent.EventOrphaned:
 		l.orphan(x)
 	case intent.EventApproved:
-		l.must(l.q.OutboxPeopleApprove(l.Context(), db.OutboxPeopleApproveParams{ID: x.id, Actor: "a", Reason: "r"}))
+		l.must(l.q.OutboxOperatorApprove(l.Context(), db.OutboxOperatorApproveParams{ID: x.id, Actor: "a", Reason: "r"}))
 		l.moved(x, step.Event, intent.Pending)
 	case intent.EventRedriven:
-		l.must(l.q.OutboxPeopleRedrive(l.Context(), db.OutboxPeopleRedriveParams{ID: x.id, Actor: "a", Reason: "r"}))
+		l.must(l.q.OutboxOperatorRedrive(l.Context(), db.OutboxOperatorRedriveParams{ID: x.id, Actor: "a", Reason: "r"}))
 		l.moved(x, step.Event, intent.Pending)
 	case intent.EventResolved:
 		outcome := intent.OutcomeDelivered
 		if to != intent.Answered {
 			outcome = intent.OutcomeNotSent
 		}
-		l.must(l.q.OutboxPeopleResolve(l.Context(), db.OutboxPeopleResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"}))
+		l.must(l.q.OutboxOperatorResolve(l.Context(), db.OutboxOperatorResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"}))
 		if x.held {
 			x.stale = append(x.stale, x.attempt)
 		}
 		l.moved(x, step.Event, to)
 	case intent.EventCancelled, intent.EventRejected:
-		l.must(l.q.OutboxPeopleFinish(l.Context(), db.OutboxPeopleFinishParams{ID: x.id, Event: step.Event, Actor: "a", Reason: "r"}))
+		l.must(l.q.OutboxOperatorCancel(l.Context(), db.OutboxOperatorCancelParams{ID: x.id, Event: step.Event, Actor: "a", Reason: "r"}))
 		l.moved(x, step.Event, to)
 		l.promote(x.key)
 	}
@@ -127,13 +127,13 @@ func (l *lives) enqueue() {
 func (l *lives) take(x *life) {
 	l.exec(`update samekey.outbox_queue set due_at = clock_timestamp() + case when id = $1 then interval '-1 second' else interval '1 hour' end`, x.id)
 	if x.status == intent.Answered {
-		rows, err := l.q.OutboxAppliesClaim(l.Context(), db.OutboxAppliesClaimParams{Action: "charge", Worker: 7, MaxCount: 10, Lease: time.Minute})
+		rows, err := l.q.OutboxAnsweredClaim(l.Context(), db.OutboxAnsweredClaimParams{Action: "charge", Worker: 7, MaxCount: 10, Lease: time.Minute})
 		if err != nil || len(rows) != 1 || rows[0].ID != x.id {
 			l.Fatalf("claimed %+v to be applied, %v", rows, err)
 		}
 		x.attempt = rows[0].Attempt
 	} else {
-		rows := l.claim(func(p *db.OutboxQueueClaimParams) { p.Repeatable = l.IntN(2) == 0 })
+		rows := l.claim(func(p *db.OutboxQueueClaimParams) { p.SafeToResend = l.IntN(2) == 0 })
 		if len(rows) != 1 || rows[0].ID != x.id {
 			l.Fatalf("claimed %+v, want %s", rows, x.id)
 		}
@@ -152,11 +152,11 @@ func (l *lives) settle(x *life, event, to string) {
 	if event == intent.EventApply && intent.IsFinished(to) {
 		err := pgx.BeginFunc(l.Context(), l.DB, func(tx pgx.Tx) error {
 			q := l.q.WithTx(tx)
-			began, err := q.OutboxQueueHeld(l.Context(), db.OutboxQueueHeldParams{ID: x.id, Attempt: x.attempt, Worker: 7})
+			began, err := q.OutboxQueueCheckClaim(l.Context(), db.OutboxQueueCheckClaimParams{ID: x.id, Attempt: x.attempt, Worker: 7})
 			if err != nil {
 				return err
 			}
-			l.must(q.OutboxQueueFinishApplied(l.Context(), db.OutboxQueueFinishAppliedParams{ID: x.id, Attempt: x.attempt, Worker: 7, Began: began, Outcome: to}))
+			l.must(q.OutboxQueueFinish(l.Context(), db.OutboxQueueFinishParams{ID: x.id, Attempt: x.attempt, Worker: 7, Began: began, Outcome: to}))
 			return nil
 		})
 		if err != nil {
@@ -164,7 +164,7 @@ func (l *lives) settle(x *life, event, to string) {
 		}
 	} else {
 		rows, err := l.q.OutboxQueueSettle(l.Context(), settleOne(x.id, x.attempt, 7, to, func(p *db.OutboxQueueSettleParams) {
-			p.Events, p.Sents, p.Keeps = []string{event}, []bool{sent}, []bool{to == intent.Answered && event != intent.EventApply}
+			p.Events, p.WasSent, p.KeepLease = []string{event}, []bool{sent}, []bool{to == intent.Answered && event != intent.EventApply}
 		}))
 		if err != nil || len(rows) != 1 {
 			l.Fatalf("settled %+v, %v", rows, err)
@@ -180,20 +180,20 @@ func (l *lives) settle(x *life, event, to string) {
 	}
 }
 
-func (l *lives) putOff(x *life) {
-	l.must(l.q.OutboxQueuePutOff(l.Context(), db.OutboxQueuePutOffParams{Worker: 7, Ids: []uuid.UUID{x.id}, Attempts: []int32{x.attempt},
-		Delays: []int64{0}, Unsends: []bool{true}}))
+func (l *lives) postpone(x *life) {
+	l.must(l.q.OutboxQueuePostpone(l.Context(), db.OutboxQueuePostponeParams{Worker: 7, Ids: []uuid.UUID{x.id}, Attempts: []int32{x.attempt},
+		Delays: []int64{0}, ClearSent: []bool{true}}))
 	to := x.status
 	if to == intent.Leased {
 		to = intent.Pending
 	}
-	l.moved(x, intent.EventPutOff, to)
+	l.moved(x, intent.EventPostponed, to)
 }
 
 // orphan has the leases of this one run out.
 func (l *lives) orphan(x *life) {
 	l.exec(`update samekey.outbox_queue set lease_until = clock_timestamp() - interval '1 second' where id = $1`, x.id)
-	rows, err := l.q.OutboxQueueRelease(l.Context(), db.OutboxQueueReleaseParams{Holder: 7, MaxCount: 10, Settling: time.Second})
+	rows, err := l.q.OutboxQueueRelease(l.Context(), db.OutboxQueueReleaseParams{Holder: 7, MaxCount: 10, SettlingDelay: time.Second})
 	if err != nil || len(rows) != 1 || rows[0].ID != x.id {
 		l.Fatalf("released %+v, %v", rows, err)
 	}
@@ -268,7 +268,7 @@ func (l *lives) compare() {
 	l.Helper()
 	for _, x := range l.all {
 		got := l.text(`select coalesce((select status || case when leased_by is null then '' else ' held' end from samekey.outbox_queue where id = $1),
-			(select finished from samekey.outbox_history where intent_id = $1 and finished is not null), 'lost')`, x.id)
+			(select final_status from samekey.outbox_history where intent_id = $1 and final_status is not null), 'lost')`, x.id)
 		want := x.status
 		if x.held {
 			want += " held"

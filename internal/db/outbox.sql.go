@@ -37,8 +37,8 @@ type OutboxEnqueueParams struct {
 	RequestedBy  *string
 }
 
-// The intent: written once, never changed.
-// Every semantic is in the SQL function, so that psql, triggers and other languages have the same.
+// Intents (samekey.outbox): one insert, and what people read.
+// All rules are in the SQL function, so psql, triggers and other languages get the same behavior.
 func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, OutboxEnqueue,
 		arg.Scope,
@@ -67,13 +67,13 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        o.content_type, o.headers, o.ordering_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
-       q.status, q.attempt, q.spent, q.first_sent_at, w.window_ends, q.leased_by, q.lease_until,
-       q.approved_at, q.repeatable, q.last_code,
-       h.finished, h.at as finished_at, h.code as finished_code
+       q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
+       q.approved_at, q.safe_to_resend, q.last_code,
+       h.final_status, h.at as finished_at, h.code as finished_code
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_queue w on w.id = o.id and w.window_ends < 'infinity' -- Go's time has no infinity
-left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
+left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.id = any (cast($2::text[] as uuid[]))
 order by o.id desc
 `
@@ -84,42 +84,42 @@ type OutboxEntriesParams struct {
 }
 
 type OutboxEntriesRow struct {
-	ID           uuid.UUID
-	Scope        string
-	IdemKey      string
-	Action       string
-	Part         string
-	DeliveryKey  uuid.UUID
-	Payload      []byte
-	ContentType  string
-	Headers      []byte
-	OrderingKey  *string
-	DueAt        time.Time
-	Deadline     time.Time
-	TraceContext *string
-	RequestedBy  *string
-	CreatedAt    time.Time
-	Status       *string
-	Attempt      *int32
-	Spent        *int32
-	FirstSentAt  *time.Time
-	WindowEnds   *time.Time
-	LeasedBy     *int32
-	LeaseUntil   *time.Time
-	ApprovedAt   *time.Time
-	Repeatable   *bool
-	LastCode     *string
-	Finished     *string
-	FinishedAt   *time.Time
-	FinishedCode *string
+	ID             uuid.UUID
+	Scope          string
+	IdemKey        string
+	Action         string
+	Part           string
+	DeliveryKey    uuid.UUID
+	Payload        []byte
+	ContentType    string
+	Headers        []byte
+	OrderingKey    *string
+	DueAt          time.Time
+	Deadline       time.Time
+	TraceContext   *string
+	RequestedBy    *string
+	CreatedAt      time.Time
+	Status         *string
+	Attempt        *int32
+	AttemptsUsed   *int32
+	FirstSentAt    *time.Time
+	KeyWindowUntil *time.Time
+	LeasedBy       *int32
+	LeaseUntil     *time.Time
+	ApprovedAt     *time.Time
+	SafeToResend   *bool
+	LastCode       *string
+	FinalStatus    *string
+	FinishedAt     *time.Time
+	FinishedCode   *string
 }
 
-// The intents and where they stand. The payload is left out unless asked for: a page of them could be 1 GB.
+// The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
 //
-// The ids come as text: an application may use pgx's exec mode or the simple protocol, which cannot encode arrays of uuid.
+// The ids are passed as text[]: pgx's exec mode and simple protocol cannot encode uuid[].
 //
-// Go's time has no
-// infinity: one such value, which samekey.enqueue refuses and an owner may have written, must not hide the page that it is on.
+// time.Time has no infinity. samekey.enqueue refuses infinite times, but the owner of the table can write one, and it
+// must not make a whole page unreadable.
 func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([]OutboxEntriesRow, error) {
 	rows, err := q.db.Query(ctx, OutboxEntries, arg.WithPayload, arg.Ids)
 	if err != nil {
@@ -147,15 +147,15 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.CreatedAt,
 			&i.Status,
 			&i.Attempt,
-			&i.Spent,
+			&i.AttemptsUsed,
 			&i.FirstSentAt,
-			&i.WindowEnds,
+			&i.KeyWindowUntil,
 			&i.LeasedBy,
 			&i.LeaseUntil,
 			&i.ApprovedAt,
-			&i.Repeatable,
+			&i.SafeToResend,
 			&i.LastCode,
-			&i.Finished,
+			&i.FinalStatus,
 			&i.FinishedAt,
 			&i.FinishedCode,
 		); err != nil {
@@ -171,7 +171,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 
 const OutboxHistory = `-- name: OutboxHistory :many
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.finished, h.actor, h.reason
+       h.final_status, h.actor, h.reason
 from samekey.outbox_history h
 where h.intent_id = $1
 order by h.id
@@ -188,12 +188,12 @@ type OutboxHistoryRow struct {
 	StartedAt    *time.Time
 	Attempt      *int32
 	Worker       *int32
-	Finished     *string
+	FinalStatus  *string
 	Actor        *string
 	Reason       *string
 }
 
-// What happened to an intent, in order.
+// The events of an intent, in order.
 func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHistoryRow, error) {
 	rows, err := q.db.Query(ctx, OutboxHistory, id)
 	if err != nil {
@@ -214,13 +214,70 @@ func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHist
 			&i.StartedAt,
 			&i.Attempt,
 			&i.Worker,
-			&i.Finished,
+			&i.FinalStatus,
 			&i.Actor,
 			&i.Reason,
 		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListActive = `-- name: OutboxListActive :many
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status = $1
+  and q.id < $2
+  and ($3::text = '' or q.action = $3)
+  and ($4::text = '' or q.last_code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+order by q.id desc
+limit $8
+`
+
+type OutboxListActiveParams struct {
+	Status   string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	Part     string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// Intents that a worker has yet to finish. It reads the queue's primary key backwards; the queue is short in normal
+// operation.
+func (q *Queries) OutboxListActive(ctx context.Context, arg OutboxListActiveParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListActive,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.Part,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -250,18 +307,18 @@ type OutboxListAllParams struct {
 	MaxCount int32
 }
 
-// What people read. Each list finds ids, newest first, from one index that is already in that order, so that a page
-// costs its own rows and those that its filters drop; OutboxEntries then looks the ids up. A cursor is the last id of a
-// page: ids are no strict order of time (UUIDs of version 7, made by writers whose clocks differ), but each intent keeps
-// its place. Absent filters are empty, or 0 for the age.
+// Lists. Each OutboxList query returns ids, newest first, from one index in that order, so a page costs its own rows
+// and those that its filters drop. OutboxEntries then reads the intents. The cursor is the last id of a page. The order
+// of ids is almost the order of time (version 7 UUIDs from writers with different clocks), and each intent keeps its
+// place. An absent filter is an empty text, or 0 for the age.
 //
-// `offset 0` keeps the plan a look-up of the outbox by primary key for each row that the index gives; a hash join would
-// read all of both tables. The limit stays a parameter: a generic plan has to assume a tenth of all rows for it, and so
-// never looks cheaper than one for the arguments (a generic one walks the queue's primary key for a state that nothing is
-// in: a million rows). Over 1 million finished and 1 million in the queue, a page of each resting state takes under 1 ms.
-// States without an index in their order (leased, unknown, answered; refused and cancelled where nearly all are
-// delivered) cost one scan of the narrow queue, or of the history: 0.3 to 0.5 s on a busy machine of two cores.
-// Intents of any state: the primary key, backwards.
+// `offset 0` forces a lookup in outbox by primary key for each row from the index; a hash join would read both tables.
+// The limit is a parameter: the planner assumes a tenth of all rows for it, so a generic plan never looks cheaper than
+// a plan for the actual arguments. (A generic plan walks the queue's primary key, a million rows, for a state that no
+// intent is in.) With 1 million finished and 1 million queued intents, a page of awaiting_approval, parked or dead ones
+// takes under 1 ms. A page of leased, unknown or answered intents scans the queue; a page of refused or cancelled ones
+// scans the history if nearly all are delivered: 0.3 to 0.5 s on a busy machine with two cores.
+// Intents in any state. It reads the primary key backwards.
 func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListAll,
 		arg.Before,
@@ -289,14 +346,70 @@ func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([
 	return items, nil
 }
 
+const OutboxListAttention = `-- name: OutboxListAttention :many
+select q.id
+from samekey.outbox_queue q
+cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
+  and q.id < $2
+  and ($3::text = '' or q.action = $3)
+  and ($4::text = '' or q.last_code = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::text = '' or o.part = $6)
+  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+order by q.id desc
+limit $8
+`
+
+type OutboxListAttentionParams struct {
+	Status   string
+	Before   uuid.UUID
+	Action   string
+	Code     string
+	Scope    string
+	Part     string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// Intents that wait for a person. The first condition repeats the predicate of outbox_queue_attention.
+func (q *Queries) OutboxListAttention(ctx context.Context, arg OutboxListAttentionParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListAttention,
+		arg.Status,
+		arg.Before,
+		arg.Action,
+		arg.Code,
+		arg.Scope,
+		arg.Part,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const OutboxListByKey = `-- name: OutboxListByKey :many
 select o.id
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
-left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null
+left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 where o.idem_key = $1
   and o.id < $2
-  and ($3::text = '' or coalesce(q.status, h.finished) = $3)
+  and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
   and ($4::text = '' or o.action = $4)
   and ($5::text = '' or o.scope = $5)
   and ($6::text = '' or o.part = $6)
@@ -318,7 +431,7 @@ type OutboxListByKeyParams struct {
 	MaxCount int32
 }
 
-// Intents of one key: the unique index starts with it.
+// Intents of one key. The unique index starts with the key.
 func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListByKey,
 		arg.IdemKey,
@@ -353,7 +466,7 @@ const OutboxListFinished = `-- name: OutboxListFinished :many
 select h.intent_id
 from samekey.outbox_history h
 cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
-where h.finished is not null and h.finished = $1
+where h.final_status is not null and h.final_status = $1
   and h.intent_id < $2
   and ($3::text = '' or o.action = $3)
   and ($4::text = '' or h.code = $4)
@@ -375,7 +488,7 @@ type OutboxListFinishedParams struct {
 	MaxCount int32
 }
 
-// What is finished: outbox_history_finish, backwards.
+// Finished intents. It reads outbox_history_finish backwards.
 func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinishedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListFinished,
 		arg.Status,
@@ -405,123 +518,11 @@ func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinished
 	return items, nil
 }
 
-const OutboxListResting = `-- name: OutboxListResting :many
-select q.id
-from samekey.outbox_queue q
-cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
-where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
-  and q.id < $2
-  and ($3::text = '' or q.action = $3)
-  and ($4::text = '' or q.last_code = $4)
-  and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or o.part = $6)
-  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
-order by q.id desc
-limit $8
-`
-
-type OutboxListRestingParams struct {
-	Status   string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
-}
-
-// What waits for a person, by outbox_queue_resting, whose predicate is repeated here.
-func (q *Queries) OutboxListResting(ctx context.Context, arg OutboxListRestingParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, OutboxListResting,
-		arg.Status,
-		arg.Before,
-		arg.Action,
-		arg.Code,
-		arg.Scope,
-		arg.Part,
-		arg.AgeUs,
-		arg.MaxCount,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []uuid.UUID
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const OutboxListWorking = `-- name: OutboxListWorking :many
-select q.id
-from samekey.outbox_queue q
-cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
-where q.status = $1
-  and q.id < $2
-  and ($3::text = '' or q.action = $3)
-  and ($4::text = '' or q.last_code = $4)
-  and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or o.part = $6)
-  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
-order by q.id desc
-limit $8
-`
-
-type OutboxListWorkingParams struct {
-	Status   string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
-}
-
-// What the worker has before it or in hands: the queue's primary key, backwards. It is short in a healthy system.
-func (q *Queries) OutboxListWorking(ctx context.Context, arg OutboxListWorkingParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, OutboxListWorking,
-		arg.Status,
-		arg.Before,
-		arg.Action,
-		arg.Code,
-		arg.Scope,
-		arg.Part,
-		arg.AgeUs,
-		arg.MaxCount,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []uuid.UUID
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, due_at, deadline, trace_context, requested_by, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 
@@ -543,7 +544,7 @@ type OutboxLoadRow struct {
 	MessageID    *string
 }
 
-// What a claim's answer was too small for. It locks nothing and waits for nobody: a slow reader holds up itself alone.
+// Reads the payloads that a claim did not return. It takes no locks, so a slow reader delays no other worker.
 func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoadRow, error) {
 	rows, err := q.db.Query(ctx, OutboxLoad, ids)
 	if err != nil {

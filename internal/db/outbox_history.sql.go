@@ -17,7 +17,7 @@ select h.outcome::text as outcome, coalesce(h.code, '')::text as code, coalesce(
        coalesce(h.response, '')::bytea as response, (h.event = 'resolved')::boolean as resolved
 from samekey.outbox_history h
 where h.intent_id = $1 and h.outcome in ('delivered', 'refused')
-  and (h.event <> 'late' or h.attempt = (select q.sent_attempt from samekey.outbox_queue q where q.id = $1))
+  and (h.event <> 'late' or h.attempt = (select q.last_sent_attempt from samekey.outbox_queue q where q.id = $1))
 order by h.id desc
 limit 1
 `
@@ -30,9 +30,9 @@ type OutboxHistoryAnswerRow struct {
 	Resolved     bool
 }
 
-// What happened to an intent, in order.
-// The answer that an answered intent was given: by an attempt, a look-up, a zombie or a person, whichever came last. The
-// late answer of an attempt that was not the last one sent counts for nothing.
+// Events of an intent that a worker needs.
+// The outcome of an answered intent: from an attempt, a lookup, a late attempt or a person, whichever is the latest. A
+// late outcome counts only if it belongs to the last attempt that was sent.
 func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryAnswerRow, error) {
 	row := q.db.QueryRow(ctx, OutboxHistoryAnswer, id)
 	var i OutboxHistoryAnswerRow
@@ -46,28 +46,28 @@ func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (Outbox
 	return i, err
 }
 
-const OutboxHistoryLastAnswer = `-- name: OutboxHistoryLastAnswer :one
+const OutboxHistoryLastResponse = `-- name: OutboxHistoryLastResponse :one
 select coalesce(h.code, '')::text as code, coalesce(h.response_type, '')::text as response_type, h.response
 from samekey.outbox_queue q
 join samekey.outbox_history h on h.intent_id = q.id
 where q.id = $1 and h.response is not null and h.at >= q.first_sent_at
-  and (h.event = 'attempt' or h.event = 'late' and h.attempt = q.sent_attempt)
+  and (h.event = 'attempt' or h.event = 'late' and h.attempt = q.last_sent_attempt)
 order by h.id desc
 limit 1
 `
 
-type OutboxHistoryLastAnswerRow struct {
+type OutboxHistoryLastResponseRow struct {
 	Code         string
 	ResponseType string
 	Response     []byte
 }
 
-// What the vendor last answered to an attempt of an intent whose outcome is unknown, for its look-up. What was answered
-// before the intent was known to be unsent, as by a person, is about something else, and so is the late answer of an
+// The vendor's last response to an attempt of an intent with an unknown outcome. The lookup may need it. Responses from
+// before first_sent_at do not count: the intent was known to be unsent after them. Neither does a late response to an
 // attempt that was not the last one sent.
-func (q *Queries) OutboxHistoryLastAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryLastAnswerRow, error) {
-	row := q.db.QueryRow(ctx, OutboxHistoryLastAnswer, id)
-	var i OutboxHistoryLastAnswerRow
+func (q *Queries) OutboxHistoryLastResponse(ctx context.Context, id uuid.UUID) (OutboxHistoryLastResponseRow, error) {
+	row := q.db.QueryRow(ctx, OutboxHistoryLastResponse, id)
+	var i OutboxHistoryLastResponseRow
 	err := row.Scan(&i.Code, &i.ResponseType, &i.Response)
 	return i, err
 }

@@ -23,12 +23,35 @@ type OutboxQueueApplyEndedRow struct {
 	Committed bool
 }
 
-// Whether Apply ended the transaction that it was given, and how. Asked only where nothing was finished.
+// Tells whether Apply ended its transaction, and whether that transaction committed. Needed only if nothing was
+// finished.
 func (q *Queries) OutboxQueueApplyEnded(ctx context.Context, began string) (OutboxQueueApplyEndedRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueApplyEnded, began)
 	var i OutboxQueueApplyEndedRow
 	err := row.Scan(&i.Ended, &i.Committed)
 	return i, err
+}
+
+const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
+select pg_current_xact_id()::text as began
+from samekey.outbox_queue q
+where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
+`
+
+type OutboxQueueCheckClaimParams struct {
+	ID      uuid.UUID
+	Attempt int32
+	Worker  int32
+}
+
+// Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
+// the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
+// decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
+func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (string, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
+	var began string
+	err := row.Scan(&began)
+	return began, err
 }
 
 const OutboxQueueClaim = `-- name: OutboxQueueClaim :many
@@ -58,137 +81,138 @@ with picked as materialized (
     cross join lateral (select octet_length(x.payload) + pg_column_size(x.headers) as bytes from samekey.outbox x where x.id = i.id offset 0) o
     left join lateral (select octet_length(x.request) as bytes from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 ), fitting as materialized (
-    select f.ids, f.bytes, f.bytes > $8::bigint as unread
+    select f.ids, f.bytes, f.bytes > $8::bigint as payload_deferred,
+           $9::boolean or f.bytes <= $8::bigint as mark_sent
     from (select array_agg(z.id) as ids, coalesce(max(z.upto), 0)::bigint as bytes
-          from sized z where z.n = 1 or z.upto <= $9::bigint) f
+          from sized z where z.n = 1 or z.upto <= $10::bigint) f
 ), claimed as (
     update samekey.outbox_queue q
-    set status        = case q.status when 'pending' then 'leased' else q.status end,
-        attempt       = q.attempt + 1,
-        leased_by     = $5::int,
-        lease_until   = p.now + $10::interval,
-        -- Irreversible and not approved: this claim only sends it to wait for a person, so a crash loses nothing.
-        repeatable    = $11::boolean or f.unread or ($12::boolean and q.approved_at is null),
-        first_sent_at = case when q.status = 'pending' and not ($12::boolean and q.approved_at is null)
-                                  and ($11 or not f.unread)
+    set status           = case q.status when 'pending' then 'leased' else q.status end,
+        attempt          = q.attempt + 1,
+        leased_by        = $5::int,
+        lease_until      = p.now + $11::interval,
+        -- An irreversible intent without approval only moves to awaiting_approval in this claim: a crash loses nothing.
+        safe_to_resend   = $9::boolean or f.payload_deferred or ($12::boolean and q.approved_at is null),
+        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($12::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        sent_to       = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $13::text else q.sent_to end,
-        plain         = q.plain or q.status = 'pending' and not $14::boolean and ($11 or not f.unread),
-        window_ends   = case when q.status = 'pending' and ($11 or not f.unread)
-                        then coalesce(q.window_ends, case when $15::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
-                        else q.window_ends end
+        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $13::text else q.sent_to end,
+        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $14::boolean,
+        key_window_until = case when q.status = 'pending' and f.mark_sent
+                        then coalesce(q.key_window_until, case when $15::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
+                        else q.key_window_until end
     from picked p, fitting f
     where q.id = any (f.ids)
-    returning q.id, q.status, q.attempt, q.spent, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.window_ends, q.resent, q.plain, q.first_sent_at, q.sent_to, p.now,
-              f.unread, f.bytes, cardinality(p.ids) > cardinality(f.ids) as cut,
-              -- Was the key unseen by any vendor before this claim? Then an attempt that is provably unsent leaves it so.
+    returning q.id, q.status, q.attempt, q.attempts_used, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.key_window_until, q.no_resend, q.sent_unrendered, q.first_sent_at, q.sent_to, p.now,
+              f.payload_deferred, f.bytes, cardinality(p.ids) > cardinality(f.ids) as has_more,
+              -- first_send: no vendor saw the key before this claim. If the attempt is provably unsent, that stays so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
-select c.id, c.status, c.attempt, c.spent, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.resent,
-       c.plain, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
-       -- Too late to be sent: an attempt that takes its whole time would end past the vendor's memory of the key, as it was
-       -- known at the first send or as it is known now, whichever is shorter.
-       coalesce(not c.first_send and least(c.window_ends, c.first_sent_at + $1::interval) < c.now + $2::interval, false)::boolean as past_window,
+select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.no_resend,
+       c.sent_unrendered, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
+       -- past_window: too late to send. An attempt that takes its whole timeout would end after the vendor forgets the
+       -- key. The window is the one at the first send or the current one, whichever is shorter.
+       coalesce(not c.first_send and least(c.key_window_until, c.first_sent_at + $1::interval) < c.now + $2::interval, false)::boolean as past_window,
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
-       c.now::timestamptz as now, c.unread::boolean as unread, c.bytes::bigint as bytes, c.cut::boolean as cut,
+       c.now::timestamptz as now, c.payload_deferred::boolean as payload_deferred, c.bytes::bigint as bytes, c.has_more::boolean as has_more,
        coalesce(o.scope, '')::text as scope, coalesce(o.idem_key, '')::text as idem_key, coalesce(o.part, '')::text as part,
        coalesce(o.delivery_key, c.id)::uuid as delivery_key, coalesce(o.content_type, '')::text as content_type, o.trace_context,
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, due_at, deadline, trace_context, requested_by, created_at from samekey.outbox x where x.id = c.id and not c.unread offset 0) o on true
-left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.unread offset 0) s on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
 type OutboxQueueClaimParams struct {
-	KeyWindow     pgtype.Interval
-	Reserve       time.Duration
-	Action        string
-	Mark          time.Time
-	Worker        int32
-	Destination   string
-	MaxCount      int32
-	InlineBytes   int64
-	MaxBytes      int64
-	Lease         time.Duration
-	Repeatable    bool
-	NeedsApproval bool
-	SentTo        string
-	Fixes         bool
-	Forever       bool
+	KeyWindow        pgtype.Interval
+	MinWindowLeft    time.Duration
+	Action           string
+	DueFrom          time.Time
+	Worker           int32
+	Destination      string
+	MaxCount         int32
+	InlineBytes      int64
+	SafeToResend     bool
+	MaxBytes         int64
+	Lease            time.Duration
+	NeedsApproval    bool
+	SentTo           string
+	Renders          bool
+	KeyWindowForever bool
 }
 
 type OutboxQueueClaimRow struct {
-	ID           uuid.UUID
-	Status       string
-	Attempt      int32
-	Spent        int32
-	DueAt        time.Time
-	ApprovedAt   *time.Time
-	LastCode     *string
-	OrderingKey  *string
-	FirstSend    bool
-	Resent       bool
-	Plain        bool
-	FirstSentAt  *time.Time
-	SentTo       string
-	PastWindow   bool
-	PastDeadline bool
-	Now          time.Time
-	Unread       bool
-	Bytes        int64
-	Cut          bool
-	Scope        string
-	IdemKey      string
-	Part         string
-	DeliveryKey  uuid.UUID
-	ContentType  string
-	TraceContext *string
-	CreatedAt    time.Time
-	Payload      []byte
-	Headers      []byte
-	CarriedKey   string
-	RequestType  *string
-	Request      []byte
-	MessageID    *string
+	ID              uuid.UUID
+	Status          string
+	Attempt         int32
+	AttemptsUsed    int32
+	DueAt           time.Time
+	ApprovedAt      *time.Time
+	LastCode        *string
+	OrderingKey     *string
+	FirstSend       bool
+	NoResend        bool
+	SentUnrendered  bool
+	FirstSentAt     *time.Time
+	SentTo          string
+	PastWindow      bool
+	PastDeadline    bool
+	Now             time.Time
+	PayloadDeferred bool
+	Bytes           int64
+	HasMore         bool
+	Scope           string
+	IdemKey         string
+	Part            string
+	DeliveryKey     uuid.UUID
+	ContentType     string
+	TraceContext    *string
+	CreatedAt       time.Time
+	Payload         []byte
+	Headers         []byte
+	CarriedKey      string
+	RequestType     *string
+	Request         []byte
+	MessageID       *string
 }
 
-// The work: what claims, settles and sweeps do to samekey.outbox_queue.
-// Takes up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
-// (Answered ones are claimed by OutboxAppliesClaim.) It takes none where this worker's own session lock is gone (somebody else may be about to release what
-// it holds; a shared try-lock tells, and the transaction's end gives it back) or where the destination or the action is
-// paused, here or in River. The mark is the low-water mark of due_at: index entries before it are dead, or are left to the
-// full scan.
+// The work queue (samekey.outbox_queue): claims, settles and sweeps.
+// Claims up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
+// (OutboxAnsweredClaim claims the answered ones.) It claims none if the destination or the action is paused, here or in
+// River, or if the worker's session lock is lost: then other workers may be about to release its leases. (A shared
+// try-lock tells; it ends with the transaction.) due_from is the low-water mark of due_at: index entries before it are
+// dead, or are left to the full scan.
 //
-// It is bounded by bytes too: it takes the first by due_at whose payloads and rendered requests fit into max_bytes
-// together, and the first of all in any case. The size of a payload is known without reading it. The answer holds what is in
-// the outbox only where all of the claim fits into inline_bytes; else OutboxLoad reads it after the commit. Rows stream out
-// before the commit: an answer with large payloads makes the commit wait for a slow reader, with rows locked and not leased,
-// and a reader that gives up leaves leases that nobody knows of. Measured over a link of 10 MB/s: 400 payloads of 500 KB,
-// no call in 160 s, 250 intents unknown.
+// max_bytes bounds a claim too. It takes the first intents by due_at whose payloads and rendered requests fit together,
+// and at least one. The size of a payload is known without reading it. The result contains what is in outbox only if
+// the whole claim fits into inline_bytes; otherwise payload_deferred is set and OutboxLoad reads it after the commit.
+// Rows reach the client before the commit. So with large payloads, the commit would wait for a slow reader, with rows
+// locked and not leased, and a reader that gives up would leave leases that no worker knows of. Measured over a link of
+// 10 MB/s with 400 payloads of 500 KB: no call in 160 s, 250 intents unknown.
 //
-// What is loaded later and may not be sent twice is leased as unsent: repeatable, without first_sent_at. OutboxQueueSending
-// marks it before it is sent. So a worker that dies or stops while it loads leaves nothing unknown.
+// If the payload is deferred, an intent that must not be sent twice is leased as unsent: safe_to_resend, without
+// first_sent_at. OutboxQueueMarkSending marks it right before it is sent. So a worker that dies or stops while it loads
+// leaves no intent unknown.
 //
-// Each subquery without a column of the queue is evaluated once. The arrays keep the plan a look-up by primary key,
-// whatever the statistics say, and `offset 0` does the same for the joins with the payloads.
+// Each subquery without a column of the queue runs once. The arrays force lookups by primary key regardless of
+// statistics, and `offset 0` does the same for the joins with the payloads.
 func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimParams) ([]OutboxQueueClaimRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueClaim,
 		arg.KeyWindow,
-		arg.Reserve,
+		arg.MinWindowLeft,
 		arg.Action,
-		arg.Mark,
+		arg.DueFrom,
 		arg.Worker,
 		arg.Destination,
 		arg.MaxCount,
 		arg.InlineBytes,
+		arg.SafeToResend,
 		arg.MaxBytes,
 		arg.Lease,
-		arg.Repeatable,
 		arg.NeedsApproval,
 		arg.SentTo,
-		arg.Fixes,
-		arg.Forever,
+		arg.Renders,
+		arg.KeyWindowForever,
 	)
 	if err != nil {
 		return nil, err
@@ -201,22 +225,22 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 			&i.ID,
 			&i.Status,
 			&i.Attempt,
-			&i.Spent,
+			&i.AttemptsUsed,
 			&i.DueAt,
 			&i.ApprovedAt,
 			&i.LastCode,
 			&i.OrderingKey,
 			&i.FirstSend,
-			&i.Resent,
-			&i.Plain,
+			&i.NoResend,
+			&i.SentUnrendered,
 			&i.FirstSentAt,
 			&i.SentTo,
 			&i.PastWindow,
 			&i.PastDeadline,
 			&i.Now,
-			&i.Unread,
+			&i.PayloadDeferred,
 			&i.Bytes,
-			&i.Cut,
+			&i.HasMore,
 			&i.Scope,
 			&i.IdemKey,
 			&i.Part,
@@ -241,19 +265,19 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 	return items, nil
 }
 
-const OutboxQueueFinishApplied = `-- name: OutboxQueueFinishApplied :execrows
+const OutboxQueueFinish = `-- name: OutboxQueueFinish :execrows
 with finished as (
     delete from samekey.outbox_queue q
     where q.id = $5 and q.attempt = $3::int and coalesce(q.leased_by, 0) = $4::int and q.status = 'answered'
       and pg_current_xact_id()::text = $6::text
-    returning q.id, q.window_ends
+    returning q.id, q.key_window_until
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, finished, window_ends)
-select id, 'apply', $1::text, nullif($2::text, ''), $3::int, $4::int, $1::text, window_ends
+insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker, final_status, key_window_until)
+select id, 'apply', $1::text, nullif($2::text, ''), $3::int, $4::int, $1::text, key_window_until
 from finished
 `
 
-type OutboxQueueFinishAppliedParams struct {
+type OutboxQueueFinishParams struct {
 	Outcome string
 	Code    string
 	Attempt int32
@@ -262,13 +286,13 @@ type OutboxQueueFinishAppliedParams struct {
 	Began   string
 }
 
-// The last statement of the transaction in which Apply ran: the intent is finished, or, where the fence is closed or Apply
-// ended the transaction that it was given, nothing is and the transaction must roll back.
+// Finishes an intent, as the last statement of the transaction in which Apply ran. If it changes no row, the fence does
+// not match or Apply ended the transaction that it was given, and the transaction must roll back.
 //
-// A transaction is told from any other by its id, which OutboxQueueHeld has read: `rollback; begin` and `commit and chain`
-// leave another one behind, and after a mere `rollback` this statement would be one by itself.
-func (q *Queries) OutboxQueueFinishApplied(ctx context.Context, arg OutboxQueueFinishAppliedParams) (int64, error) {
-	result, err := q.db.Exec(ctx, OutboxQueueFinishApplied,
+// began is the transaction's id from OutboxQueueCheckClaim. `rollback; begin` and `commit and chain` start another
+// transaction, and after a `rollback` alone this statement would be a transaction of its own.
+func (q *Queries) OutboxQueueFinish(ctx context.Context, arg OutboxQueueFinishParams) (int64, error) {
+	result, err := q.db.Exec(ctx, OutboxQueueFinish,
 		arg.Outcome,
 		arg.Code,
 		arg.Attempt,
@@ -309,7 +333,8 @@ type OutboxQueueHeadlessRow struct {
 	Headless    bool
 }
 
-// Ordering keys that have somebody waiting and no head, a page of keys at a time: the safety net of OutboxQueuePromote.
+// Ordering keys with blocked intents, one page at a time, and whether each lacks a head. It is the safety net of
+// OutboxQueuePromote.
 func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadlessParams) ([]OutboxQueueHeadlessRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueHeadless, arg.After, arg.MaxCount)
 	if err != nil {
@@ -330,28 +355,6 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 	return items, nil
 }
 
-const OutboxQueueHeld = `-- name: OutboxQueueHeld :one
-select pg_current_xact_id()::text as began
-from samekey.outbox_queue q
-where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
-`
-
-type OutboxQueueHeldParams struct {
-	ID      uuid.UUID
-	Attempt int32
-	Worker  int32
-}
-
-// Is the fence still open? Without a row lock: an Apply locks rows of the application's, whose own transactions may lock
-// them before they come to the queue. OutboxQueueFinishApplied decides. The id of the transaction costs nothing: the
-// transaction that finishes an intent writes, and so gets one in any case.
-func (q *Queries) OutboxQueueHeld(ctx context.Context, arg OutboxQueueHeldParams) (string, error) {
-	row := q.db.QueryRow(ctx, OutboxQueueHeld, arg.ID, arg.Attempt, arg.Worker)
-	var began string
-	err := row.Scan(&began)
-	return began, err
-}
-
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec
 select pg_advisory_xact_lock(k.lock)
 from (select distinct samekey.ordering_lock(o.ordering_key) as lock
@@ -359,8 +362,8 @@ from (select distinct samekey.ordering_lock(o.ordering_key) as lock
       order by 1) k
 `
 
-// Whoever finishes or writes an ordered intent holds its ordering key's lock; several are taken in one order, so that
-// two such transactions never wait for each other in a circle.
+// A transaction that writes or finishes an ordered intent holds the lock of its ordering key. It takes several in
+// sorted order, so that two transactions never deadlock.
 func (q *Queries) OutboxQueueLockOrder(ctx context.Context, orderingKeys []string) error {
 	_, err := q.db.Exec(ctx, OutboxQueueLockOrder, orderingKeys)
 	return err
@@ -374,7 +377,7 @@ select q.id from samekey.outbox_queue q
 where q.id = any ($1::uuid[]) and not exists (select from free f where f.id = q.id)
 `
 
-// Which of these rows somebody else holds locked at this moment.
+// Returns which of these rows another transaction has locked right now.
 func (q *Queries) OutboxQueueLocked(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueLocked, ids)
 	if err != nil {
@@ -395,6 +398,100 @@ func (q *Queries) OutboxQueueLocked(ctx context.Context, ids []uuid.UUID) ([]uui
 	return items, nil
 }
 
+const OutboxQueueMarkSending = `-- name: OutboxQueueMarkSending :many
+update samekey.outbox_queue q
+set safe_to_resend   = false,
+    first_sent_at    = coalesce(q.first_sent_at, c.now),
+    sent_unrendered  = q.sent_unrendered or not $1::boolean,
+    key_window_until = coalesce(q.key_window_until, case when $2::boolean then 'infinity' else coalesce(q.first_sent_at, c.now) + $3::interval end)
+from (select unnest($5::uuid[]) as id, unnest($6::int[]) as attempt) u, (select clock_timestamp() as now) c
+where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $4::int and q.status = 'leased'
+returning q.id
+`
+
+type OutboxQueueMarkSendingParams struct {
+	Renders          bool
+	KeyWindowForever bool
+	KeyWindow        pgtype.Interval
+	Worker           int32
+	Ids              []uuid.UUID
+	Attempts         []int32
+}
+
+// Marks intents as sent, right before a worker sends what OutboxQueueClaim leased as unsent. Returns the ids that still
+// belong to the claim; the others must not be sent. Fenced like OutboxQueueSettle.
+//
+//	killed before the commit                  the intent is pending again, and was never sent
+//	killed after the commit                   the intent is unknown, as after any claim
+//	stopped while loading, then taken over    the fence does not match: nothing is sent
+//	the result is lost                        the worker gives the claim back: the settle resets first_sent_at, since
+//	                                          nothing was sent
+func (q *Queries) OutboxQueueMarkSending(ctx context.Context, arg OutboxQueueMarkSendingParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxQueueMarkSending,
+		arg.Renders,
+		arg.KeyWindowForever,
+		arg.KeyWindow,
+		arg.Worker,
+		arg.Ids,
+		arg.Attempts,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxQueuePostpone = `-- name: OutboxQueuePostpone :execrows
+update samekey.outbox_queue q
+set status           = case q.status when 'leased' then 'pending' else q.status end,
+    due_at           = clock_timestamp() + u.delay_us * interval '1 microsecond',
+    leased_by        = null,
+    lease_until      = null,
+    first_sent_at    = case when u.clear_sent then null else q.first_sent_at end,
+    key_window_until = case when u.clear_sent then null else q.key_window_until end,
+    sent_unrendered  = q.sent_unrendered and not u.clear_sent
+from (select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::bigint[]) as delay_us,
+             unnest($5::boolean[]) as clear_sent) u
+where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
+`
+
+type OutboxQueuePostponeParams struct {
+	Worker    int32
+	Ids       []uuid.UUID
+	Attempts  []int32
+	Delays    []int64
+	ClearSent []bool
+}
+
+// Gives claims back with nothing sent (the endpoint is busy or fails) or nothing applied (no Apply slot is free). The
+// intent is due again after the delay, as if it had not been claimed, except that attempt never goes back. The history
+// gets no event. Fenced like OutboxQueueSettle.
+func (q *Queries) OutboxQueuePostpone(ctx context.Context, arg OutboxQueuePostponeParams) (int64, error) {
+	result, err := q.db.Exec(ctx, OutboxQueuePostpone,
+		arg.Worker,
+		arg.Ids,
+		arg.Attempts,
+		arg.Delays,
+		arg.ClearSent,
+	)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
+}
+
 const OutboxQueuePromote = `-- name: OutboxQueuePromote :many
 update samekey.outbox_queue q
 set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
@@ -407,11 +504,11 @@ where coalesce(q.status, '') = 'blocked' and q.id = any (array(
 returning q.action
 `
 
-// Makes the next of each ordering key its head, due now (or when it was meant to be, where that is later), if the key
-// has no head. Runs under OutboxQueueLockOrder, in a statement after it.
+// Promotes the first blocked intent of each ordering key that has no head. It is due now, or at its own due_at if that
+// is later. Run it after OutboxQueueLockOrder, in a statement of its own.
 //
-// coalesce keeps the planner from the index of all that wait, as in OutboxQueueSettle. Heads are counted (there is one at
-// most) rather than asked for: for `exists` it may read the queue until one turns up.
+// coalesce keeps the planner away from the index of blocked rows, as in OutboxQueueSettle. The subquery counts heads
+// (there is at most one): for an EXISTS, the planner may scan the queue.
 func (q *Queries) OutboxQueuePromote(ctx context.Context, orderingKeys []string) ([]string, error) {
 	rows, err := q.db.Query(ctx, OutboxQueuePromote, orderingKeys)
 	if err != nil {
@@ -432,66 +529,26 @@ func (q *Queries) OutboxQueuePromote(ctx context.Context, orderingKeys []string)
 	return items, nil
 }
 
-const OutboxQueuePutOff = `-- name: OutboxQueuePutOff :execrows
-update samekey.outbox_queue q
-set status        = case q.status when 'leased' then 'pending' else q.status end,
-    due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
-    leased_by     = null,
-    lease_until   = null,
-    first_sent_at = case when u.unsend then null else q.first_sent_at end,
-    window_ends   = case when u.unsend then null else q.window_ends end,
-    plain         = q.plain and not u.unsend
-from (select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::bigint[]) as delay_us,
-             unnest($5::boolean[]) as unsend) u
-where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
-`
-
-type OutboxQueuePutOffParams struct {
-	Worker   int32
-	Ids      []uuid.UUID
-	Attempts []int32
-	Delays   []int64
-	Unsends  []bool
-}
-
-// Undoes claims of which nothing was sent, since their endpoint is busy or fails, or nothing applied, since an Apply finds no
-// slot: each is due again after its delay, as if
-// it had not been claimed, but for the attempt, which never goes back. It leaves no line in the history. Fenced as
-// OutboxQueueSettle is.
-func (q *Queries) OutboxQueuePutOff(ctx context.Context, arg OutboxQueuePutOffParams) (int64, error) {
-	result, err := q.db.Exec(ctx, OutboxQueuePutOff,
-		arg.Worker,
-		arg.Ids,
-		arg.Attempts,
-		arg.Delays,
-		arg.Unsends,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
 const OutboxQueueRelease = `-- name: OutboxQueueRelease :many
 with picked as materialized (
     select array(
         select q.id from samekey.outbox_queue q
         where q.leased_by = $1::int
           and (q.lease_until < (select clock_timestamp())
-               or ($2::boolean and (q.repeatable or q.status <> 'leased')))
+               or ($2::boolean and (q.safe_to_resend or q.status <> 'leased')))
         order by q.lease_until
         limit $3
         for update skip locked) as ids
 ), released as (
     update samekey.outbox_queue q
-    set status      = case when q.status <> 'leased' then q.status when q.repeatable then 'pending' else 'unknown' end,
-        due_at      = case when q.status <> 'leased' or q.repeatable then clock_timestamp()
+    set status            = case when q.status <> 'leased' then q.status when q.safe_to_resend then 'pending' else 'unknown' end,
+        due_at            = case when q.status <> 'leased' or q.safe_to_resend then clock_timestamp()
                            else clock_timestamp() + $4::interval end,
-        spent       = case when q.status = 'leased' and not q.repeatable then 0 else q.spent + 1 end,
-        sent_attempt = case when q.status = 'leased' then q.attempt else q.sent_attempt end,
-        leased_by   = null,
-        lease_until = null,
-        last_code   = case when q.status = 'leased' then 'orphaned' else q.last_code end
+        attempts_used     = case when q.status = 'leased' and not q.safe_to_resend then 0 else q.attempts_used + 1 end,
+        last_sent_attempt = case when q.status = 'leased' then q.attempt else q.last_sent_attempt end,
+        leased_by         = null,
+        lease_until       = null,
+        last_code         = case when q.status = 'leased' then 'orphaned' else q.last_code end
     from picked p
     where q.id = any (p.ids)
     returning q.id, q.action, q.attempt, q.status
@@ -503,10 +560,10 @@ select r.id, r.action, r.status from released r
 `
 
 type OutboxQueueReleaseParams struct {
-	Holder   int32
-	Gone     bool
-	MaxCount int32
-	Settling time.Duration
+	Holder        int32
+	HolderGone    bool
+	MaxCount      int32
+	SettlingDelay time.Duration
 }
 
 type OutboxQueueReleaseRow struct {
@@ -515,15 +572,15 @@ type OutboxQueueReleaseRow struct {
 	Status string
 }
 
-// Takes back what a worker held whose session lock is gone, or whose leases ran out. What may be repeated is due at
-// once (a look-up and an apply may always be), the rest only once its lease ran out, since a lost lock is not a dead
-// worker: then it is unknown, to be looked up after a settling delay.
+// Releases the leases of a worker whose session lock is gone, and leases that have expired. Lookups, Applies and
+// intents that are safe to resend are due at once. The others wait for the end of the lease, since a lost lock does not
+// mean a dead worker. Then they are unknown, and due for a lookup after the settling delay.
 func (q *Queries) OutboxQueueRelease(ctx context.Context, arg OutboxQueueReleaseParams) ([]OutboxQueueReleaseRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueRelease,
 		arg.Holder,
-		arg.Gone,
+		arg.HolderGone,
 		arg.MaxCount,
-		arg.Settling,
+		arg.SettlingDelay,
 	)
 	if err != nil {
 		return nil, err
@@ -557,7 +614,7 @@ type OutboxQueueRenewParams struct {
 	Attempts []int32
 }
 
-// Keeps the leases of attempts whose outcomes are known and wait to be written, so that nobody makes them again.
+// Extends the leases of attempts whose outcomes wait to be written, so that no other worker repeats them.
 func (q *Queries) OutboxQueueRenew(ctx context.Context, arg OutboxQueueRenewParams) error {
 	_, err := q.db.Exec(ctx, OutboxQueueRenew,
 		arg.Lease,
@@ -577,12 +634,12 @@ with page as materialized (
     limit $2
 ), lost as (
     select p.id, p.action, p.due_at, p.created_at from page p
-    -- ` + "`" + `offset 0` + "`" + ` keeps each a look-up by index: as a join, it would read the whole history for each page.
+    -- ` + "`" + `offset 0` + "`" + ` forces index lookups: a join would read the whole history for each page.
     where not exists (select from samekey.outbox_queue q where q.id = p.id offset 0)
-      and not exists (select from samekey.outbox_history h where h.intent_id = p.id and h.finished is not null offset 0)
+      and not exists (select from samekey.outbox_history h where h.intent_id = p.id and h.final_status is not null offset 0)
 ), restored as (
-    -- As one that may have been sent when it was written: its claim counts the key window from then, and an intent that
-    -- may not be repeated is looked up or parked, never sent.
+    -- The intent counts as sent when it was written. So its key window starts then, and if it must not be sent twice,
+    -- it is looked up or parked, never sent.
     insert into samekey.outbox_queue (id, action, status, due_at, first_sent_at, last_code, attempt)
     select l.id, l.action, 'pending', greatest(l.due_at, clock_timestamp()), l.created_at, 'restored',
            coalesce((select max(h.attempt) from (select y.attempt from samekey.outbox_history y
@@ -605,8 +662,8 @@ type OutboxQueueRestoreRow struct {
 	Restored bool
 }
 
-// Reconcile: gives an intent back its queue row where it has neither one nor an event that finished it. Works through
-// the outbox a page at a time, in the order of ids; young intents are left alone, since their rows may be in flight.
+// Reconciles: inserts the queue row of an intent that has neither a queue row nor a finishing event. It reads outbox
+// one page at a time, ordered by id. It skips intents of the last minute, whose rows may be uncommitted.
 func (q *Queries) OutboxQueueRestore(ctx context.Context, arg OutboxQueueRestoreParams) ([]OutboxQueueRestoreRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueRestore, arg.After, arg.MaxCount)
 	if err != nil {
@@ -627,66 +684,12 @@ func (q *Queries) OutboxQueueRestore(ctx context.Context, arg OutboxQueueRestore
 	return items, nil
 }
 
-const OutboxQueueSending = `-- name: OutboxQueueSending :many
-update samekey.outbox_queue q
-set repeatable    = false,
-    first_sent_at = coalesce(q.first_sent_at, c.now),
-    plain         = q.plain or not $1::boolean,
-    window_ends   = coalesce(q.window_ends, case when $2::boolean then 'infinity' else coalesce(q.first_sent_at, c.now) + $3::interval end)
-from (select unnest($5::uuid[]) as id, unnest($6::int[]) as attempt) u, (select clock_timestamp() as now) c
-where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $4::int and q.status = 'leased'
-returning q.id
-`
-
-type OutboxQueueSendingParams struct {
-	Fixes     bool
-	Forever   bool
-	KeyWindow pgtype.Interval
-	Worker    int32
-	Ids       []uuid.UUID
-	Attempts  []int32
-}
-
-// Right before what OutboxQueueClaim leased as unsent is sent: from here on a vendor may have seen it. Returns those that
-// are still this claim's; the others are not sent. Fenced as OutboxQueueSettle is.
-//
-//	killed before this commits               it is pending again, and was never sent
-//	killed after it                          it is unknown, as after any claim
-//	stopped while loading, and taken over    the fence is closed: nothing is sent
-//	the answer is lost                       it is given back: the settle takes first_sent_at back, since nothing was sent
-func (q *Queries) OutboxQueueSending(ctx context.Context, arg OutboxQueueSendingParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueSending,
-		arg.Fixes,
-		arg.Forever,
-		arg.KeyWindow,
-		arg.Worker,
-		arg.Ids,
-		arg.Attempts,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []uuid.UUID
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const OutboxQueueSettle = `-- name: OutboxQueueSettle :many
 with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
-           unnest($5::bigint[]) as delay_us, unnest($6::int[]) as spent, unnest($7::boolean[]) as unsend,
-           unnest($8::boolean[]) as keep, unnest($9::boolean[]) as leave, unnest($10::boolean[]) as sent,
-           unnest($11::boolean[]) as resent,
+           unnest($5::bigint[]) as delay_us, unnest($6::int[]) as attempts_used, unnest($7::boolean[]) as clear_sent,
+           unnest($8::boolean[]) as keep_lease, unnest($9::boolean[]) as leave_order, unnest($10::boolean[]) as was_sent,
+           unnest($11::boolean[]) as forbid_resend,
            unnest($12::text[]) as event, unnest($13::text[]) as outcome, unnest($14::text[]) as code,
            unnest($15::text[]) as error, unnest($16::text[]) as response_type,
            unnest($17::bytea[]) as response, unnest($18::bigint[]) as took_us
@@ -695,37 +698,37 @@ with u as materialized (
     using u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status in ('delivered', 'refused')
-    returning q.id, q.attempt, q.window_ends
+    returning q.id, q.attempt, q.key_window_until
 ), kept as (
     update samekey.outbox_queue q
-    set status        = u.status,
-        due_at        = clock_timestamp() + u.delay_us * interval '1 microsecond',
-        spent         = u.spent,
-        sent_attempt  = case when u.sent then u.attempt else q.sent_attempt end,
-        leased_by     = case when u.keep then q.leased_by end,
-        lease_until   = case when u.keep then q.lease_until end,
-        first_sent_at = case when u.unsend then null else q.first_sent_at end,
-        window_ends   = case when u.unsend then null else q.window_ends end,
-        approved_at   = case when u.status = 'awaiting_approval' then null else q.approved_at end,
-        plain         = q.plain and not u.unsend,
-        resent        = q.resent or coalesce(u.resent, false),
-        ordering_key  = case when u.leave then null else q.ordering_key end,
-        -- A look-up that found nothing out leaves what is known: that it was accepted, or absent once.
-        last_code     = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
+    set status            = u.status,
+        due_at            = clock_timestamp() + u.delay_us * interval '1 microsecond',
+        attempts_used     = u.attempts_used,
+        last_sent_attempt = case when u.was_sent then u.attempt else q.last_sent_attempt end,
+        leased_by         = case when u.keep_lease then q.leased_by end,
+        lease_until       = case when u.keep_lease then q.lease_until end,
+        first_sent_at     = case when u.clear_sent then null else q.first_sent_at end,
+        key_window_until  = case when u.clear_sent then null else q.key_window_until end,
+        approved_at       = case when u.status = 'awaiting_approval' then null else q.approved_at end,
+        sent_unrendered   = q.sent_unrendered and not u.clear_sent,
+        no_resend         = q.no_resend or coalesce(u.forbid_resend, false),
+        ordering_key      = case when u.leave_order then null else q.ordering_key end,
+        -- A lookup without a result keeps the code: it tells that the request was accepted, or absent once.
+        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as window_ends
+    returning q.id, q.attempt, null::timestamptz as key_window_until
 ), settled as (
-    select id, attempt, window_ends from finished
+    select id, attempt, key_window_until from finished
     union all
-    select id, attempt, window_ends from kept
+    select id, attempt, key_window_until from kept
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker,
-                                    started_at, finished, window_ends)
+                                    started_at, final_status, key_window_until)
 select u.id, u.event, nullif(u.outcome, ''), nullif(u.code, ''), nullif(u.error, ''), nullif(u.response_type, ''),
        nullif(u.response, ''), u.attempt, $1::int, clock_timestamp() - u.took_us * interval '1 microsecond',
-       case when u.status in ('delivered', 'refused') then u.status end, s.window_ends
+       case when u.status in ('delivered', 'refused') then u.status end, s.key_window_until
 from settled s
 join u on u.id = s.id and u.attempt = s.attempt
 returning intent_id as id, coalesce(attempt, 0)::int as attempt
@@ -737,12 +740,12 @@ type OutboxQueueSettleParams struct {
 	Attempts      []int32
 	Statuses      []string
 	Delays        []int64
-	Spents        []int32
-	Unsends       []bool
-	Keeps         []bool
-	Leaves        []bool
-	Sents         []bool
-	Resents       []bool
+	AttemptsUsed  []int32
+	ClearSent     []bool
+	KeepLease     []bool
+	LeaveOrder    []bool
+	WasSent       []bool
+	ForbidResend  []bool
 	Events        []string
 	Outcomes      []string
 	Codes         []string
@@ -757,12 +760,19 @@ type OutboxQueueSettleRow struct {
 	Attempt int32
 }
 
-// Writes outcomes back, fenced: a row is changed only while its attempt and its worker are still the claim's. Returns
-// the attempts that were settled; one that is missing was taken over, see OutboxQueueSettleLate. The batch may hold two
-// attempts of one intent, of which the fence lets one through: hence the attempt in each join.
+// Settles: writes the outcomes of attempts, lookups and Applies. Fenced: a row changes only while its attempt and its
+// worker are those of the claim. Returns the attempts that it settled. A missing one was taken over: see
+// OutboxQueueSettleLate. A batch may contain two attempts of one intent, and the fence matches at most one of them, so
+// each join compares the attempt.
 //
-// The fence compares coalesce(leased_by, 0) with a parameter: statistics say that leased_by is all null, and a plain
-// equality tempts the planner away from the primary key (PITFALLS: 201 ms instead of 11 ms per 1,000).
+// The fence compares coalesce(leased_by, 0). Statistics say that leased_by is always null, so with a plain comparison
+// the planner leaves the primary key: 201 ms instead of 11 ms per 1,000 rows.
+//
+// clear_sent    no vendor saw the key: reset first_sent_at and what goes with it
+// keep_lease    the same worker goes on with the intent
+// leave_order   the intent leaves its ordering key
+// was_sent      the request may have left the worker
+// forbid_resend after this, an absent lookup must not lead to another send
 func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettleParams) ([]OutboxQueueSettleRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueSettle,
 		arg.Worker,
@@ -770,12 +780,12 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.Attempts,
 		arg.Statuses,
 		arg.Delays,
-		arg.Spents,
-		arg.Unsends,
-		arg.Keeps,
-		arg.Leaves,
-		arg.Sents,
-		arg.Resents,
+		arg.AttemptsUsed,
+		arg.ClearSent,
+		arg.KeepLease,
+		arg.LeaveOrder,
+		arg.WasSent,
+		arg.ForbidResend,
 		arg.Events,
 		arg.Outcomes,
 		arg.Codes,
@@ -803,24 +813,24 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 }
 
 const OutboxQueueSettleLate = `-- name: OutboxQueueSettleLate :one
-with resolved as (
+with recorded as materialized (
+    select exists (select from samekey.outbox_history h
+                   where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $3::int
+                     and h.event in ('attempt', 'lookup', 'apply', 'late')) as already
+), resolved as (
     update samekey.outbox_queue q
-    set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, spent = 0,
+    set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
         attempt = q.attempt + 1
-    where q.id = $1::uuid and q.sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
-      and $3::text in ('delivered', 'refused')
-      and not exists (select from samekey.outbox_history h
-                      where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $4::int
-                        and h.event in ('attempt', 'lookup', 'apply', 'late'))
+    where q.id = $1::uuid and q.last_sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
+      and $4::text in ('delivered', 'refused')
+      and not (select r.already from recorded r)
     returning q.id
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
-    select $1::uuid, 'late', nullif($3::text, ''), nullif($5::text, ''), nullif($6::text, ''),
-           nullif($7::text, ''), nullif($8::bytea, ''), $2::int, $4::int
-    where exists (select from samekey.outbox o where o.id = $1::uuid) -- else it was pruned meanwhile
-      and not exists (select from samekey.outbox_history h
-                      where h.intent_id = $1::uuid and h.attempt = $2::int and h.worker = $4::int
-                        and h.event in ('attempt', 'lookup', 'apply', 'late'))
+    select $1::uuid, 'late', nullif($4::text, ''), nullif($5::text, ''), nullif($6::text, ''),
+           nullif($7::text, ''), nullif($8::bytea, ''), $2::int, $3::int
+    where exists (select from samekey.outbox o where o.id = $1::uuid) -- otherwise it was pruned
+      and not (select r.already from recorded r)
     returning intent_id
 )
 select (select count(*) from resolved)::int as resolved, (select count(*) from logged)::int as logged
@@ -829,8 +839,8 @@ select (select count(*) from resolved)::int as resolved, (select count(*) from l
 type OutboxQueueSettleLateParams struct {
 	ID           uuid.UUID
 	Attempt      int32
-	Outcome      string
 	Worker       int32
+	Outcome      string
 	Code         string
 	Error        string
 	ResponseType string
@@ -842,14 +852,15 @@ type OutboxQueueSettleLateRow struct {
 	Logged   int32
 }
 
-// A zombie's answer: kept in the history once, and where it is definite (delivered or refused) it resolves an intent
-// that is unknown, parked or dead from that same attempt. Whoever is looking it up meanwhile finds the fence closed.
+// Records the answer of an attempt that was taken over, once. A definite answer (delivered or refused) resolves an
+// intent that is unknown, parked or dead since that attempt. A worker that is looking the intent up finds that its
+// fence does not match.
 func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSettleLateParams) (OutboxQueueSettleLateRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueSettleLate,
 		arg.ID,
 		arg.Attempt,
-		arg.Outcome,
 		arg.Worker,
+		arg.Outcome,
 		arg.Code,
 		arg.Error,
 		arg.ResponseType,
@@ -862,8 +873,9 @@ func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSett
 
 const OutboxQueueSweep = `-- name: OutboxQueueSweep :many
 with recursive holders as (
-    -- One step per worker, however many leases each holds. Statistics know of no lease, and put a third of the queue past an
-    -- open bound: a cost so high that the server compiles the statement (JIT) for a second, each time. Hence the other one.
+    -- One index lookup per worker, however many leases it holds. Statistics contain no leases, so the planner expects a
+    -- third of the queue past an open bound. At that cost, the server compiles the statement (JIT) for a second each
+    -- time. The upper bound prevents this.
     (select q.leased_by as worker from samekey.outbox_queue q where q.leased_by is not null order by q.leased_by limit 1)
     union all
     select (select q.leased_by from samekey.outbox_queue q
@@ -899,11 +911,11 @@ where p.ended_at is null and (p.until is null or p.until > (select clock_timesta
 union all
 select 'paused', substr(r.name, 9) || ' ', 0 from samekey.river_queue r where r.paused_at is not null and starts_with(r.name, 'samekey_')
 union all
-select 'mirror', '', 0 -- River's pauses and their copies differ, or the time of a pause is over: see queries/pauses.sql
+select 'sync', '', 0 -- River's pauses and their copies differ, or a pause has expired: see queries/pauses.sql
 where exists (select from samekey.river_queue r
-              left join samekey.pauses p on p.destination = substr(r.name, 9) and p.river_row is not null and p.ended_at is null
+              left join samekey.pauses p on p.destination = substr(r.name, 9) and p.river_queue_created_at is not null and p.ended_at is null
               where starts_with(r.name, 'samekey_')
-                and ((r.paused_at is not null) <> (p.id is not null) or p.river_row <> (extract(epoch from r.created_at) * 1000000)::bigint))
+                and ((r.paused_at is not null) <> (p.id is not null) or p.river_queue_created_at <> r.created_at))
    or exists (select from samekey.pauses p where p.ended_at is null and p.until <= (select clock_timestamp()))
 `
 
@@ -918,10 +930,11 @@ type OutboxQueueSweepRow struct {
 	Worker int32
 }
 
-// One look of the sweep, in one statement: which actions have something due to be called or to be applied, which workers
-// hold leases without their session lock, whose leases ran out, what is paused (a destination and an action, or all of its
-// actions).
-// The first by due_at, not any: for any, statistics tempt the planner into reading the queue until one turns up.
+// One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
+// ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
+// pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
+// PausesExpire.
+// The first by due_at, not any: for any, the planner may scan the queue.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker)
 	if err != nil {
@@ -948,8 +961,8 @@ from (select distinct o.ordering_key from unnest($1::text[]) as o (ordering_key)
 where pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key))
 `
 
-// The ordering keys of these whose locks are free, and now held. A writer may hold one for as long as its transaction
-// lasts, and a settle must not wait for it. Nobody who gets a lock without waiting closes a circle.
+// Locks those of the ordering keys whose locks are free, and returns them. A writer holds such a lock until its
+// transaction ends, and a settle must not wait for it. A lock taken without waiting cannot cause a deadlock.
 func (q *Queries) OutboxQueueTryLockOrder(ctx context.Context, orderingKeys []string) ([]string, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueTryLockOrder, orderingKeys)
 	if err != nil {

@@ -12,78 +12,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const OutboxSendsFix = `-- name: OutboxSendsFix :many
-
-with held as materialized (
-    select q.id from samekey.outbox_queue q
-    where q.id = $1 and q.attempt = $2::int and coalesce(q.leased_by, 0) = $3::int and q.status = 'leased'
-), fixed as (
-    insert into samekey.outbox_sends (intent_id, carried_key, request_type, request, message_id)
-    select h.id, $4::text, $5::text, $6::bytea, $7::text
-    from held h
-    on conflict (intent_id) do nothing
-    returning carried_key, request_type, request, message_id
-)
-select f.carried_key, f.request_type, f.request, f.message_id from fixed f
-union all
-select s.carried_key, s.request_type, s.request, s.message_id
-from samekey.outbox_sends s
-where s.intent_id = (select h.id from held h) and (select count(*) from fixed) = 0
-`
-
-type OutboxSendsFixParams struct {
-	ID          uuid.UUID
-	Attempt     int32
-	Worker      int32
-	CarriedKey  string
-	RequestType *string
-	Request     []byte
-	MessageID   *string
-}
-
-type OutboxSendsFixRow struct {
-	CarriedKey  string
-	RequestType *string
-	Request     []byte
-	MessageID   *string
-}
-
-// What was fixed before an intent's first send.
-// Keeps what an attempt is about to send, while its claim holds, and returns what is kept: this, or what an attempt before
-// it has kept. No row: somebody else has taken the intent over, or is keeping something in this very moment.
-func (q *Queries) OutboxSendsFix(ctx context.Context, arg OutboxSendsFixParams) ([]OutboxSendsFixRow, error) {
-	rows, err := q.db.Query(ctx, OutboxSendsFix,
-		arg.ID,
-		arg.Attempt,
-		arg.Worker,
-		arg.CarriedKey,
-		arg.RequestType,
-		arg.Request,
-		arg.MessageID,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []OutboxSendsFixRow
-	for rows.Next() {
-		var i OutboxSendsFixRow
-		if err := rows.Scan(
-			&i.CarriedKey,
-			&i.RequestType,
-			&i.Request,
-			&i.MessageID,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const OutboxSendsGet = `-- name: OutboxSendsGet :one
 select s.carried_key, s.request_type, s.request, s.message_id, s.created_at
 from samekey.outbox_sends s
@@ -109,4 +37,77 @@ func (q *Queries) OutboxSendsGet(ctx context.Context, id uuid.UUID) (OutboxSends
 		&i.CreatedAt,
 	)
 	return i, err
+}
+
+const OutboxSendsStore = `-- name: OutboxSendsStore :many
+
+with held as materialized (
+    select q.id from samekey.outbox_queue q
+    where q.id = $1 and q.attempt = $2::int and coalesce(q.leased_by, 0) = $3::int and q.status = 'leased'
+), fixed as (
+    insert into samekey.outbox_sends (intent_id, carried_key, request_type, request, message_id)
+    select h.id, $4::text, $5::text, $6::bytea, $7::text
+    from held h
+    on conflict (intent_id) do nothing
+    returning carried_key, request_type, request, message_id
+)
+select f.carried_key, f.request_type, f.request, f.message_id from fixed f
+union all
+select s.carried_key, s.request_type, s.request, s.message_id
+from samekey.outbox_sends s
+where s.intent_id = (select h.id from held h) and (select count(*) from fixed) = 0
+`
+
+type OutboxSendsStoreParams struct {
+	ID          uuid.UUID
+	Attempt     int32
+	Worker      int32
+	CarriedKey  string
+	RequestType *string
+	Request     []byte
+	MessageID   *string
+}
+
+type OutboxSendsStoreRow struct {
+	CarriedKey  string
+	RequestType *string
+	Request     []byte
+	MessageID   *string
+}
+
+// The rendered request of an intent, stored before its first attempt.
+// Stores what an attempt is about to send, if its claim is still valid, and returns what is stored: this request, or
+// the one that an earlier attempt stored. No row: another worker has taken the intent over, or is storing a request
+// right now.
+func (q *Queries) OutboxSendsStore(ctx context.Context, arg OutboxSendsStoreParams) ([]OutboxSendsStoreRow, error) {
+	rows, err := q.db.Query(ctx, OutboxSendsStore,
+		arg.ID,
+		arg.Attempt,
+		arg.Worker,
+		arg.CarriedKey,
+		arg.RequestType,
+		arg.Request,
+		arg.MessageID,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxSendsStoreRow
+	for rows.Next() {
+		var i OutboxSendsStoreRow
+		if err := rows.Scan(
+			&i.CarriedKey,
+			&i.RequestType,
+			&i.Request,
+			&i.MessageID,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

@@ -9,7 +9,7 @@ import (
 	"context"
 )
 
-const OutboxStatsTake = `-- name: OutboxStatsTake :exec
+const OutboxStatsRefresh = `-- name: OutboxStatsRefresh :exec
 
 with counted as materialized (
     select q.action, q.status, count(*) as intents, min(q.due_at) as oldest_due_at
@@ -31,10 +31,10 @@ set intents = excluded.intents, oldest_due_at = excluded.oldest_due_at, handled 
     taken_at = clock_timestamp()
 `
 
-// Counts for whoever watches with SQL.
-// One scan of the queue, which holds unfinished intents only. What is no longer there is removed, in the same statement.
-func (q *Queries) OutboxStatsTake(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, OutboxStatsTake)
+// Counts of unfinished intents, for dashboards.
+// Counts with one scan of the queue, and deletes the rows of pairs that are gone.
+func (q *Queries) OutboxStatsRefresh(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, OutboxStatsRefresh)
 	return err
 }
 

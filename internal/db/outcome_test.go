@@ -22,11 +22,11 @@ func TestAClaimSaysWhatIsTooLate(t *testing.T) {
 		first     bool
 	}{
 		{"never sent", "", time.Second, false, true},
-		{"provably unsent, an hour ago", `window_ends = null`, time.Second, false, true},
-		{"inside both windows", `first_sent_at = now() - interval '1 hour', window_ends = now() + interval '1 hour'`, 24 * time.Hour, false, false},
-		{"within the reserve of the stored one", `first_sent_at = now() - interval '1 hour', window_ends = now() + interval '30 seconds'`, 24 * time.Hour, true, false},
-		{"past the stored one", `first_sent_at = now() - interval '1 hour', window_ends = now() - interval '1 minute'`, 24 * time.Hour, true, false},
-		{"past the policy's", `first_sent_at = now() - interval '1 hour', window_ends = 'infinity'`, time.Hour, true, false},
+		{"provably unsent, an hour ago", `key_window_until = null`, time.Second, false, true},
+		{"inside both windows", `first_sent_at = now() - interval '1 hour', key_window_until = now() + interval '1 hour'`, 24 * time.Hour, false, false},
+		{"within the reserve of the stored one", `first_sent_at = now() - interval '1 hour', key_window_until = now() + interval '30 seconds'`, 24 * time.Hour, true, false},
+		{"past the stored one", `first_sent_at = now() - interval '1 hour', key_window_until = now() - interval '1 minute'`, 24 * time.Hour, true, false},
+		{"past the policy's", `first_sent_at = now() - interval '1 hour', key_window_until = 'infinity'`, time.Hour, true, false},
 		{"unknown, when is not known", `status = 'unknown'`, time.Hour, false, true},
 	} {
 		s.clear()
@@ -43,23 +43,23 @@ func TestAClaimSaysWhatIsTooLate(t *testing.T) {
 // Right before it is sent, what is known of earlier sends stays.
 func TestSendingWritesDownTheFirstSend(t *testing.T) {
 	s := newQueue(t)
-	const held = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', repeatable = true`
+	const held = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', safe_to_resend = true`
 	for _, c := range []struct {
 		name, row string
 		fixes     bool
 		forever   bool
 		want      []string
 	}{
-		{"the first", "", true, false, []string{"not repeatable", "first_sent_at > now() - interval '1 minute'", "window_ends = first_sent_at + interval '1 day'", "not plain"}},
-		{"forever", "", true, true, []string{"window_ends = 'infinity'"}},
-		{"plain", "", false, false, []string{"plain"}},
-		{"plain before", ", plain = true", true, false, []string{"plain"}},
-		{"sent before", ", first_sent_at = now() - interval '1 hour', window_ends = now() + interval '1 hour'", true, false,
-			[]string{"not repeatable", "first_sent_at < now() - interval '50 minutes'", "window_ends < now() + interval '2 hours'"}},
+		{"the first", "", true, false, []string{"not safe_to_resend", "first_sent_at > now() - interval '1 minute'", "key_window_until = first_sent_at + interval '1 day'", "not sent_unrendered"}},
+		{"forever", "", true, true, []string{"key_window_until = 'infinity'"}},
+		{"unrendered", "", false, false, []string{"sent_unrendered"}},
+		{"unrendered before", ", sent_unrendered = true", true, false, []string{"sent_unrendered"}},
+		{"sent before", ", first_sent_at = now() - interval '1 hour', key_window_until = now() + interval '1 hour'", true, false,
+			[]string{"not safe_to_resend", "first_sent_at < now() - interval '50 minutes'", "key_window_until < now() + interval '2 hours'"}},
 	} {
 		s.clear()
 		id := s.insert(held + c.row)
-		ids, err := s.q.OutboxQueueSending(t.Context(), db.OutboxQueueSendingParams{Fixes: c.fixes, Forever: c.forever, KeyWindow: day,
+		ids, err := s.q.OutboxQueueMarkSending(t.Context(), db.OutboxQueueMarkSendingParams{Renders: c.fixes, KeyWindowForever: c.forever, KeyWindow: day,
 			Worker: 7, Ids: []uuid.UUID{id}, Attempts: []int32{3}})
 		if err != nil || len(ids) != 1 {
 			t.Fatalf("%s: %v, %v", c.name, ids, err)
@@ -73,22 +73,22 @@ func TestSendingWritesDownTheFirstSend(t *testing.T) {
 // Each column of a settle that keeps the intent.
 func TestASettleKeepsWhatIsKnown(t *testing.T) {
 	s := newQueue(t)
-	const known = `, window_ends = now() + interval '1 hour', plain = true, approved_at = now(), sent_attempt = 2, last_code = 'accepted', ordering_key = 'o'`
+	const known = `, key_window_until = now() + interval '1 hour', sent_unrendered = true, approved_at = now(), last_sent_attempt = 2, last_code = 'accepted', ordering_key = 'o'`
 	type params = db.OutboxQueueSettleParams
 	for _, c := range []struct {
 		name, status string
 		change       func(p *params)
 		want         []string
 	}{
-		{"a retry", "pending", nil, []string{"status = 'pending'", "leased_by is null", "lease_until is null", "sent_attempt = 2", "first_sent_at is not null",
-			"window_ends is not null", "plain", "approved_at is not null", "ordering_key = 'o'", "last_code = '200'", "not resent", "due_at <= clock_timestamp()", "attempt = 3", "spent = 1"}},
-		{"sent", "unknown", func(p *params) { p.Sents[0] = true }, []string{"sent_attempt = 3"}},
-		{"unsent", "pending", func(p *params) { p.Unsends[0] = true }, []string{"first_sent_at is null", "window_ends is null", "not plain"}},
+		{"a retry", "pending", nil, []string{"status = 'pending'", "leased_by is null", "lease_until is null", "last_sent_attempt = 2", "first_sent_at is not null",
+			"key_window_until is not null", "sent_unrendered", "approved_at is not null", "ordering_key = 'o'", "last_code = '200'", "not no_resend", "due_at <= clock_timestamp()", "attempt = 3", "attempts_used = 1"}},
+		{"sent", "unknown", func(p *params) { p.WasSent[0] = true }, []string{"last_sent_attempt = 3"}},
+		{"unsent", "pending", func(p *params) { p.ClearSent[0] = true }, []string{"first_sent_at is null", "key_window_until is null", "not sent_unrendered"}},
 		{"delayed", "pending", func(p *params) { p.Delays[0] = 3600e6 }, []string{"due_at > now() + interval '59 minutes'"}},
-		{"answered, the lease is kept", "answered", func(p *params) { p.Keeps[0] = true }, []string{"leased_by = 7", "lease_until > now() + interval '50 minutes'"}},
+		{"answered, the lease is kept", "answered", func(p *params) { p.KeepLease[0] = true }, []string{"leased_by = 7", "lease_until > now() + interval '50 minutes'"}},
 		{"awaiting approval", "awaiting_approval", nil, []string{"approved_at is null"}},
-		{"left the order", "parked", func(p *params) { p.Leaves[0] = true }, []string{"ordering_key is null"}},
-		{"sent once more", "pending", func(p *params) { p.Resents[0] = true }, []string{"resent"}},
+		{"left the order", "parked", func(p *params) { p.LeaveOrder[0] = true }, []string{"ordering_key is null"}},
+		{"sent once more", "pending", func(p *params) { p.ForbidResend[0] = true }, []string{"no_resend"}},
 		{"no code", "pending", func(p *params) { p.Codes[0] = "" }, []string{"last_code is null"}},
 		{"a lookup that found nothing out", "pending", func(p *params) { p.Events[0] = "lookup" }, []string{"last_code = 'accepted'"}},
 		{"a lookup that waits", "pending", func(p *params) { p.Events[0], p.Codes[0] = "lookup", "settling" }, []string{"last_code = 'settling'"}},
@@ -105,11 +105,11 @@ func TestASettleKeepsWhatIsKnown(t *testing.T) {
 		}
 	}
 	s.clear()
-	id := s.insert(leased + `, resent = true`)
+	id := s.insert(leased + `, no_resend = true`)
 	if _, err := s.q.OutboxQueueSettle(t.Context(), settleOne(id, 3, 7, "pending", nil)); err != nil {
 		t.Fatal(err)
 	}
-	s.holds("sent once more before", id, "resent")
+	s.holds("sent once more before", id, "no_resend")
 }
 
 // Two attempts of one intent in one batch: the one that holds it is in the history, with its own answer, once.
@@ -120,8 +120,8 @@ func TestASettleOfTwoAttemptsWritesOneLine(t *testing.T) {
 		id := s.insert(leased)
 		p, other := settleOne(id, 3, 7, status, nil), settleOne(id, 2, 7, "dead", nil)
 		p.Ids, p.Attempts, p.Statuses, p.Delays = append(p.Ids, id), append(p.Attempts, 2), append(p.Statuses, "dead"), append(p.Delays, 0)
-		p.Spents, p.Unsends, p.Keeps, p.Leaves = append(p.Spents, 1), append(p.Unsends, false), append(p.Keeps, false), append(p.Leaves, false)
-		p.Sents, p.Resents, p.Events = append(p.Sents, false), append(p.Resents, false), append(p.Events, other.Events...)
+		p.AttemptsUsed, p.ClearSent, p.KeepLease, p.LeaveOrder = append(p.AttemptsUsed, 1), append(p.ClearSent, false), append(p.KeepLease, false), append(p.LeaveOrder, false)
+		p.WasSent, p.ForbidResend, p.Events = append(p.WasSent, false), append(p.ForbidResend, false), append(p.Events, other.Events...)
 		p.Outcomes, p.Codes, p.Errors = append(p.Outcomes, "dead"), append(p.Codes, "500"), append(p.Errors, "")
 		p.ResponseTypes, p.Responses, p.TookUs = append(p.ResponseTypes, ""), append(p.Responses, nil), append(p.TookUs, 0)
 		p.TookUs[0] = 3600e6
@@ -138,20 +138,20 @@ func TestASettleOfTwoAttemptsWritesOneLine(t *testing.T) {
 // A claim that is put off is as if it had not been made, and leaves no line.
 func TestWhatIsPutOffIsAsBeforeItsClaim(t *testing.T) {
 	s := newQueue(t)
-	const known = `, window_ends = now() + interval '1 hour', plain = true, spent = 2, last_code = 'absent'`
+	const known = `, key_window_until = now() + interval '1 hour', sent_unrendered = true, attempts_used = 2, last_code = 'absent'`
 	for _, c := range []struct {
 		name, status string
 		unsend       bool
 		want         []string
 	}{
-		{"sent before", "leased", false, []string{"status = 'pending'", "first_sent_at is not null", "window_ends is not null", "plain", "leased_by is null", "attempt = 3", "spent = 2", "last_code = 'absent'", "due_at > now() + interval '59 minutes'"}},
-		{"the first", "leased", true, []string{"first_sent_at is null", "window_ends is null", "not plain"}},
+		{"sent before", "leased", false, []string{"status = 'pending'", "first_sent_at is not null", "key_window_until is not null", "sent_unrendered", "leased_by is null", "attempt = 3", "attempts_used = 2", "last_code = 'absent'", "due_at > now() + interval '59 minutes'"}},
+		{"the first", "leased", true, []string{"first_sent_at is null", "key_window_until is null", "not sent_unrendered"}},
 		{"unknown", "unknown", false, []string{"status = 'unknown'"}},
 		{"answered", "answered", false, []string{"status = 'answered'"}},
 	} {
 		s.clear()
 		id := s.insert(strings.Replace(leased, "'leased'", "'"+c.status+"'", 1) + known)
-		n, err := s.q.OutboxQueuePutOff(t.Context(), db.OutboxQueuePutOffParams{Worker: 7, Ids: []uuid.UUID{id}, Attempts: []int32{3}, Delays: []int64{3600e6}, Unsends: []bool{c.unsend}})
+		n, err := s.q.OutboxQueuePostpone(t.Context(), db.OutboxQueuePostponeParams{Worker: 7, Ids: []uuid.UUID{id}, Attempts: []int32{3}, Delays: []int64{3600e6}, ClearSent: []bool{c.unsend}})
 		if err != nil || n != 1 || s.text(`select count(*)::text from samekey.outbox_history`) != "0" {
 			t.Fatalf("%s: %d, %v", c.name, n, err)
 		}
@@ -188,12 +188,12 @@ func TestALateAnswerCountsOnce(t *testing.T) {
 		}
 		return row.Resolved, row.Logged
 	}
-	const unknown = `status = 'unknown', attempt = 5, sent_attempt = 3, spent = 4, leased_by = 8, lease_until = now() + interval '1 hour', due_at = now() + interval '1 day'`
+	const unknown = `status = 'unknown', attempt = 5, last_sent_attempt = 3, attempts_used = 4, leased_by = 8, lease_until = now() + interval '1 hour', due_at = now() + interval '1 day'`
 	id := s.insert(unknown)
 	if resolved, logged := late(id); resolved != 1 || logged != 1 {
 		t.Errorf("resolved %d, logged %d", resolved, logged)
 	}
-	for _, condition := range []string{"status = 'answered'", "attempt = 6", "leased_by is null", "lease_until is null", "spent = 0", "due_at <= clock_timestamp()"} {
+	for _, condition := range []string{"status = 'answered'", "attempt = 6", "leased_by is null", "lease_until is null", "attempts_used = 0", "due_at <= clock_timestamp()"} {
 		s.holds("resolved", id, condition)
 	}
 	s.exec(`update samekey.outbox_queue set status = 'parked'`) // as after a person's word
@@ -238,19 +238,19 @@ func TestAClaimOfAnsweredIntentsTakesOnlyWhatItMay(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // it would wait for the lock
 	defer cancel()
-	p := db.OutboxAppliesClaimParams{Action: "charge", Worker: 6, MaxCount: 1, Lease: time.Minute}
-	if rows, err := s.q.OutboxAppliesClaim(ctx, p); err != nil || len(rows) != 0 {
+	p := db.OutboxAnsweredClaimParams{Action: "charge", Worker: 6, MaxCount: 1, Lease: time.Minute}
+	if rows, err := s.q.OutboxAnsweredClaim(ctx, p); err != nil || len(rows) != 0 {
 		t.Errorf("a worker without its lock claimed %v, %v", rows, err)
 	}
 	p.Worker = 7
 	for _, want := range []uuid.UUID{early, late} {
-		rows, err := s.q.OutboxAppliesClaim(ctx, p)
+		rows, err := s.q.OutboxAnsweredClaim(ctx, p)
 		if err != nil || len(rows) != 1 || rows[0].ID != want || rows[0].Attempt != 4 {
 			t.Fatalf("claimed %v, %v; want %v", rows, err, want)
 		}
 		s.holds("claimed", want, "status = 'answered' and leased_by = 7 and attempt = 4 and lease_until between now() and now() + interval '2 minutes'")
 	}
-	if rows, err := s.q.OutboxAppliesClaim(ctx, p); err != nil || len(rows) != 0 {
+	if rows, err := s.q.OutboxAnsweredClaim(ctx, p); err != nil || len(rows) != 0 {
 		t.Errorf("claimed %v too, %v", rows, err)
 	}
 }

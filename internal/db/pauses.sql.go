@@ -31,29 +31,29 @@ type PausesAddRow struct {
 	Past bool
 }
 
-// Which destinations, and which of their actions, are paused, by whom and why.
+// Pauses of destinations and of single actions, with the person and the reason.
 //
-// A destination is paused while a reason is in force here (not ended, and its "until" has not come), or while River's queue
-// of it is paused, which is what River UI and River's QueuePause do. The claim reads both, in the statement that takes the
-// leases. River deletes a queue's row once no client has worked it for a day, and a new row is not paused: so each sweep
-// copies River's pauses here (PausesMirror), with river_row, which tells one row of River's from the next. Against each
-// other, and against the claim, they stand like this:
+// A destination is paused while a row here is in force (not ended, and before its "until"), or while its queue is
+// paused in River (River UI, or River's QueuePause). The claim reads both in the statement that takes the leases. River
+// deletes the row of a queue that no client has used for a day, and a new row is not paused. So each sweep copies
+// River's pauses here (PausesSyncRiver); river_queue_created_at tells one row of River's from the next. The
+// interleavings:
 //
-//	a claim, then a pause commits                what was claimed is called; later claims see the pause
-//	two people pause the same                    one reason is kept, the first; the second is told so
-//	a person pauses what River's pause holds     two reasons; each ends by itself
-//	a person resumes                             their reason, River's copy and River's own pause end in one statement
-//	deleted here by SQL, River's is not paused   it goes on; the next sweep of each worker sees it
-//	deleted here by SQL, River's is paused       it stays paused, and is copied again: resume it in River, or with Resume
-//	resumed in River                             its row is there, the same one, and not paused: the copy ends
-//	River's row is gone                          the copy stays in force, and the claim sees it
-//	River makes the row again, not paused        it is another row than the one that was copied: it is paused again
-//	a sweep copies River's pause while a person  the copy may be written after all else ended: the next sweep finds River's
-//	resumes                                      row not paused, and ends it
-//	two sweeps copy at once                      the unique index keeps one
-//	nothing runs for a day, then a worker starts it copies before its River client runs, which deletes old rows
+//	a claim commits, then a pause                 its intents are called; later claims see the pause
+//	two people pause the same                     the first reason stays; the second person gets an error
+//	a person pauses what is paused in River       both are in force; each ends by itself
+//	a person resumes                              one statement ends the person's pause, the copy and River's pause
+//	deleted here by SQL, not paused in River      it is resumed; each worker's next sweep notices
+//	deleted here by SQL, paused in River          it stays paused and is copied again. To end it, resume
+//	resumed in River                              the same row is there and not paused: the copy ends
+//	River's row is deleted                        the copy stays in force, and the claim sees it
+//	River creates the row again, not paused       it is not the row that was copied: it is paused again
+//	a sweep copies River's pause while a person   the copy may be written last: the next sweep finds River's row not
+//	resumes                                       paused and ends the copy
+//	two sweeps copy at once                       the unique index keeps one copy
+//	no worker runs for a day, then one starts     it syncs before its River client starts, which deletes old rows
 //
-// A reason of a person's, after PausesExpire. No row: one of the same is in force already.
+// A person pauses. Run PausesExpire first. No row: the same pause is in force.
 func (q *Queries) PausesAdd(ctx context.Context, arg PausesAddParams) (PausesAddRow, error) {
 	row := q.db.QueryRow(ctx, PausesAdd,
 		arg.Destination,
@@ -89,7 +89,7 @@ type PausesEndParams struct {
 	Action      string
 }
 
-// Resumes: ends every reason of this destination and action, and River's own pause where all actions are meant.
+// A person resumes: ends all pauses of this destination and action, and River's pause if it is for all actions.
 func (q *Queries) PausesEnd(ctx context.Context, arg PausesEndParams) (int32, error) {
 	row := q.db.QueryRow(ctx, PausesEnd,
 		arg.Actor,
@@ -104,18 +104,18 @@ func (q *Queries) PausesEnd(ctx context.Context, arg PausesEndParams) (int32, er
 
 const PausesExpire = `-- name: PausesExpire :exec
 update samekey.pauses p
-set ended_at = p.until, ended_by = 'samekey', end_reason = 'its time was over'
+set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
 where p.ended_at is null and p.until <= clock_timestamp()
 `
 
-// Ends what was paused until a time that has come. The claim needs no such end; a new reason of the same does.
+// Ends pauses whose "until" has passed. The claim ignores them anyway; a new pause of the same destination needs this.
 func (q *Queries) PausesExpire(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, PausesExpire)
 	return err
 }
 
 const PausesList = `-- name: PausesList :many
-select p.destination, p.action, p.paused_at, p.paused_by, p.reason, p.until, (p.river_row is not null)::boolean as by_river,
+select p.destination, p.action, p.paused_at, p.paused_by, p.reason, p.until, (p.river_queue_created_at is not null)::boolean as by_river,
        p.ended_at, p.ended_by, p.end_reason
 from samekey.pauses p
 where $1::text in ('', p.destination)
@@ -141,7 +141,7 @@ type PausesListRow struct {
 	EndReason   *string
 }
 
-// Those in force first, then what ended, the latest first.
+// Pauses in force first, then ended ones, the latest first.
 func (q *Queries) PausesList(ctx context.Context, arg PausesListParams) ([]PausesListRow, error) {
 	rows, err := q.db.Query(ctx, PausesList, arg.Destination, arg.MaxCount)
 	if err != nil {
@@ -173,59 +173,69 @@ func (q *Queries) PausesList(ctx context.Context, arg PausesListParams) ([]Pause
 	return items, nil
 }
 
-const PausesMirror = `-- name: PausesMirror :many
+const PausesPrune = `-- name: PausesPrune :exec
+delete from samekey.pauses p where p.ended_at < clock_timestamp() - interval '1 year'
+`
+
+// Deletes pauses that ended more than a year ago.
+func (q *Queries) PausesPrune(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, PausesPrune)
+	return err
+}
+
+const PausesSyncRiver = `-- name: PausesSyncRiver :many
 with river as materialized (
-    select r.name, substr(r.name, 9) as destination, r.paused_at, (extract(epoch from r.created_at) * 1000000)::bigint as row_is
+    select r.name, substr(r.name, 9) as destination, r.paused_at, r.created_at
     from samekey.river_queue r
     where starts_with(r.name, 'samekey_') and substr(r.name, 9) ~ '^[a-z0-9][a-z0-9_-]{0,55}$'
     for update
 ), copies as materialized (
-    select p.id, p.destination, p.paused_at, p.river_row from samekey.pauses p where p.river_row is not null and p.ended_at is null
+    select p.id, p.destination, p.paused_at, p.river_queue_created_at from samekey.pauses p where p.river_queue_created_at is not null and p.ended_at is null
 ), copied as (
-    insert into samekey.pauses (destination, paused_at, paused_by, reason, river_row)
-    select v.destination, v.paused_at, 'river', 'the queue was paused in River', v.row_is
+    insert into samekey.pauses (destination, paused_at, paused_by, reason, river_queue_created_at)
+    select v.destination, v.paused_at, 'river', 'the queue was paused in River', v.created_at
     from river v
     where v.paused_at is not null and not exists (select from copies c where c.destination = v.destination)
     on conflict do nothing
     returning destination
-), renamed as ( -- paused in a row that River made since
-    update samekey.pauses p set river_row = v.row_is
+), recopied as ( -- paused, in a row that River has created since
+    update samekey.pauses p set river_queue_created_at = v.created_at
     from river v, copies c
-    where p.id = c.id and c.destination = v.destination and v.paused_at is not null and c.river_row <> v.row_is
+    where p.id = c.id and c.destination = v.destination and v.paused_at is not null and c.river_queue_created_at <> v.created_at
     returning p.id
 ), ended as (
     update samekey.pauses p set ended_at = clock_timestamp(), ended_by = 'river', end_reason = 'the queue was resumed in River'
     from river v, copies c
-    where p.id = c.id and p.ended_at is null and c.destination = v.destination and v.paused_at is null and c.river_row = v.row_is
+    where p.id = c.id and p.ended_at is null and c.destination = v.destination and v.paused_at is null and c.river_queue_created_at = v.created_at
     returning p.destination
-), again as ( -- not paused, in a row that River made since
+), repaused as ( -- not paused, in a row that River has created since
     update samekey.river_queue r set paused_at = c.paused_at
     from river v, copies c
-    where r.name = v.name and c.destination = v.destination and v.paused_at is null and c.river_row <> v.row_is
-    returning c.destination, v.row_is, c.id
+    where r.name = v.name and c.destination = v.destination and v.paused_at is null and c.river_queue_created_at <> v.created_at
+    returning c.destination, v.created_at, c.id
 ), known as (
-    update samekey.pauses p set river_row = a.row_is from again a where p.id = a.id
+    update samekey.pauses p set river_queue_created_at = a.created_at from repaused a where p.id = a.id
 )
 select destination::text, 'copied' as change from copied
 union all select destination, 'ended' from ended
-union all select destination, 'restored' from again
+union all select destination, 'restored' from repaused
 `
 
-type PausesMirrorRow struct {
+type PausesSyncRiverRow struct {
 	Destination string
 	Change      string
 }
 
-// Holds River's pauses and their copies to each other, as the table above says, and returns what changed.
-func (q *Queries) PausesMirror(ctx context.Context) ([]PausesMirrorRow, error) {
-	rows, err := q.db.Query(ctx, PausesMirror)
+// Syncs River's pauses and their copies, as the table above says, and returns the changes.
+func (q *Queries) PausesSyncRiver(ctx context.Context) ([]PausesSyncRiverRow, error) {
+	rows, err := q.db.Query(ctx, PausesSyncRiver)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []PausesMirrorRow
+	var items []PausesSyncRiverRow
 	for rows.Next() {
-		var i PausesMirrorRow
+		var i PausesSyncRiverRow
 		if err := rows.Scan(&i.Destination, &i.Change); err != nil {
 			return nil, err
 		}
@@ -235,14 +245,4 @@ func (q *Queries) PausesMirror(ctx context.Context) ([]PausesMirrorRow, error) {
 		return nil, err
 	}
 	return items, nil
-}
-
-const PausesTidy = `-- name: PausesTidy :exec
-delete from samekey.pauses p where p.ended_at < clock_timestamp() - interval '1 year'
-`
-
-// What ended long ago is of no use to anybody.
-func (q *Queries) PausesTidy(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, PausesTidy)
-	return err
 }

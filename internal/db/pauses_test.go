@@ -21,8 +21,8 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 	s := newQueue(t)
 	const row = `insert into samekey.river_queue (name, created_at, updated_at, paused_at) values ('samekey_bank', '2026-01-0%d', now(), %s)`
 	paused, running := func(n int) string { return fmt.Sprintf(row, n, "'2026-01-05'") }, func(n int) string { return fmt.Sprintf(row, n, "null") }
-	const gone, copied = `delete from samekey.river_queue`, `insert into samekey.pauses (destination, paused_at, paused_by, reason, river_row)
-		select 'bank', '2026-01-05', 'river', 'r', (extract(epoch from timestamptz '2026-01-01') * 1000000)::bigint`
+	const gone, copied = `delete from samekey.river_queue`, `insert into samekey.pauses (destination, paused_at, paused_by, reason, river_queue_created_at)
+		select 'bank', '2026-01-05', 'river', 'r', '2026-01-01'`
 	const ended = copied + `; update samekey.pauses set ended_at = now(), ended_by = 'ann', end_reason = 'r'`
 	person := `insert into samekey.pauses (destination, paused_by, reason) values ('bank', 'ann', 'r')`
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 		for _, sql := range c.before {
 			s.exec(sql)
 		}
-		changes, err := s.q.PausesMirror(t.Context())
+		changes, err := s.q.PausesSyncRiver(t.Context())
 		var got []string
 		for _, change := range changes {
 			got = append(got, change.Change)
@@ -63,20 +63,20 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 			t.Errorf("%s: River's row is %s, want %s", c.name, river, c.river)
 		}
 		if !slices.Equal(c.changes, []string{"restored"}) { // there the resume below must count at once
-			if again, err := s.q.PausesMirror(t.Context()); err != nil || len(again) != 0 {
+			if again, err := s.q.PausesSyncRiver(t.Context()); err != nil || len(again) != 0 {
 				t.Errorf("%s: once more it changed %v, %v", c.name, again, err)
 			}
 		}
-		if c.river == "paused" && s.pauses() != "" && s.text(`select (bool_and(r.paused_at = '2026-01-05') and bool_and(p.paused_at = r.paused_at or p.river_row is null))::text
+		if c.river == "paused" && s.pauses() != "" && s.text(`select (bool_and(r.paused_at = '2026-01-05') and bool_and(p.paused_at = r.paused_at or p.river_queue_created_at is null))::text
 			from samekey.river_queue r, samekey.pauses p`) != "true" {
 			t.Errorf("%s: since when it is paused is lost", c.name)
 		}
 		// A resume in the row that is there now ends what the copy says.
 		s.exec(`update samekey.river_queue set paused_at = null`)
-		if _, err := s.q.PausesMirror(t.Context()); err != nil {
+		if _, err := s.q.PausesSyncRiver(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if n := s.text(`select count(*)::text from samekey.pauses where river_row is not null and ended_at is null`); c.river != "" && n != "0" {
+		if n := s.text(`select count(*)::text from samekey.pauses where river_queue_created_at is not null and ended_at is null`); c.river != "" && n != "0" {
 			t.Errorf("%s: after a resume in River %s copies are in force", c.name, n)
 		}
 	}
@@ -131,7 +131,7 @@ func TestAPauseEndsAndGoesByItselfAlone(t *testing.T) {
 	s.exec(`update samekey.pauses set paused_at = now() - interval '2 years', ended_at = case destination when 'bank' then now() - interval '11 months' else now() - interval '13 months' end`)
 	add("mail", "", nil)
 	s.exec(`update samekey.pauses set paused_at = now() - interval '2 years'`)
-	if err := s.q.PausesTidy(ctx); err != nil {
+	if err := s.q.PausesPrune(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.pauses(); got != "bank ann first, bank charge ann first, mail ann in force" {

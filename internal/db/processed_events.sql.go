@@ -12,8 +12,22 @@ import (
 	"github.com/google/uuid"
 )
 
+const ProcessedEventsCheckTransaction = `-- name: ProcessedEventsCheckTransaction :one
+select case when now() = $1::timestamptz then clock_timestamp()
+            else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end::timestamptz as at
+`
+
+// The check of ProcessedEventsInsert, for a failure. It runs before the rollback, which would hide that a statement had
+// committed.
+func (q *Queries) ProcessedEventsCheckTransaction(ctx context.Context, began time.Time) (time.Time, error) {
+	row := q.db.QueryRow(ctx, ProcessedEventsCheckTransaction, began)
+	var at time.Time
+	err := row.Scan(&at)
+	return at, err
+}
+
 const ProcessedEventsFind = `-- name: ProcessedEventsFind :one
-select payload_hash, hash_version, status, failed, response_code, response_headers, response_body
+select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, failed, response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = $1::text and scope = $2::text
 `
@@ -26,22 +40,22 @@ type ProcessedEventsFindParams struct {
 type ProcessedEventsFindRow struct {
 	PayloadHash     []byte
 	HashVersion     int16
-	Status          string
+	InProgress      bool
 	Failed          bool
 	ResponseCode    *int32
 	ResponseHeaders []byte
 	ResponseBody    []byte
 }
 
-// A statement of its own, after the lock: one snapshot for both would predate the lock. Expiry is ignored: a key lives
-// until it is pruned, together with its intents.
+// A statement after the lock: in one statement, the snapshot would be older than the lock. It ignores expires_at: a
+// record counts until it is pruned together with its intents.
 func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFindParams) (ProcessedEventsFindRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsFind, arg.IdemKey, arg.Scope)
 	var i ProcessedEventsFindRow
 	err := row.Scan(
 		&i.PayloadHash,
 		&i.HashVersion,
-		&i.Status,
+		&i.InProgress,
 		&i.Failed,
 		&i.ResponseCode,
 		&i.ResponseHeaders,
@@ -52,10 +66,10 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 
 const ProcessedEventsInsert = `-- name: ProcessedEventsInsert :exec
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select $1::text, $2::text, $3::bytea, $4::smallint, 'done',
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select $1::text, $2::text, $3::bytea, $4::smallint,
        case when now() = $5::timestamptz then clock_timestamp()
-            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end,
+            else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * $6::bigint), $7::boolean,
        $8::int, $9::bytea, $10::bytea
 `
@@ -73,12 +87,12 @@ type ProcessedEventsInsertParams struct {
 	Body        []byte
 }
 
-// Raises where the record exists: with DO NOTHING the COMMIT behind it in the same batch would commit a loser's rows.
+// Raises if the record exists. With DO NOTHING, the COMMIT later in the same batch would commit the rows of the loser.
 //
-// Raises too (22007) where the transaction is not the one that took the lock: a text such as "..; rollback; begin", or
-// "commit and chain", ends that one with its rows and begins another, in which the record would be committed alone.
-// now() is the transaction's start, so the comparison costs neither a lock nor a transaction id. The cast of a text that
-// is no time raises, and is evaluated in that case only.
+// Also raises (22007) if this is not the transaction that took the lock. A statement such as "..; rollback; begin" or
+// "commit and chain" ends that transaction and starts another, which would commit the record alone. now() is the start
+// of the transaction, so the check needs neither a lock nor a transaction id. The cast raises: the text is not a time,
+// and it is evaluated in that case only.
 func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEventsInsertParams) error {
 	_, err := q.db.Exec(ctx, ProcessedEventsInsert,
 		arg.IdemKey,
@@ -97,8 +111,8 @@ func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEvents
 
 const ProcessedEventsInsertFailure = `-- name: ProcessedEventsInsertFailure :execrows
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, status, completed_at, expires_at, failed, response_code, response_headers, response_body)
-select $1::text, $2::text, $3::bytea, $4::smallint, 'done', clock_timestamp(),
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+select $1::text, $2::text, $3::bytea, $4::smallint, clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * $5::bigint), $6::boolean,
        $7::int, $8::bytea, $9::bytea
 on conflict (idem_key, scope) do nothing
@@ -116,7 +130,7 @@ type ProcessedEventsInsertFailureParams struct {
 	Body        []byte
 }
 
-// A failure is alone in its transaction, so it may give way: no row means that another first attempt won.
+// A failure is the only row of its transaction, so it may lose. No row: another first attempt won.
 func (q *Queries) ProcessedEventsInsertFailure(ctx context.Context, arg ProcessedEventsInsertFailureParams) (int64, error) {
 	result, err := q.db.Exec(ctx, ProcessedEventsInsertFailure,
 		arg.IdemKey,
@@ -144,7 +158,7 @@ type ProcessedEventsLockParams struct {
 	IdemKey string
 }
 
-// After a COMMIT whose answer was lost: got only once the transaction that sent it has ended, either way.
+// After a COMMIT whose result was lost: waits until the transaction that sent the COMMIT has ended, either way.
 func (q *Queries) ProcessedEventsLock(ctx context.Context, arg ProcessedEventsLockParams) error {
 	_, err := q.db.Exec(ctx, ProcessedEventsLock, arg.Scope, arg.IdemKey)
 	return err
@@ -156,7 +170,7 @@ with page as materialized (
     from samekey.processed_events p
     where p.expires_at < (select clock_timestamp())
       and (p.expires_at, p.idem_key, p.scope) > ($1::timestamptz, $2::text, $3::text)
-      and p.status = 'done'
+      and p.completed_at is not null
     order by p.expires_at, p.idem_key, p.scope
     limit $4
     for update skip locked
@@ -166,8 +180,8 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                         where h.intent_id = o.id and h.final_status is not null
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o
@@ -217,13 +231,13 @@ type ProcessedEventsPruneRow struct {
 	LastScope   string
 }
 
-// Deletes a page of expired records, each with its intents, or keeps it whole: all intents must be finished, by an event
-// in the history and by the absence of a queue row, and past the window in which their vendor remembers the key
-// ('infinity', Forever, is capped by the retention, which is over). Pages follow one another by the cursor, so that
-// records that must stay are passed and do not stall it; locked ones are another pruner's.
+// Deletes one page of expired records, each with its intents. It keeps a record unless all its intents are finished
+// (they have an event with a final_status and no queue row) and past the key window of their vendor. A window of
+// 'infinity' (Forever) is capped by the retention, which has passed. Pages follow a cursor, so a record that must stay
+// does not block the next ones. Another pruner has the rows that are locked.
 //
-// The scalar subqueries with a limit, and the arrays, keep every step a look-up in an index whatever the statistics say:
-// an EXISTS may be turned into a hash of the whole history.
+// The scalar subqueries with a limit and the arrays force index lookups regardless of statistics. The planner may
+// turn an EXISTS into a hash of the whole history.
 func (q *Queries) ProcessedEventsPrune(ctx context.Context, arg ProcessedEventsPruneParams) (ProcessedEventsPruneRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsPrune,
 		arg.AfterExpires,
@@ -263,7 +277,7 @@ with page as materialized (
     select o.idem_key, o.scope
     from samekey.outbox o
     where o.id = any ((select h.ids from heads h)::uuid[])
-      -- Not a row lock, for which the worker's role would need the right to change an intent.
+      -- Not a row lock: the worker's role has no right to update an intent.
       and pg_try_advisory_xact_lock(samekey.key_lock(o.scope, o.idem_key))
 ), judged as materialized (
     select i.ids
@@ -271,9 +285,9 @@ with page as materialized (
     cross join lateral (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
-                         where h.intent_id = o.id and h.finished is not null
+                         where h.intent_id = o.id and h.final_status is not null
                            and h.at < (select clock_timestamp()) - (interval '1 microsecond' * $3::bigint)
-                           and (h.window_ends is null or h.window_ends = 'infinity' or h.window_ends < (select clock_timestamp()))
+                           and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
         from samekey.outbox o
@@ -307,9 +321,9 @@ type ProcessedEventsPruneOrphansRow struct {
 	Last    uuid.UUID
 }
 
-// The same for intents without a record, which were written outside Run and Do: all intents of a key go together, once
-// the last was finished longer ago than the retention. Who holds the key's lock decides for all of
-// them; a key that is in use right now is left for the next time.
+// The same for intents without a record, written outside Run and Do. All intents of a key are deleted together, once
+// the last one was finished longer ago than the retention. The lock of the key keeps other transactions away; if the
+// key is in use, the next prune tries again.
 func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg ProcessedEventsPruneOrphansParams) (ProcessedEventsPruneOrphansRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsPruneOrphans, arg.After, arg.MaxCount, arg.RetainUs)
 	var i ProcessedEventsPruneOrphansRow
@@ -317,18 +331,17 @@ func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg Processed
 	return i, err
 }
 
-const ProcessedEventsSameTransaction = `-- name: ProcessedEventsSameTransaction :one
-select case when now() = $1::timestamptz then clock_timestamp()
-            else ('samekey: this is not the transaction that the request began in'::text)::timestamptz end::timestamptz as at
+const ProcessedEventsSetLockTimeout = `-- name: ProcessedEventsSetLockTimeout :exec
+select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
+                                        $1::bigint)::bigint::text, true)
 `
 
-// The check of ProcessedEventsInsert, for a failure: it raises before the rollback, which would hide that a statement had
-// committed.
-func (q *Queries) ProcessedEventsSameTransaction(ctx context.Context, began time.Time) (time.Time, error) {
-	row := q.db.QueryRow(ctx, ProcessedEventsSameTransaction, began)
-	var at time.Time
-	err := row.Scan(&at)
-	return at, err
+// Before a batch that may wait for the lock of an ordering key: limits the wait to the caller's deadline, or to the
+// session's own limit if that is shorter. statement_timeout would not do: it can interrupt a COMMIT that waits for a
+// replica.
+func (q *Queries) ProcessedEventsSetLockTimeout(ctx context.Context, withinMs int64) error {
+	_, err := q.db.Exec(ctx, ProcessedEventsSetLockTimeout, withinMs)
+	return err
 }
 
 const ProcessedEventsTryLock = `-- name: ProcessedEventsTryLock :one
@@ -346,25 +359,13 @@ type ProcessedEventsTryLockRow struct {
 	Began  time.Time
 }
 
-// The memory of requests: one record for each (scope, key).
-// The transaction that works on a key holds its lock until it ends. The lock buys a fast "in flight"; the primary key is
-// the guarantee. began tells this transaction from every other of the connection: see ProcessedEventsInsert.
-// own_scope raises SK003 where the scope is another service's.
+// Processed records (idempotency records): one per scope and key.
+// The transaction that works on a key holds its lock until it ends. The lock gives duplicates a fast "in flight" error;
+// the primary key is the guarantee. began tells this transaction from others on the connection: see
+// ProcessedEventsInsert. own_scope raises SK003 if the scope belongs to another service.
 func (q *Queries) ProcessedEventsTryLock(ctx context.Context, arg ProcessedEventsTryLockParams) (ProcessedEventsTryLockRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsTryLock, arg.Scope, arg.IdemKey)
 	var i ProcessedEventsTryLockRow
 	err := row.Scan(&i.Locked, &i.Began)
 	return i, err
-}
-
-const ProcessedEventsWaitAtMost = `-- name: ProcessedEventsWaitAtMost :exec
-select set_config('lock_timeout', least(nullif(extract(epoch from current_setting('lock_timeout')::interval) * 1000, 0),
-                                        $1::bigint)::bigint::text, true)
-`
-
-// Before a batch that may wait for an ordering key: until the caller's deadline, or as long as the session allows.
-// lock_timeout, and not statement_timeout, which could cut a COMMIT's wait for a replica short.
-func (q *Queries) ProcessedEventsWaitAtMost(ctx context.Context, withinMs int64) error {
-	_, err := q.db.Exec(ctx, ProcessedEventsWaitAtMost, withinMs)
-	return err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/samekeytest"
 )
 
@@ -33,32 +34,17 @@ func newQueue(t *testing.T) *queue {
 // live holds a worker's session lock until the test ends.
 func (s *queue) live(worker int32) {
 	s.Helper()
-	conn, err := s.Acquire(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.Cleanup(func() {
-		_, _ = conn.Exec(context.WithoutCancel(s.Context()), `select pg_advisory_unlock_all()`)
-		conn.Release()
-	})
-	if _, err := conn.Exec(s.Context(), `select pg_advisory_lock(samekey.worker_class(), $1)`, worker); err != nil {
-		s.Fatal(err)
-	}
+	dbtest.LiveWorker(s, s.DB, worker)
 }
 
 func (s *queue) exec(sql string, args ...any) {
 	s.Helper()
-	if _, err := s.Exec(s.Context(), sql, args...); err != nil {
-		s.Fatalf("%s: %v", sql, err)
-	}
+	dbtest.Exec(s, s.DB, sql, args...)
 }
 
-func (s *queue) text(sql string, args ...any) (v string) {
+func (s *queue) text(sql string, args ...any) string {
 	s.Helper()
-	if err := s.QueryRow(s.Context(), sql, args...).Scan(&v); err != nil {
-		s.Fatalf("%s: %v", sql, err)
-	}
-	return v
+	return dbtest.Value[string](s, s.DB, sql, args...)
 }
 
 // insert writes an intent of action charge, and sets columns of its row in the queue.
@@ -98,13 +84,13 @@ func (s *queue) holds(what string, id uuid.UUID, condition string) {
 	}
 }
 
-const leased = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', first_sent_at = now(), repeatable = true`
+const leased = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', first_sent_at = now(), safe_to_resend = true`
 
 var day = pgtype.Interval{Microseconds: (24 * time.Hour).Microseconds(), Valid: true}
 
 func (s *queue) claimParams() db.OutboxQueueClaimParams {
-	return db.OutboxQueueClaimParams{KeyWindow: day, Reserve: time.Minute, Action: "charge", Mark: time.Unix(0, 0), Worker: 7,
-		Destination: "bank", MaxCount: 10, InlineBytes: 1 << 20, MaxBytes: 1 << 20, Lease: time.Minute, Repeatable: true, SentTo: "bank 1"}
+	return db.OutboxQueueClaimParams{KeyWindow: day, MinWindowLeft: time.Minute, Action: "charge", DueFrom: time.Unix(0, 0), Worker: 7,
+		Destination: "bank", MaxCount: 10, InlineBytes: 1 << 20, MaxBytes: 1 << 20, Lease: time.Minute, SafeToResend: true, SentTo: "bank 1"}
 }
 
 func (s *queue) claim(change func(*db.OutboxQueueClaimParams)) []db.OutboxQueueClaimRow {
@@ -126,8 +112,8 @@ func settleOne(id uuid.UUID, attempt, worker int32, status string, change func(*
 		outcome = status
 	}
 	p := db.OutboxQueueSettleParams{Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt}, Statuses: []string{status},
-		Delays: []int64{0}, Spents: []int32{1}, Unsends: []bool{false}, Keeps: []bool{false}, Leaves: []bool{false}, Sents: []bool{false},
-		Resents: []bool{false}, Events: []string{"attempt"}, Outcomes: []string{outcome}, Codes: []string{"200"}, Errors: []string{""},
+		Delays: []int64{0}, AttemptsUsed: []int32{1}, ClearSent: []bool{false}, KeepLease: []bool{false}, LeaveOrder: []bool{false}, WasSent: []bool{false},
+		ForbidResend: []bool{false}, Events: []string{"attempt"}, Outcomes: []string{outcome}, Codes: []string{"200"}, Errors: []string{""},
 		ResponseTypes: []string{""}, Responses: [][]byte{nil}, TookUs: []int64{0}}
 	if change != nil {
 		change(&p)
@@ -153,22 +139,22 @@ func TestAFenceComparesAttemptWorkerAndState(t *testing.T) {
 			return err
 		}},
 		{"put off", "leased", "", func(id uuid.UUID, attempt, worker int32) error {
-			_, err := s.q.OutboxQueuePutOff(ctx, db.OutboxQueuePutOffParams{Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt},
-				Delays: []int64{0}, Unsends: []bool{false}})
+			_, err := s.q.OutboxQueuePostpone(ctx, db.OutboxQueuePostponeParams{Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt},
+				Delays: []int64{0}, ClearSent: []bool{false}})
 			return err
 		}},
 		{"renew", "leased", "", func(id uuid.UUID, attempt, worker int32) error {
 			return s.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Lease: 2 * time.Hour, Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt}})
 		}},
 		{"sending", "leased", "unknown", func(id uuid.UUID, attempt, worker int32) error {
-			ids, err := s.q.OutboxQueueSending(ctx, db.OutboxQueueSendingParams{Fixes: true, KeyWindow: day, Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt}})
+			ids, err := s.q.OutboxQueueMarkSending(ctx, db.OutboxQueueMarkSendingParams{Renders: true, KeyWindow: day, Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt}})
 			if open := attempt == 3 && worker == 7; err == nil && len(ids) > 0 && !open {
 				err = fmt.Errorf("sending gave out %v", ids)
 			}
 			return err
 		}},
 		{"fix", "leased", "unknown", func(id uuid.UUID, attempt, worker int32) error {
-			_, err := s.q.OutboxSendsFix(ctx, db.OutboxSendsFixParams{ID: id, Attempt: attempt, Worker: worker, CarriedKey: "k"})
+			_, err := s.q.OutboxSendsStore(ctx, db.OutboxSendsStoreParams{ID: id, Attempt: attempt, Worker: worker, CarriedKey: "k"})
 			return err
 		}},
 		{"finish applied", "answered", "unknown", func(id uuid.UUID, attempt, worker int32) error {
@@ -181,11 +167,11 @@ func TestAFenceComparesAttemptWorkerAndState(t *testing.T) {
 			if err := tx.QueryRow(ctx, `select pg_current_xact_id()::text`).Scan(&began); err != nil {
 				return err
 			}
-			_, err = s.q.WithTx(tx).OutboxQueueFinishApplied(ctx, db.OutboxQueueFinishAppliedParams{Outcome: "delivered", Attempt: attempt, Worker: worker, ID: id, Began: began})
+			_, err = s.q.WithTx(tx).OutboxQueueFinish(ctx, db.OutboxQueueFinishParams{Outcome: "delivered", Attempt: attempt, Worker: worker, ID: id, Began: began})
 			return err
 		}},
 		{"held", "answered", "unknown", func(id uuid.UUID, attempt, worker int32) error {
-			rows, err := s.Query(ctx, db.OutboxQueueHeld, id, attempt, worker)
+			rows, err := s.Query(ctx, db.OutboxQueueCheckClaim, id, attempt, worker)
 			if err != nil {
 				return err
 			}
@@ -259,13 +245,13 @@ func TestAClaimTakesOnlyWhatItMayTake(t *testing.T) {
 	defer cancel()
 	for _, want := range []uuid.UUID{early, late} {
 		p := s.claimParams()
-		p.MaxCount, p.Mark = 1, time.Now().Add(-150*time.Minute)
+		p.MaxCount, p.DueFrom = 1, time.Now().Add(-150*time.Minute)
 		rows, err := s.q.OutboxQueueClaim(ctx, p)
 		if err != nil || len(rows) != 1 || rows[0].ID != want {
 			t.Fatalf("claimed %v, %v; want %v", rows, err, want)
 		}
 	}
-	if rows := s.claim(func(p *db.OutboxQueueClaimParams) { p.Mark = time.Now().Add(-150 * time.Minute) }); len(rows) != 0 {
+	if rows := s.claim(func(p *db.OutboxQueueClaimParams) { p.DueFrom = time.Now().Add(-150 * time.Minute) }); len(rows) != 0 {
 		t.Errorf("claimed %v too", rows)
 	}
 }
@@ -283,10 +269,10 @@ func TestAClaimCountsAllThatItReads(t *testing.T) {
 		s.insert("")
 		s.exec(large)
 		rows := s.claim(func(p *db.OutboxQueueClaimParams) { p.MaxBytes = 1500 })
-		if len(rows) != 1 || !rows[0].Cut {
+		if len(rows) != 1 || !rows[0].HasMore {
 			t.Errorf("large %s: claimed %d, want one of two, and that it was cut", name, len(rows))
 		}
-		if rows := s.claim(nil); len(rows) != 1 || rows[0].Cut || rows[0].Unread {
+		if rows := s.claim(nil); len(rows) != 1 || rows[0].HasMore || rows[0].PayloadDeferred {
 			t.Errorf("large %s: what was left: %d", name, len(rows))
 		}
 	}
@@ -295,32 +281,32 @@ func TestAClaimCountsAllThatItReads(t *testing.T) {
 // What a claim writes down of a send, by what is known of the sends before.
 func TestAClaimWritesDownTheFirstSend(t *testing.T) {
 	s := newQueue(t)
-	const sent = `first_sent_at = now() - interval '1 hour', window_ends = now() + interval '1 hour', sent_to = 'bank 0'`
-	once := func(p *db.OutboxQueueClaimParams) { p.Repeatable = false }
-	unread := func(p *db.OutboxQueueClaimParams) { p.Repeatable, p.InlineBytes = false, 0 }
+	const sent = `first_sent_at = now() - interval '1 hour', key_window_until = now() + interval '1 hour', sent_to = 'bank 0'`
+	once := func(p *db.OutboxQueueClaimParams) { p.SafeToResend = false }
+	unread := func(p *db.OutboxQueueClaimParams) { p.SafeToResend, p.InlineBytes = false, 0 }
 	unapproved := func(p *db.OutboxQueueClaimParams) {
-		p.Repeatable, p.NeedsApproval, p.KeyWindow = false, true, pgtype.Interval{} // no such action has a window
+		p.SafeToResend, p.NeedsApproval, p.KeyWindow = false, true, pgtype.Interval{} // no such action has a window
 	}
 	for _, c := range []struct {
 		name, row string
 		change    func(*db.OutboxQueueClaimParams)
 		want      []string
 	}{
-		{"never sent", "", nil, []string{"repeatable", "first_sent_at > now() - interval '1 minute'", "window_ends = first_sent_at + interval '1 day'",
-			"sent_to = 'bank 1'", "plain", "status = 'leased'", "attempt = 1", "lease_until between now() and now() + interval '2 minutes'"}},
-		{"never sent, kept for good", "", func(p *db.OutboxQueueClaimParams) { p.Forever = true }, []string{"window_ends = 'infinity'"}},
-		{"never sent, not to be repeated", "", once, []string{"not repeatable", "first_sent_at is not null"}},
-		{"fixed before it is sent", "", func(p *db.OutboxQueueClaimParams) { p.Fixes = true }, []string{"not plain"}},
-		{"sent plain before", sent + ", plain = true", func(p *db.OutboxQueueClaimParams) { p.Fixes = true }, []string{"plain"}},
-		{"sent before", sent, nil, []string{"first_sent_at < now() - interval '50 minutes'", "window_ends < now() + interval '2 hours'", "sent_to = 'bank 0'"}},
-		{"sent before, without its window", `first_sent_at = now() - interval '1 hour'`, nil, []string{"window_ends = first_sent_at + interval '1 day'", "sent_to = 'bank 1'"}},
+		{"never sent", "", nil, []string{"safe_to_resend", "first_sent_at > now() - interval '1 minute'", "key_window_until = first_sent_at + interval '1 day'",
+			"sent_to = 'bank 1'", "sent_unrendered", "status = 'leased'", "attempt = 1", "lease_until between now() and now() + interval '2 minutes'"}},
+		{"never sent, kept for good", "", func(p *db.OutboxQueueClaimParams) { p.KeyWindowForever = true }, []string{"key_window_until = 'infinity'"}},
+		{"never sent, not to be repeated", "", once, []string{"not safe_to_resend", "first_sent_at is not null"}},
+		{"fixed before it is sent", "", func(p *db.OutboxQueueClaimParams) { p.Renders = true }, []string{"not sent_unrendered"}},
+		{"sent unrendered before", sent + ", sent_unrendered = true", func(p *db.OutboxQueueClaimParams) { p.Renders = true }, []string{"sent_unrendered"}},
+		{"sent before", sent, nil, []string{"first_sent_at < now() - interval '50 minutes'", "key_window_until < now() + interval '2 hours'", "sent_to = 'bank 0'"}},
+		{"sent before, without its window", `first_sent_at = now() - interval '1 hour'`, nil, []string{"key_window_until = first_sent_at + interval '1 day'", "sent_to = 'bank 1'"}},
 		{"provably unsent", `sent_to = 'bank 0'`, nil, []string{"sent_to = 'bank 1'"}},
-		{"unknown", `status = 'unknown', sent_to = null, ` + strings.TrimSuffix(sent, ", sent_to = 'bank 0'"), nil, []string{"not plain", "sent_to is null", "status = 'unknown'", "window_ends < now() + interval '2 hours'"}},
-		{"unknown, not known when", `status = 'unknown'`, nil, []string{"first_sent_at is null", "window_ends is null"}},
-		{"unread", "", unread, []string{"repeatable", "first_sent_at is null", "window_ends is null", "not plain"}},
-		{"unread, may be repeated", "", func(p *db.OutboxQueueClaimParams) { p.InlineBytes = 0 }, []string{"first_sent_at is not null", "window_ends is not null", "plain"}},
-		{"not approved", "", unapproved, []string{"repeatable", "first_sent_at is null"}},
-		{"approved", "approved_at = now()", unapproved, []string{"not repeatable", "first_sent_at is not null"}},
+		{"unknown", `status = 'unknown', sent_to = null, ` + strings.TrimSuffix(sent, ", sent_to = 'bank 0'"), nil, []string{"not sent_unrendered", "sent_to is null", "status = 'unknown'", "key_window_until < now() + interval '2 hours'"}},
+		{"unknown, not known when", `status = 'unknown'`, nil, []string{"first_sent_at is null", "key_window_until is null"}},
+		{"unread", "", unread, []string{"safe_to_resend", "first_sent_at is null", "key_window_until is null", "not sent_unrendered"}},
+		{"unread, may be repeated", "", func(p *db.OutboxQueueClaimParams) { p.InlineBytes = 0 }, []string{"first_sent_at is not null", "key_window_until is not null", "sent_unrendered"}},
+		{"not approved", "", unapproved, []string{"safe_to_resend", "first_sent_at is null"}},
+		{"approved", "approved_at = now()", unapproved, []string{"not safe_to_resend", "first_sent_at is not null"}},
 	} {
 		s.clear()
 		id := s.insert(c.row)

@@ -44,7 +44,7 @@ func BenchmarkRateLimitsTake(b *testing.B) {
 	take := db.RateLimitsTakeParams{Action: "charge_card", MaxCount: size, Rate: 100_000, Burst: 1_000_000, Batch: 1000, Destination: "bank"}
 	claim := db.OutboxQueueClaimParams{
 		Action: "charge_card", Worker: worker, Destination: "bank", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: size, Lease: time.Minute,
-		Repeatable: true, Reserve: time.Minute, KeyWindow: pgtype.Interval{Days: 1, Valid: true},
+		SafeToResend: true, MinWindowLeft: time.Minute, KeyWindow: pgtype.Interval{Days: 1, Valid: true},
 	}
 	var takes, claims time.Duration
 	given, rounds := 0, 0

@@ -14,8 +14,8 @@ import (
 func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
 	s := newQueue(t)
 	const out, held = `, leased_by = 8, lease_until = now() - interval '1 minute'`, `, leased_by = 8, lease_until = now() + interval '1 hour'`
-	const call, lookup = `status = 'leased', attempt = 3, sent_attempt = 1, spent = 2, first_sent_at = now(), last_code = 'absent'`,
-		`status = 'unknown', attempt = 3, sent_attempt = 1, spent = 2, first_sent_at = now(), last_code = 'accepted'`
+	const call, lookup = `status = 'leased', attempt = 3, last_sent_attempt = 1, attempts_used = 2, first_sent_at = now(), last_code = 'absent'`,
+		`status = 'unknown', attempt = 3, last_sent_attempt = 1, attempts_used = 2, first_sent_at = now(), last_code = 'accepted'`
 	for _, c := range []struct {
 		name, row string
 		gone      bool
@@ -24,17 +24,17 @@ func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
 		{"a call, held", call + held, false, nil},
 		{"a call, held by one that is gone", call + held, true, nil},
 		{"a lookup, held", lookup + held, false, nil},
-		{"one that may be repeated, held", call + `, repeatable = true` + held, false, nil},
-		{"a call that ran out", call + out, false, []string{"status = 'unknown'", "sent_attempt = 3", "spent = 0", "last_code = 'orphaned'", "due_at > now() + interval '59 minutes'"}},
-		{"one that may be repeated, of one that is gone", call + `, repeatable = true` + held, true,
-			[]string{"status = 'pending'", "sent_attempt = 3", "spent = 3", "last_code = 'orphaned'", "due_at <= clock_timestamp()"}},
-		{"a lookup, of one that is gone", lookup + held, true, []string{"status = 'unknown'", "sent_attempt = 1", "spent = 3", "last_code = 'accepted'", "due_at <= clock_timestamp()"}},
+		{"one that may be repeated, held", call + `, safe_to_resend = true` + held, false, nil},
+		{"a call that ran out", call + out, false, []string{"status = 'unknown'", "last_sent_attempt = 3", "attempts_used = 0", "last_code = 'orphaned'", "due_at > now() + interval '59 minutes'"}},
+		{"one that may be repeated, of one that is gone", call + `, safe_to_resend = true` + held, true,
+			[]string{"status = 'pending'", "last_sent_attempt = 3", "attempts_used = 3", "last_code = 'orphaned'", "due_at <= clock_timestamp()"}},
+		{"a lookup, of one that is gone", lookup + held, true, []string{"status = 'unknown'", "last_sent_attempt = 1", "attempts_used = 3", "last_code = 'accepted'", "due_at <= clock_timestamp()"}},
 		{"another worker's", call + `, leased_by = 9, lease_until = now() - interval '1 minute'`, true, nil},
 	} {
 		s.clear()
 		id := s.insert(c.row)
 		before := s.rows()
-		rows, err := s.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: 8, Gone: c.gone, MaxCount: 10, Settling: time.Hour})
+		rows, err := s.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: 8, HolderGone: c.gone, MaxCount: 10, SettlingDelay: time.Hour})
 		if err != nil || len(rows) != min(1, len(c.want)) {
 			t.Errorf("%s: released %v, %v", c.name, rows, err)
 		}
@@ -67,7 +67,7 @@ func TestAReleaseWaitsForNobody(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	rows, err := s.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{Holder: 8, MaxCount: 10, Settling: time.Hour})
+	rows, err := s.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{Holder: 8, MaxCount: 10, SettlingDelay: time.Hour})
 	if err != nil || len(rows) != 0 {
 		t.Errorf("released %v, %v", rows, err)
 	}
@@ -128,7 +128,7 @@ func TestReconcileGivesBackOnlyWhatIsLost(t *testing.T) {
 	lost, young, finished, queued := s.insert(""), s.insert(""), s.insert(""), s.insert("")
 	s.exec(`delete from samekey.outbox_queue where id <> $1`, queued)
 	s.exec(`update samekey.outbox set created_at = now() - interval '1 hour', due_at = now() + interval '1 day' where id <> $1`, young)
-	s.exec(`insert into samekey.outbox_history (intent_id, event, finished) values ($1, 'attempt', 'delivered')`, finished)
+	s.exec(`insert into samekey.outbox_history (intent_id, event, final_status) values ($1, 'attempt', 'delivered')`, finished)
 	s.exec(`insert into samekey.outbox_history (intent_id, event, attempt) values ($1, 'attempt', 4)`, lost)
 	rows, err := s.q.OutboxQueueRestore(t.Context(), db.OutboxQueueRestoreParams{MaxCount: 10})
 	if err != nil || len(rows) != 3 {
@@ -151,7 +151,7 @@ func TestAWorkersRowStaysWhileItIsOfUse(t *testing.T) {
 	s.exec(`insert into samekey.workers (id, name, actions, seen_at) values (1, 'old', '{}', now() - interval '1 hour'),
 		(2, 'seen', '{}', now() - interval '5 minutes'), (3, 'leasing', '{}', now() - interval '1 hour'), (7, 'living', '{}', now() - interval '1 hour')`)
 	s.insert(`status = 'unknown', leased_by = 3, lease_until = now()`)
-	if err := s.q.WorkersTidy(t.Context()); err != nil {
+	if err := s.q.WorkersPrune(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.text(`select string_agg(name, ' ' order by id) from samekey.workers`); got != "seen leasing living" {
@@ -171,7 +171,7 @@ func TestTheStatisticsFollowTheQueue(t *testing.T) {
 	s.exec(`insert into samekey.workers (id, name, actions) values (7, 'living', '{charge}'), (8, 'dead', '{refund}')`)
 	take := func(want string) {
 		t.Helper()
-		if err := s.q.OutboxStatsTake(t.Context()); err != nil {
+		if err := s.q.OutboxStatsRefresh(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		got := s.text(`select coalesce(string_agg(concat_ws(' ', action, status, intents, handled, oldest_due_at < now() - interval '50 minutes', taken_at > now() - interval '10 minutes'), ', '
@@ -196,20 +196,20 @@ func TestTheStatisticsFollowTheQueue(t *testing.T) {
 func TestWhatPeopleChangeOfARow(t *testing.T) {
 	s := newQueue(t)
 	ctx := t.Context()
-	const known = `attempt = 3, spent = 2, sent_attempt = 3, first_sent_at = now(), window_ends = now() + interval '1 day', plain = true, resent = true, approved_at = now(), last_code = 'absent'`
+	const known = `attempt = 3, attempts_used = 2, last_sent_attempt = 3, first_sent_at = now(), key_window_until = now() + interval '1 day', sent_unrendered = true, no_resend = true, approved_at = now(), last_code = 'absent'`
 	resolve := func(outcome, code string) func(uuid.UUID) (int64, error) {
 		return func(id uuid.UUID) (int64, error) {
-			return s.q.OutboxPeopleResolve(ctx, db.OutboxPeopleResolveParams{ID: id, Outcome: outcome, Code: code, Actor: "ann", Reason: "r"})
+			return s.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{ID: id, Outcome: outcome, Code: code, Actor: "ann", Reason: "r"})
 		}
 	}
 	redrive := func(id uuid.UUID) (int64, error) {
-		return s.q.OutboxPeopleRedrive(ctx, db.OutboxPeopleRedriveParams{ID: id, Actor: "ann", Reason: "r"})
+		return s.q.OutboxOperatorRedrive(ctx, db.OutboxOperatorRedriveParams{ID: id, Actor: "ann", Reason: "r"})
 	}
 	approve := func(id uuid.UUID) (int64, error) {
-		return s.q.OutboxPeopleApprove(ctx, db.OutboxPeopleApproveParams{ID: id, Actor: "ann", Reason: "r"})
+		return s.q.OutboxOperatorApprove(ctx, db.OutboxOperatorApproveParams{ID: id, Actor: "ann", Reason: "r"})
 	}
 	redriveAll := func(uuid.UUID) (int64, error) {
-		rows, err := s.q.OutboxPeopleRedriveAll(ctx, db.OutboxPeopleRedriveAllParams{Statuses: []string{"dead", "parked"}, MaxCount: 10, Actor: "ann", Reason: "r"})
+		rows, err := s.q.OutboxOperatorRedriveAll(ctx, db.OutboxOperatorRedriveAllParams{Statuses: []string{"dead", "parked"}, MaxCount: 10, Actor: "ann", Reason: "r"})
 		return int64(len(rows)), err
 	}
 	for _, c := range []struct {
@@ -217,18 +217,18 @@ func TestWhatPeopleChangeOfARow(t *testing.T) {
 		do        func(uuid.UUID) (int64, error)
 		want      []string // nil: nothing
 	}{
-		{"delivered", `status = 'unknown', leased_by = 8, lease_until = now(), `, resolve("delivered", "200"), []string{"status = 'answered'", "attempt = 4", "spent = 0", "leased_by is null", "lease_until is null",
-			"first_sent_at is not null", "window_ends is not null", "plain", "resent", "last_code = '200'", "due_at <= clock_timestamp()"}},
+		{"delivered", `status = 'unknown', leased_by = 8, lease_until = now(), `, resolve("delivered", "200"), []string{"status = 'answered'", "attempt = 4", "attempts_used = 0", "leased_by is null", "lease_until is null",
+			"first_sent_at is not null", "key_window_until is not null", "sent_unrendered", "no_resend", "last_code = '200'", "due_at <= clock_timestamp()"}},
 		{"refused, without a code", `status = 'parked', `, resolve("refused", ""), []string{"status = 'answered'", "last_code = 'absent'"}},
-		{"not sent", `status = 'unknown', `, resolve("not_sent", ""), []string{"status = 'parked'", "attempt = 4", "spent = 2", "first_sent_at is null", "window_ends is null", "not plain", "not resent", "sent_attempt = 3"}},
+		{"not sent", `status = 'unknown', `, resolve("not_sent", ""), []string{"status = 'parked'", "attempt = 4", "attempts_used = 2", "first_sent_at is null", "key_window_until is null", "not sent_unrendered", "not no_resend", "last_sent_attempt = 3"}},
 		{"dead, not sent", `status = 'dead', `, resolve("not_sent", ""), []string{"status = 'dead'", "first_sent_at is null"}},
 		{"resolve what is pending", `status = 'pending', `, resolve("delivered", ""), nil},
 		{"resolve what is answered", `status = 'answered', `, resolve("delivered", ""), nil},
-		{"redrive", `status = 'dead', `, redrive, []string{"status = 'pending'", "attempt = 4", "spent = 0", "approved_at is null", "first_sent_at is not null", "due_at <= clock_timestamp()"}},
+		{"redrive", `status = 'dead', `, redrive, []string{"status = 'pending'", "attempt = 4", "attempts_used = 0", "approved_at is null", "first_sent_at is not null", "due_at <= clock_timestamp()"}},
 		{"redrive what is unknown", `status = 'unknown', `, redrive, nil},
 		{"approve", `status = 'awaiting_approval', due_at = now() + interval '1 hour', `, approve, []string{"status = 'pending'", "attempt = 4", "approved_at is not null", "due_at > now() + interval '50 minutes'"}},
 		{"approve what is parked", `status = 'parked', `, approve, nil},
-		{"redrive all", `status = 'parked', repeatable = true, `, redriveAll, []string{"status = 'pending'", "attempt = 4", "spent = 0", "approved_at is null", "due_at <= clock_timestamp()"}},
+		{"redrive all", `status = 'parked', safe_to_resend = true, `, redriveAll, []string{"status = 'pending'", "attempt = 4", "attempts_used = 0", "approved_at is null", "due_at <= clock_timestamp()"}},
 		{"redrive all, not to be repeated", `status = 'parked', `, redriveAll, nil},
 	} {
 		s.clear()
@@ -268,7 +268,7 @@ func TestWhatPeopleChangeOfARow(t *testing.T) {
 	}
 	within, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	rows, err := s.q.OutboxPeopleRedriveAll(within, db.OutboxPeopleRedriveAllParams{Statuses: []string{"dead"}, MaxCount: 10, Actor: "ann", Reason: "r"})
+	rows, err := s.q.OutboxOperatorRedriveAll(within, db.OutboxOperatorRedriveAllParams{Statuses: []string{"dead"}, MaxCount: 10, Actor: "ann", Reason: "r"})
 	if err != nil || len(rows) != 0 {
 		t.Errorf("redrive all of what another person holds: %v, %v", rows, err)
 	}

@@ -9,16 +9,16 @@ import (
 	"context"
 )
 
-const RiverDrainForget = `-- name: RiverDrainForget :execrows
+const RiverDrainDelete = `-- name: RiverDrainDelete :execrows
 
 delete from samekey.river_job where id = $1 and state not in ('running', 'completed')
 `
 
-// What is done to River's tables, other than through River.
-// Deletes a drain job that River did not begin in time: this process drains without it by then. Left where it is, such jobs
-// would pile up while River fetches none (a client whose clock is ahead schedules them in the future).
-func (q *Queries) RiverDrainForget(ctx context.Context, id int64) (int64, error) {
-	result, err := q.db.Exec(ctx, RiverDrainForget, id)
+// Changes to River's tables that River's API does not offer.
+// Deletes a drain job that River did not start in time; this process drains without River then. Otherwise such jobs
+// would pile up while River fetches none, as when a client whose clock is ahead schedules them in the future.
+func (q *Queries) RiverDrainDelete(ctx context.Context, id int64) (int64, error) {
+	result, err := q.db.Exec(ctx, RiverDrainDelete, id)
 	if err != nil {
 		return 0, err
 	}

@@ -35,13 +35,47 @@ type WorkersEndSessionRow struct {
 	Strangers int32
 }
 
-// A worker that came back ends its own former sessions, whose connections may look alive to the server for long, and no
-// other. The shared locks of those who look whether it lives are neither its own nor a stranger's.
+// A worker that reconnects ends its own old sessions, whose connections may look alive to the server for long, and no
+// others. Shared locks do not count: another worker holds them while it checks whether this one is alive.
 func (q *Queries) WorkersEndSession(ctx context.Context, arg WorkersEndSessionParams) (WorkersEndSessionRow, error) {
 	row := q.db.QueryRow(ctx, WorkersEndSession, arg.Pids, arg.Starts, arg.ID)
 	var i WorkersEndSessionRow
 	err := row.Scan(&i.Ended, &i.Strangers)
 	return i, err
+}
+
+const WorkersHeartbeat = `-- name: WorkersHeartbeat :exec
+insert into samekey.workers as w (id, name, actions) values ($1, $2, $3::text[])
+on conflict (id) do update set seen_at = clock_timestamp(), name = excluded.name, actions = excluded.actions
+`
+
+type WorkersHeartbeatParams struct {
+	ID      int32
+	Name    string
+	Actions []string
+}
+
+// The heartbeat of the session that holds the lock. It inserts the row if it was deleted, and overwrites a row of a
+// worker that had the id before.
+func (q *Queries) WorkersHeartbeat(ctx context.Context, arg WorkersHeartbeatParams) error {
+	_, err := q.db.Exec(ctx, WorkersHeartbeat, arg.ID, arg.Name, arg.Actions)
+	return err
+}
+
+const WorkersHoldsLock = `-- name: WorkersHoldsLock :one
+select exists (select from pg_catalog.pg_locks as held
+               where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class()
+                 and held.objid::bigint = $1::int and held.objsubid = 2 and held.granted
+                 and held.pid = pg_backend_pid())::boolean
+`
+
+// A statement after WorkersLock. A pooler in transaction mode may run it in another session; then neither the lock nor
+// LISTEN works.
+func (q *Queries) WorkersHoldsLock(ctx context.Context, id int32) (bool, error) {
+	row := q.db.QueryRow(ctx, WorkersHoldsLock, id)
+	var column_1 bool
+	err := row.Scan(&column_1)
+	return column_1, err
 }
 
 const WorkersLock = `-- name: WorkersLock :one
@@ -55,20 +89,17 @@ func (q *Queries) WorkersLock(ctx context.Context, id int32) (bool, error) {
 	return column_1, err
 }
 
-const WorkersLockIsOurs = `-- name: WorkersLockIsOurs :one
-select exists (select from pg_catalog.pg_locks as held
-               where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class()
-                 and held.objid::bigint = $1::int and held.objsubid = 2 and held.granted
-                 and held.pid = pg_backend_pid())::boolean
+const WorkersPrune = `-- name: WorkersPrune :exec
+delete from samekey.workers w
+where w.seen_at < clock_timestamp() - interval '10 minutes'
+  and pg_try_advisory_xact_lock_shared(samekey.worker_class(), w.id)
+  and not exists (select from samekey.outbox_queue q where q.leased_by = w.id)
 `
 
-// In a statement after WorkersLock: behind a pooler in transaction mode it may run in another session, and then neither
-// the lock nor LISTEN is worth anything.
-func (q *Queries) WorkersLockIsOurs(ctx context.Context, id int32) (bool, error) {
-	row := q.db.QueryRow(ctx, WorkersLockIsOurs, id)
-	var column_1 bool
-	err := row.Scan(&column_1)
-	return column_1, err
+// Deletes the rows of dead workers once they hold no lease.
+func (q *Queries) WorkersPrune(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, WorkersPrune)
+	return err
 }
 
 const WorkersRegister = `-- name: WorkersRegister :execrows
@@ -85,24 +116,27 @@ type WorkersRegisterParams struct {
 	Actions []string
 }
 
-// Who drains, and what they handle. Whether a worker lives is told by its session's advisory lock, not by its row.
+// The running workers and the actions that they handle. A worker is alive while its session holds its advisory lock;
+// the row does not tell.
 //
-// Who holds the lock of an id owns the id; the row only describes the owner. An id is drawn at random, so that a database
-// that was restored to an earlier point does not give a running worker's id to a new one, as a sequence does. Two workers
-// can meet at one id all the same (a copied database, a draw in two billion). The interleavings:
+// The session that holds the lock of an id owns the id; the row only describes the owner. Ids are random, so a database
+// restored to an earlier point does not give a running worker's id to a new one, as a sequence would. Two workers can
+// still meet at one id (a copied database, or one chance in two billion). The interleavings:
 //
-//	a worker starts, the id has a row              it draws another id: WorkersRegister returns no row
-//	a worker starts, another session has the lock  the holder's row was deleted: it removes its own and draws again
-//	it comes back, its former session has the lock the server has not noticed the lost connection: WorkersEndSession ends
-//	                                               exactly that session (process id and start), and it tries again
-//	it comes back, a stranger has the lock         it leaves lock and row to the stranger and draws another id. What it
-//	                                               claimed under the old id is settled under the old id
-//	it comes back, nobody has the lock             it takes the lock and the row, whatever the row says. A stranger that
-//	                                               lost its connection comes back later, and is then the one that draws
-//	somebody looks whether it lives                the look holds a shared lock for a moment: it tries again
-//	its row is deleted while it works              its next sign of life writes the row again (WorkersReturn)
+//	a worker starts; the id has a row              it chooses another id: WorkersRegister changes no row
+//	a worker starts; another session has the       the row of the holder was deleted. The worker removes its own row and
+//	lock                                           chooses another id
+//	a worker reconnects; its old session has the   the server has not noticed the lost connection. WorkersEndSession
+//	lock                                           ends exactly that session (process id and start time), and the worker
+//	                                               tries again
+//	a worker reconnects; a stranger has the lock   it leaves lock and row to the stranger and chooses another id. Claims
+//	                                               made under the old id are settled under the old id
+//	a worker reconnects; the lock is free          it takes the lock and the row, regardless of the row. A stranger that
+//	                                               lost its connection reconnects later and then chooses another id
+//	another worker checks whether it is alive      the check holds a shared lock for a moment: the worker tries again
+//	its row is deleted while it works              its next heartbeat writes the row again
 //
-// An id that leases still name, left behind by a dead worker without a row, is not taken either.
+// It also refuses an id that leases still name: a dead worker left them without a row.
 func (q *Queries) WorkersRegister(ctx context.Context, arg WorkersRegisterParams) (int64, error) {
 	result, err := q.db.Exec(ctx, WorkersRegister, arg.ID, arg.Name, arg.Actions)
 	if err != nil {
@@ -120,24 +154,6 @@ func (q *Queries) WorkersRemove(ctx context.Context, id int32) error {
 	return err
 }
 
-const WorkersReturn = `-- name: WorkersReturn :exec
-insert into samekey.workers as w (id, name, actions) values ($1, $2, $3::text[])
-on conflict (id) do update set seen_at = clock_timestamp(), name = excluded.name, actions = excluded.actions
-`
-
-type WorkersReturnParams struct {
-	ID      int32
-	Name    string
-	Actions []string
-}
-
-// The sign of life of the session that holds the lock. The row may have been deleted meanwhile, or describe a worker
-// that had the id before.
-func (q *Queries) WorkersReturn(ctx context.Context, arg WorkersReturnParams) error {
-	_, err := q.db.Exec(ctx, WorkersReturn, arg.ID, arg.Name, arg.Actions)
-	return err
-}
-
 const WorkersSession = `-- name: WorkersSession :one
 select pg_backend_pid()::int as pid,
        coalesce((select extract(epoch from a.backend_start) from pg_catalog.pg_stat_activity as a where a.pid = pg_backend_pid()), 0)::text as started
@@ -148,23 +164,10 @@ type WorkersSessionRow struct {
 	Started string
 }
 
-// Names a session for as long as the server runs: process ids are used again.
+// Identifies a session while the server runs. The process id alone is not enough: the system uses it again.
 func (q *Queries) WorkersSession(ctx context.Context) (WorkersSessionRow, error) {
 	row := q.db.QueryRow(ctx, WorkersSession)
 	var i WorkersSessionRow
 	err := row.Scan(&i.Pid, &i.Started)
 	return i, err
-}
-
-const WorkersTidy = `-- name: WorkersTidy :exec
-delete from samekey.workers w
-where w.seen_at < clock_timestamp() - interval '10 minutes'
-  and pg_try_advisory_xact_lock_shared(samekey.worker_class(), w.id)
-  and not exists (select from samekey.outbox_queue q where q.leased_by = w.id)
-`
-
-// Removes the rows of workers that were killed, once nothing is leased to them.
-func (q *Queries) WorkersTidy(ctx context.Context) error {
-	_, err := q.db.Exec(ctx, WorkersTidy)
-	return err
 }

@@ -29,10 +29,10 @@ const New = ""
 
 // What happens to an intent. The history has a line for each, except for the first four.
 const (
-	EventInserted = "inserted"
-	EventClaimed  = "claimed"  // a worker took it
-	EventPutOff   = "put_off"  // a worker gave it back: nothing was sent, and nothing is written down
-	EventPromoted = "promoted" // the intent before it in its ordering key is out of the way
+	EventInserted  = "inserted"
+	EventClaimed   = "claimed"   // a worker took it
+	EventPostponed = "postponed" // a worker gave it back: nothing was sent, and nothing is written down
+	EventPromoted  = "promoted"  // the intent before it in its ordering key is out of the way
 
 	EventAttempt   = "attempt"  // a call to the vendor ended, or did not begin
 	EventLookup    = "lookup"   // a worker asked the vendor what became of it (reconciliation)

@@ -20,9 +20,9 @@ var Table = []Transition{
 	{Unknown, EventClaimed, []string{Unknown}, "to be looked up"},
 	{Answered, EventClaimed, []string{Answered}, "to be applied"},
 
-	{Leased, EventPutOff, []string{Pending}, "its endpoint is busy, or its payload did not load"},
-	{Unknown, EventPutOff, []string{Unknown}, "likewise"},
-	{Answered, EventPutOff, []string{Answered}, "no Apply could begin in time"},
+	{Leased, EventPostponed, []string{Pending}, "its endpoint is busy, or its payload did not load"},
+	{Unknown, EventPostponed, []string{Unknown}, "likewise"},
+	{Answered, EventPostponed, []string{Answered}, "no Apply could begin in time"},
 
 	{Leased, EventAttempt, []string{Delivered, Refused}, "the vendor answered, and there is no Apply"},
 	{Leased, EventAttempt, []string{Answered}, "the vendor answered, and there is an Apply"},

@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "write the table into docs/design.md")
 func TestTablesAllowTheNamesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	for constraint, want := range map[string][]string{
-		"outbox_queue_status":     intent.Unfinished,
-		"outbox_history_finished": intent.Finished,
-		"outbox_history_event":    intent.Logged,
-		"outbox_history_outcome":  intent.Outcomes,
+		"outbox_queue_status":         intent.Unfinished,
+		"outbox_history_final_status": intent.Finished,
+		"outbox_history_event":        intent.Logged,
+		"outbox_history_outcome":      intent.Outcomes,
 	} {
 		var definition string
 		err := db.QueryRow(t.Context(), "select pg_get_constraintdef(oid) from pg_constraint where conname = $1", constraint).Scan(&definition)
@@ -72,22 +72,22 @@ func TestTableNamesEachStepOnce(t *testing.T) {
 
 // events names the events of each query that changes samekey.outbox_queue.
 var events = map[string][]string{
-	"OutboxAppliesClaim":       {intent.EventClaimed},
+	"OutboxAnsweredClaim":      {intent.EventClaimed},
 	"OutboxQueueClaim":         {intent.EventClaimed},
-	"OutboxQueueSending":       {intent.EventClaimed},
+	"OutboxQueueMarkSending":   {intent.EventClaimed},
 	"OutboxQueueRenew":         {},
 	"OutboxQueueSettle":        {intent.EventAttempt, intent.EventLookup, intent.EventApply},
-	"OutboxQueueFinishApplied": {intent.EventApply},
-	"OutboxQueuePutOff":        {intent.EventPutOff},
+	"OutboxQueueFinish":        {intent.EventApply},
+	"OutboxQueuePostpone":      {intent.EventPostponed},
 	"OutboxQueueSettleLate":    {intent.EventLate},
 	"OutboxQueuePromote":       {intent.EventPromoted},
 	"OutboxQueueRelease":       {intent.EventOrphaned},
 	"OutboxQueueRestore":       {intent.EventRestored},
-	"OutboxPeopleFinish":       {intent.EventRejected, intent.EventCancelled},
-	"OutboxPeopleApprove":      {intent.EventApproved},
-	"OutboxPeopleResolve":      {intent.EventResolved},
-	"OutboxPeopleRedrive":      {intent.EventRedriven},
-	"OutboxPeopleRedriveAll":   {intent.EventRedriven},
+	"OutboxOperatorCancel":     {intent.EventRejected, intent.EventCancelled},
+	"OutboxOperatorApprove":    {intent.EventApproved},
+	"OutboxOperatorResolve":    {intent.EventResolved},
+	"OutboxOperatorRedrive":    {intent.EventRedriven},
+	"OutboxOperatorRedriveAll": {intent.EventRedriven},
 }
 
 func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package jsonvalue finds Go values of which encoding/json would lose something without saying so: their content, or
-// bytes of their strings.
+// Package jsonvalue finds Go values of which encoding/json would silently lose something: their content, or bytes of
+// their strings.
 package jsonvalue
 
 import (
@@ -15,10 +15,9 @@ import (
 	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
-// Opaque reports whether v's content is not in its JSON: a reader, a function, a channel, or a struct with fields of
-// which none is encoded. Each of the first and the last kind is {} whatever it holds, so that two of them would pass for
-// one value. A type that says itself how it is encoded, as time.Time and big.Int do, is not opaque, and neither is
-// struct{}.
+// Opaque reports whether the JSON of v lacks its content: a reader, a function, a channel, or a struct of which no
+// field is encoded. encoding/json writes {} for every reader and every such struct, so two of them would look equal. A
+// type that encodes itself, such as time.Time and big.Int, is not opaque. Neither is struct{}.
 func Opaque(v any) bool {
 	switch v.(type) {
 	case json.Marshaler, encoding.TextMarshaler:
@@ -44,8 +43,8 @@ func Opaque(v any) bool {
 	return false
 }
 
-// Bytes returns what v holds if it is bytes: a []byte, a json.RawMessage, another type of that kind that does not say
-// itself how it is encoded, such as sql.RawBytes, or a pointer to one of them. encoding/json would write base64 for most.
+// Bytes returns the bytes in v: of a []byte, a json.RawMessage, another byte slice that does not encode itself, such as
+// sql.RawBytes, or a pointer to one of them. encoding/json would write base64 for most of them.
 func Bytes(v any) (b []byte, ok bool) {
 	switch b := v.(type) {
 	case []byte:
@@ -66,8 +65,8 @@ func Bytes(v any) (b []byte, ok bool) {
 	return of.Bytes(), true
 }
 
-// Text reports whether v is a string, of whatever type, or points to one: as a document it may be meant as it is, or as a
-// JSON string. json.Number is a number, and a type that says itself how it is encoded is what it says.
+// Text reports whether v is a string of any type, or points to one. As a document it is ambiguous: it may be meant as
+// it is, or as a JSON string. json.Number is a number, and a type that encodes itself is not text.
 func Text(v any) bool {
 	t := reflect.TypeOf(v)
 	for t != nil && t.Kind() == reflect.Pointer && !marshals(t) {
@@ -80,8 +79,8 @@ func marshals(t reflect.Type) bool {
 	return t.Implements(reflect.TypeFor[json.Marshaler]()) || t.Implements(reflect.TypeFor[encoding.TextMarshaler]())
 }
 
-// anyEncoded reports whether encoding/json writes any field of the struct. Those of an embedded struct are written in
-// its place, also where its own name is not exported.
+// anyEncoded reports whether encoding/json writes any field of the struct. The fields of an embedded struct are written
+// in its place, even if its own name is not exported.
 func anyEncoded(t reflect.Type) bool {
 	for _, field := range reflect.VisibleFields(t) {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
@@ -100,8 +99,8 @@ func indirect(t reflect.Type) reflect.Type {
 	return t
 }
 
-// Replaced returns an error if U+FFFD in doc, the JSON of v, stands for bytes of v that are not UTF-8: encoding/json puts
-// it in their place, which would make two different values one. Where doc has none, as nearly always, it costs a search.
+// Replaced returns an error if U+FFFD in doc, the JSON of v, replaces bytes of v that are not UTF-8. encoding/json does
+// that silently, and two different values become one. If doc has no U+FFFD, as almost always, the cost is one search.
 func Replaced(v any, doc []byte) error {
 	if !bytes.Contains(doc, []byte("\ufffd")) && !bytes.Contains(doc, []byte(`\ufffd`)) {
 		return nil

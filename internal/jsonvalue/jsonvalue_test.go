@@ -31,7 +31,7 @@ type (
 	}
 )
 
-func TestAValueWhoseContentIsNotInItsJSONIsOpaque(t *testing.T) {
+func TestOpaqueValues(t *testing.T) {
 	for _, v := range []any{
 		io.NopCloser(strings.NewReader("x")), strings.NewReader("x"), &bytes.Buffer{}, (*bytes.Buffer)(nil), bytes.Buffer{},
 		hidden{1}, &hidden{1}, locked{}, dashed{1}, errors.New("x"), func() {}, make(chan int), big.Int{},

@@ -1,5 +1,5 @@
-// Package keyed is what processed and outbox share, since neither imports the other: a transaction that knows the key
-// of the request it works for, and may write intents together with its commit.
+// Package keyed is what processed and outbox share, because neither imports the other: transactions that know the key
+// of their request, and intents that are written together with the commit.
 package keyed
 
 import (
@@ -10,23 +10,6 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 )
-
-// Tx is a transaction that knows its request's key: that of processed.Run, of processed.Do, and of a dispatcher's
-// Apply. outbox.Insert takes the key from it.
-type Tx interface {
-	samekey.Tx
-	RequestKey() samekey.Key
-}
-
-// Queue is a Tx that holds intents back and writes them in the batch that commits: processed.Run's.
-type Queue interface {
-	Tx
-	// Enqueue takes an intent and returns its id, or that of the same intent queued before. Where ok is false the
-	// transaction does not queue (any more): write the intent at once.
-	Enqueue(Intent) (id uuid.UUID, ok bool, err error)
-	// Wrote notes the action of an intent that was written at once, so that its worker is woken after the commit.
-	Wrote(action string)
-}
 
 // Intent is one intent, checked and encoded: the arguments of samekey.enqueue.
 type Intent struct {
@@ -42,14 +25,14 @@ type Intent struct {
 	TraceContext *string
 	RequestedBy  *string
 
-	// Conflict makes the error that says that the intent's key, action and part are taken by one with another payload, from
-	// the database's or from nil. It is outbox's, which processed, where a queued intent meets its conflict, does not
-	// import.
+	// Conflict makes the error for a key, action and part that another payload has taken, from the database's error or
+	// from nil. It is outbox's error. processed needs it when a queued intent meets its conflict, and cannot import
+	// outbox.
 	Conflict func(cause error) error
 }
 
-// Params are the arguments for db.OutboxEnqueue. The headers are text, since where pgx does not ask the server for types
-// (its exec and simple protocol modes) it would send bytes as bytea.
+// Params returns the arguments of db.OutboxEnqueue. The headers are text: if pgx does not ask the server for types (its
+// exec and simple protocol modes), it would send bytes as bytea.
 func (in Intent) Params(mustBeNew bool) db.OutboxEnqueueParams {
 	return db.OutboxEnqueueParams{
 		Scope: in.Key.Scope, IdemKey: in.Key.Value, Action: in.Action, Part: in.Part, Payload: in.Payload,
@@ -58,7 +41,7 @@ func (in Intent) Params(mustBeNew bool) db.OutboxEnqueueParams {
 	}
 }
 
-// Args are the same in the order of the statement, for a batch.
+// Args returns the same arguments in the order of the statement, for a batch.
 func (in Intent) Args(mustBeNew bool) []any {
 	return []any{in.Key.Scope, in.Key.Value, in.Action, in.Payload, in.Part, in.ContentType, string(in.Headers),
 		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew, in.RequestedBy}

@@ -1,5 +1,5 @@
-// Package keyheader reads the header that carries an idempotency key: bare, as Stripe has it, or as a string of RFC 9651
-// in double quotes, as the IETF's draft has it. Both are the same value.
+// Package keyheader reads the HTTP header that carries an idempotency key: bare, as at Stripe, or as a string of RFC
+// 9651 in double quotes, as in the IETF's draft. Both are the same value.
 package keyheader
 
 import (
@@ -9,15 +9,15 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// What is wrong with a header. Nothing of it is in the errors.
+// What is wrong with a header. The errors hold nothing of it.
 var (
 	ErrMissing = errors.New("there is no key")
 	ErrSeveral = errors.New("there is more than one key")
-	ErrQuoting = errors.New("the key starts with a quote and is not one quoted string without parameters")
+	errQuoting = errors.New("the key starts with a quote and is not one quoted string without parameters")
 )
 
-// Value returns the key in all the header's values. Nothing is trimmed from it, and samekey's rules for keys are not
-// looked at. A comma outside quotes makes a list, as a proxy does of two headers.
+// Value returns the key in all the header's values. It trims nothing, and does not apply samekey's rules for keys. A
+// comma outside quotes makes a list, because a proxy joins two headers that way.
 func Value(values []string) (string, error) {
 	switch {
 	case len(values) == 0:
@@ -35,11 +35,11 @@ func Value(values []string) (string, error) {
 		if list, err := httpsfv.UnmarshalList(values); err == nil && len(list) > 1 {
 			return "", ErrSeveral
 		}
-		return "", ErrQuoting
+		return "", errQuoting
 	}
 	text, ok := item.Value.(string)
 	if !ok || len(item.Params.Names()) > 0 {
-		return "", ErrQuoting
+		return "", errQuoting
 	}
 	return text, nil
 }
@@ -47,4 +47,11 @@ func Value(values []string) (string, error) {
 // Quoted returns the value as a string of RFC 9651.
 func Quoted(value string) (string, error) {
 	return httpsfv.Marshal(httpsfv.NewItem(value))
+}
+
+// IsName reports whether text can be the name of a header, or a method: a token of RFC 9110, section 5.6.2.
+func IsName(text string) bool {
+	return text != "" && !strings.ContainsFunc(text, func(r rune) bool {
+		return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
+	})
 }

@@ -41,14 +41,14 @@ func unprivileged() (*user, error) {
 	return nil, errors.New("postgres refuses to run as root, and there is neither a user postgres nor nobody: run this as another user")
 }
 
-// temporary holds the servers' folders. It is not os.TempDir: that can be closed
+// temporary holds the servers' folders by default. It is not os.TempDir: that can be closed
 // to the unprivileged user, or so deep that the path of the server's socket gets
 // longer than the 100 bytes or so which a socket's path may have.
 var temporary = "/tmp"
 
 // makeDir makes a folder that only the server's user can enter.
-func makeDir(user *user) (string, error) {
-	dir, err := os.MkdirTemp(temporary, "samekey-postgres-")
+func makeDir(parent string, user *user) (string, error) {
+	dir, err := os.MkdirTemp(parent, "samekey-postgres-")
 	if err != nil || user == nil {
 		return dir, err
 	}

@@ -1,19 +1,21 @@
-// Package reply is the answer of a protocol that has a status and headers, as an edge of processed (processed/httpkey)
-// gives it to processed.Run and gets it back. Each part is kept in a column of its own, byte for byte.
+// Package reply is the answer of a protocol that has a status and headers. An edge of processed, such as
+// processed/httpkey, passes it to processed.Run and gets it back. Each part is stored in a column of its own, byte for
+// byte.
 package reply
 
 import "fmt"
 
-// Reply is such an answer. As Run's T it is kept as it is. As the error of Run's function, a *Reply is kept too, and
-// everything else is rolled back: it comes back as Result.Value, with RolledBack set, and not as a *Failure.
+// Reply is such an answer. As the answer type of Run it is stored as it is. If Run's function returns a *Reply as its
+// error, the reply is stored and everything else is rolled back: Run returns it as Result.Value, with RolledBack set,
+// and not as a *Failure.
 type Reply struct {
-	Code       int    // 0 after a replay of what was stored without one
-	Header     []byte // in a form of the edge's own, at most MaxHeader bytes
+	Code       int    // 0 after a replay of an answer that was stored without one
+	Header     []byte // in the edge's own form, at most MaxHeader bytes
 	Body       []byte // at most 1 MiB
 	RolledBack bool
 }
 
-// MaxHeader is what the table's CHECK allows.
+// MaxHeader is the limit of the table's CHECK.
 const MaxHeader = 64 << 10
 
 // Error makes a *Reply a function's error.

@@ -76,7 +76,7 @@ func TestFlushNotifiesEachActionOnce(t *testing.T) {
 	idle(t)
 }
 
-func TestWhatIsFlushedWhileANotificationIsUnderWayGoesOutWithTheNext(t *testing.T) {
+func TestFlushesDuringANotificationShareTheNext(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	conn := listen(t, on)
 	config := on.Config()
@@ -119,7 +119,7 @@ func TestWhatIsFlushedWhileANotificationIsUnderWayGoesOutWithTheNext(t *testing.
 	idle(t)
 }
 
-func TestANotificationThatFailsIsDroppedAndNothingIsLeftBehind(t *testing.T) {
+func TestFailedNotificationIsDropped(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none?connect_timeout=1")
 	if err != nil {
@@ -139,7 +139,7 @@ func TestANotificationThatFailsIsDroppedAndNothingIsLeftBehind(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 }
 
-func TestFlushIsBoundedWhereThePoolNeverHasAConnection(t *testing.T) {
+func TestFlushGivesUpOnAnExhaustedPool(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	on := samekeytest.NewDB(t)
 	config := on.Config()

@@ -27,21 +27,21 @@ import (
 type Fault int
 
 const (
-	// CutBefore: the burst never reaches the server, and both connections break.
+	// CutBefore breaks both connections. The burst never reaches the server.
 	CutBefore Fault = iota + 1
-	// LoseAnswer: the server gets the burst and answers it; then, without a byte of the answer, the client's connection
+	// LoseAnswer loses the answer: the server gets the burst and answers it; then, without a byte of the answer, the client's connection
 	// breaks.
 	LoseAnswer
-	// Hold: the client's connection breaks at once, and the burst reaches the server when Release is called: until then
+	// Hold delays the burst: the client's connection breaks at once, and the burst reaches the server when Release is called: until then
 	// its transaction is open. That is a packet under way while its sender is gone.
 	Hold
-	// LoseServer: the server gets the burst and answers it; the client gets an error of class 08 in place of the answer and
+	// LoseServer fakes a lost server: the server gets the burst and answers it; the client gets an error of class 08 in place of the answer and
 	// keeps its connection. So do poolers that lost their connection to the server.
 	LoseServer
 	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies with it: at the same moment all its
 	// other connections break, and new ones are closed, until Revive.
 	CrashBefore
-	CrashAfter
+	CrashAfter //nolint:revive // see CrashBefore
 )
 
 // Trip is one round trip: what the client sent without waiting, up to a Sync or a Query, and the server answered.

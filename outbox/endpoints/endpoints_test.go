@@ -37,7 +37,7 @@ func get(t *testing.T, on samekey.Tx, name string) endpoints.Endpoint {
 	return e
 }
 
-func TestAnEndpointIsPutChangedStoppedStartedAndDeleted(t *testing.T) {
+func TestEndpointLifecycle(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	put(t, on, shop("shop-1"))
 	if e := get(t, on, "shop-1"); e.URL != shop("").URL || e.Stopped() || e.Secrets != nil || e.CreatedAt.IsZero() {
@@ -83,7 +83,7 @@ func TestAnEndpointIsPutChangedStoppedStartedAndDeleted(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestWhatIsPutAppearsWithTheTransactionOrNotAtAll(t *testing.T) {
+func TestPutIsPartOfTheTransaction(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	undo := errors.New("undo")
 	err := pgx.BeginFunc(t.Context(), on, func(tx pgx.Tx) error {
@@ -125,7 +125,7 @@ func TestTheListIsPagedByName(t *testing.T) {
 	}
 }
 
-func TestEveryMistakeIsSaidAtOnceAndNoSecretWithIt(t *testing.T) {
+func TestPutReportsAllMistakesAndNoSecret(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	bad := endpoints.Endpoint{Destination: "Web hooks", URL: "ftp://user:pa55word@shop.example/t0ken", Secrets: []string{"whsec_dG9vIHNob3J0", ""}}
 	err := endpoints.Put(t.Context(), on, bad)
@@ -194,7 +194,7 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	}
 }
 
-func TestAURLThatNoServerCouldTakeIsRefused(t *testing.T) {
+func TestPutRefusesUnusableURLs(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	for url, want := range map[string]string{
 		"https://shop.example/hooks?t0ken=a b":               "query with a space",
@@ -253,7 +253,7 @@ func TestTheTableHoldsWhatPutHolds(t *testing.T) {
 	}
 }
 
-func TestAnEndpointIsPrintedWithoutItsURLAndSecrets(t *testing.T) {
+func TestEndpointPrintsNoURLAndNoSecrets(t *testing.T) {
 	e := shop("shop-1")
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("put", "endpoint", e)

@@ -92,7 +92,7 @@ func List(ctx context.Context, on samekey.Tx, destination, behind string, limit 
 	if limit < 1 || limit > 1000 {
 		return nil, fmt.Errorf("endpoints: list %s: limit %d is outside 1 to 1000", destination, limit)
 	}
-	rows, err := db.New(on).EndpointsList(ctx, db.EndpointsListParams{Destination: destination, Behind: behind, MaxCount: int32(limit)})
+	rows, err := db.New(on).EndpointsList(ctx, db.EndpointsListParams{Destination: destination, AfterName: behind, MaxCount: int32(limit)})
 	if err != nil {
 		return nil, fmt.Errorf("endpoints: list %s: %w", destination, err)
 	}

@@ -21,7 +21,7 @@ import (
 
 // What stands around the middleware, and what handlers do to what they get.
 
-func TestOneMiddlewareUnderTwoPrefixesTakesTheirRequestsForTwo(t *testing.T) {
+func TestOneMiddlewareUnderTwoPrefixesSeesTwoRequests(t *testing.T) {
 	b := setupOn(t, httpkey.Options{}, nil, created, func(next http.Handler) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("/live/", http.StripPrefix("/live", next))
@@ -33,7 +33,7 @@ func TestOneMiddlewareUnderTwoPrefixesTakesTheirRequestsForTwo(t *testing.T) {
 	b.holds(1, 1, 1)
 }
 
-func TestJSONThatIsCalledAFormIsNotTakenForAnother(t *testing.T) {
+func TestJSONSentAsAFormIsComparedByBytes(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	form := with("Content-Type", "application/x-www-form-urlencoded") // as curl -d has it
 	for i, pair := range [][2]string{
@@ -45,7 +45,7 @@ func TestJSONThatIsCalledAFormIsNotTakenForAnother(t *testing.T) {
 	}
 }
 
-func TestAHandlerThatChangesItsRequestGetsItUnchangedAgain(t *testing.T) {
+func TestNextCallGetsTheRequestUnchanged(t *testing.T) {
 	var b *bundle
 	b = setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		r.URL.Path = "/v1" + r.URL.Path
@@ -64,7 +64,7 @@ func TestAHandlerThatChangesItsRequestGetsItUnchangedAgain(t *testing.T) {
 	b.holds(1, 1, 2)
 }
 
-func TestAnAbortIsNotTakenBackByANilError(t *testing.T) {
+func TestNilDoesNotUndoAbort(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		httpkey.Abort(r.Context(), errMine)
 		created(w, r)
@@ -74,7 +74,7 @@ func TestAnAbortIsNotTakenBackByANilError(t *testing.T) {
 	b.holds(0, 0, 1)
 }
 
-func TestHeadersReplayAsTheyWereOrAreRefusedAtOnce(t *testing.T) {
+func TestHeadersReplayUnchangedOrAreRefusedAtOnce(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, r.URL.Path); err != nil {
 			t.Error(err)
@@ -101,7 +101,7 @@ func TestHeadersReplayAsTheyWereOrAreRefusedAtOnce(t *testing.T) {
 	b.holds(2, 2, 3)
 }
 
-func TestHeadersOfOthersAreNotSentTwice(t *testing.T) {
+func TestOuterHeadersAreNotSentTwice(t *testing.T) {
 	b := setupOn(t, httpkey.Options{}, nil, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Del("X-Frame-Options")
 		created(w, r)
@@ -121,7 +121,7 @@ func TestHeadersOfOthersAreNotSentTwice(t *testing.T) {
 	}
 }
 
-func TestABodyDecompressedFurtherOutIsTaken(t *testing.T) {
+func TestBodyDecompressedByOuterHandlerIsAccepted(t *testing.T) {
 	b := setupOn(t, httpkey.Options{}, nil, created, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			plain, err := gzip.NewReader(r.Body)
@@ -139,7 +139,7 @@ func TestABodyDecompressedFurtherOutIsTaken(t *testing.T) {
 	b.want(b.post("k1", body.String(), with("Content-Encoding", "gzip")), 201, "")
 }
 
-func TestAChunkedBodyThatSomebodyHasReadIsAnError(t *testing.T) {
+func TestChunkedBodyThatWasReadBeforeIsAnError(t *testing.T) {
 	b := setupOn(t, httpkey.Options{}, nil, created, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			var value any
@@ -154,7 +154,7 @@ func TestAChunkedBodyThatSomebodyHasReadIsAnError(t *testing.T) {
 	}
 }
 
-func TestALimitFurtherOutIsNamed(t *testing.T) {
+func TestOuterBodyLimitIsNamed(t *testing.T) {
 	b := setupOn(t, httpkey.Options{}, nil, created, func(next http.Handler) http.Handler { return http.MaxBytesHandler(next, 10) })
 	got := b.post("k1", `{"note":"0123456789"}`)
 	b.want(got, 413, "body-too-large")
@@ -178,7 +178,7 @@ func TestTrailersThatWereNotAnnouncedAreRefused(t *testing.T) {
 	b.holds(0, 0, 0)
 }
 
-func TestAHandlerThatIsGivenUpOnCommitsNothing(t *testing.T) {
+func TestHandlerThatTimesOutCommitsNothing(t *testing.T) {
 	released := make(chan struct{})
 	late := make(chan error, 1)
 	b := setup(t, httpkey.Options{}, http.TimeoutHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -200,7 +200,7 @@ func TestAHandlerThatIsGivenUpOnCommitsNothing(t *testing.T) {
 	b.holds(0, 0, 1)
 }
 
-func TestOverHTTP2TheSameHolds(t *testing.T) {
+func TestReplaysOverHTTP2(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	b.close()
 	keyed, err := httpkey.New(b.db.Pool, httpkey.Options{
@@ -234,7 +234,7 @@ func TestOverHTTP2TheSameHolds(t *testing.T) {
 	b.holds(1, 1, 0)
 }
 
-func TestAnErrorThatSaysToComeAgainIsPassedOn(t *testing.T) {
+func TestRetryableErrorBecomes503(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		httpkey.Abort(r.Context(), fmt.Errorf("ask: %w", processed.ErrInFlight)) // of another request
 	})

@@ -83,7 +83,7 @@ func post(client *http.Client, url, key string) error {
 	return err
 }
 
-func TestAKeyedPostCostsTheRoundTripsOfATransactionAndAReplayTwo(t *testing.T) {
+func TestPostCostsThreeRoundTripsAndReplayTwo(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	if _, err := db.Exec(t.Context(), "create table effects (note text not null)"); err != nil {
 		t.Fatal(err)

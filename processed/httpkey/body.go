@@ -9,12 +9,12 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// errConsumed: the body was read before, so nobody can tell what was asked for.
-var errConsumed = errors.New("httpkey: something further out has read the request's body (ParseForm, a logger): put the middleware before it, or put the body back")
+// The body was read before, so the request is unknown.
+var errConsumed = errors.New("httpkey: an outer handler has read the request's body (ParseForm, a logger): put this middleware outside it, or restore the body")
 
-var errEmpty = errors.New("httpkey: the request's body is empty and has no length: if the client did send one, something further out has read it: put the middleware before it, or put the body back")
+var errEmpty = errors.New("httpkey: the request's body is empty and has no length: if the client sent one, an outer handler has read it: put this middleware outside it, or restore the body")
 
-// bodyOf reads the whole body, which the handler and the fingerprint both need.
+// bodyOf reads the whole body, which both the handler and the fingerprint need.
 func (m *Middleware) bodyOf(w http.ResponseWriter, r *http.Request, key samekey.Key) ([]byte, *Problem) {
 	if len(r.Trailer) > 0 {
 		return nil, &problemTrailer
@@ -27,7 +27,7 @@ func (m *Middleware) bodyOf(w http.ResponseWriter, r *http.Request, key samekey.
 		return nil, problemTooLarge(m.o.MaxBody)
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, m.o.MaxBody))
-	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok { // ours, or one further out
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok { // our limit, or an outer one
 		return nil, problemTooLarge(tooLarge.Limit)
 	}
 	switch {
@@ -41,27 +41,25 @@ func (m *Middleware) bodyOf(w http.ResponseWriter, r *http.Request, key samekey.
 		m.log(r, key, errConsumed)
 		return nil, &problemInternal
 	case len(body) == 0 && r.ContentLength < 0 && isDocument(r):
-		// Chunked and empty: it was sent so, or something further out has read it.
-		// Nothing tells the two apart, and the second must not pass for the first: all
-		// such requests would look alike.
+		// Chunked and empty: the client sent it so, or an outer handler has read it. These look the same, and the second must
+		// not pass as the first: all such requests would be equal.
 		m.log(r, key, errEmpty)
 		return nil, &problemEmpty
 	}
 	return body, nil
 }
 
-// isDocument reports whether the media type has no empty body.
+// isDocument reports whether a body of this media type cannot be empty.
 func isDocument(r *http.Request) bool {
 	mediaType, _ := mediaTypeOf(r.Header.Get("Content-Type"))
 	return isJSON(mediaType) || mediaType == "application/x-www-form-urlencoded" || mediaType == "multipart/form-data"
 }
 
-// payloadOf is the request that the key stands for.
+// payloadOf returns the request that the key stands for.
 func (m *Middleware) payloadOf(r *http.Request, body []byte) (any, error) {
 	if m.o.Fingerprint != nil {
 		return m.o.Fingerprint(r, body)
 	}
-	// Not its fingerprint, so that a later release can compare it under its own
-	// version.
+	// The document and not its fingerprint, so that a later release can compare it under the stored version.
 	return document(r, body)
 }

@@ -79,7 +79,7 @@ func TestARedirectOfTheRequestCommitsNothing(t *testing.T) {
 }
 
 // The second run sees what the first one's router left in the context.
-func TestARerunThatGoesAstrayIsNotTheAnswer(t *testing.T) {
+func TestMisledSecondCallIsNotTheAnswer(t *testing.T) {
 	var b *bundle
 	b = setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		switch b.ran.Load() {
@@ -95,7 +95,7 @@ func TestARerunThatGoesAstrayIsNotTheAnswer(t *testing.T) {
 	got := b.post("k1", "{}")
 	b.want(got, 503, "unavailable")
 	b.holds(0, 0, 2)
-	if !strings.Contains(b.log.String(), "run again") {
+	if !strings.Contains(b.log.String(), "called again") {
 		t.Errorf("the log does not say why: %s", b.log)
 	}
 	b.want(b.post("k1", "{}"), 201, "")
@@ -154,7 +154,7 @@ func TestALateAbortDoesNotReachTheAnswer(t *testing.T) {
 	}
 }
 
-func TestASlowUploadIsSentAgain(t *testing.T) {
+func TestSlowUploadIs408(t *testing.T) {
 	b := setupOn(t, httpkey.Options{}, nil, created, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("X-Slow") != "" { // what Server.ReadTimeout sets
@@ -218,7 +218,7 @@ func TestAnAnswerIsStoredUncompressed(t *testing.T) {
 	b.holds(1, 1, 1)
 }
 
-func TestAnEncodingThatAnotherClientMayNotTakeIsRefused(t *testing.T) {
+func TestContentEncodingIsRefused(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, "one"); err != nil {
 			t.Error(err)
@@ -370,7 +370,7 @@ func TestEachRunStartsWithTheRoutersFirstState(t *testing.T) {
 	b.holds(1, 1, 2)
 }
 
-func TestAnAnswerThatCannotWaitInAFileCommitsNothing(t *testing.T) {
+func TestFailedTemporaryFileCommitsNothing(t *testing.T) {
 	b := setup(t, httpkey.Options{MaxAnswer: 100}, func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, "large"); err != nil {
 			t.Error(err)
@@ -395,7 +395,7 @@ func TestAnAnswerThatCannotWaitInAFileCommitsNothing(t *testing.T) {
 	}
 }
 
-func TestAFailureThatIsNoStatusDoesNotReplayAsOne(t *testing.T) {
+func TestFailureCodeThatIsNoStatusDoesNotReplay(t *testing.T) {
 	raw := func(_ *http.Request, body []byte) (samekey.Fingerprint, error) {
 		return samekey.FingerprintBytes(body), nil
 	}

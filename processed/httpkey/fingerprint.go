@@ -18,29 +18,22 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// Fingerprint returns the fingerprint of what a request asks for: two requests
-// have the same one exactly when method, path, query, media type and body mean
-// the same.
+// Fingerprint returns the fingerprint of a request: two requests have the same one if and only if method, path, query,
+// media type, body and conditions mean the same.
 //
-//   - The path is the one that the client sent, whatever was stripped from it on
-//     the way here, so that it holds the route and its values. It is compared by
-//     segments, and the query by its parameters in their order, both however they
-//     are escaped. The host does not count.
-//   - A JSON body (application/json, and what ends in +json) is compared by its
-//     meaning, as samekey.FingerprintJSON does it: member order and white space do
-//     not matter, and numbers are exact.
-//   - multipart/form-data is compared by its parts in their order: the boundary
-//     changes with each attempt.
-//   - Any other body is compared byte by byte, and so is one with a
-//     Content-Encoding. A client sends the same bytes again; what they mean depends
-//     on who reads them (curl calls JSON a form).
-//   - The media type counts with its parameters, but for a boundary and JSON's
-//     charset.
-//   - A condition counts as it was sent: If-Match, If-None-Match,
-//     If-Modified-Since, If-Unmodified-Since. No other header counts.
+//   - The path is the one that the client sent, before an outer handler stripped a part of it, so it holds the route
+//     and its values. It is compared by segments, and the query by its parameters in their order. Escaping does not
+//     matter. The host does not count.
+//   - A JSON body (application/json, and types that end in +json) is compared by its meaning, as in
+//     samekey.FingerprintJSON: member order and white space do not matter, and numbers are exact.
+//   - multipart/form-data is compared by its parts in their order, because the boundary changes with each attempt.
+//   - Any other body is compared byte by byte, and so is a body with a Content-Encoding. A client repeats the same
+//     bytes; their meaning depends on the reader (curl calls JSON a form).
+//   - The media type counts with its parameters, except a boundary and JSON's charset.
+//   - The conditions If-Match, If-None-Match, If-Modified-Since and If-Unmodified-Since count as they were sent. No
+//     other header counts.
 //
-// A body that is not what its media type says, and JSON that
-// samekey.FingerprintJSON refuses, is an error.
+// A body that does not match its media type, and JSON that samekey.FingerprintJSON refuses, is an error.
 func Fingerprint(r *http.Request, body []byte) (samekey.Fingerprint, error) {
 	doc, err := document(r, body)
 	if err != nil {
@@ -50,7 +43,7 @@ func Fingerprint(r *http.Request, body []byte) (samekey.Fingerprint, error) {
 	return fingerprint, inBody(err, body)
 }
 
-// inBody tells of what is wrong with a document by its place in the body.
+// inBody replaces an error about the document by one with the position in the body.
 func inBody(err error, body []byte) error {
 	if err == nil {
 		return nil
@@ -61,17 +54,17 @@ func inBody(err error, body []byte) error {
 	return err
 }
 
-// document is the request as a JSON document, whose fingerprint is the
-// request's. Its form is stored in every record's hash: never change it.
+// document returns the request as a JSON document, whose fingerprint is the request's. Every record holds a hash of
+// this form: never change it.
 func document(r *http.Request, body []byte) ([]byte, error) {
 	mediaType, params := mediaTypeOf(r.Header.Get("Content-Type"))
 	encoding := url.QueryEscape(strings.ToLower(strings.Join(r.Header["Content-Encoding"], ",")))
-	if encoding == "identity" { // which is none
+	if encoding == "identity" { // no encoding
 		encoding = ""
 	}
 	doc := bytes.NewBuffer(make([]byte, 0, len(body)+256))
 	write := func(name string, value any) {
-		text, _ := json.Marshal(value) // of text and maps of text, ASCII all of it
+		text, _ := json.Marshal(value) // text and maps of text, all ASCII
 		doc.WriteString(`,"` + name + `":`)
 		doc.Write(text)
 	}
@@ -87,7 +80,7 @@ func document(r *http.Request, body []byte) ([]byte, error) {
 	switch {
 	case len(body) == 0:
 	case encoding == "" && isJSON(mediaType):
-		if !json.Valid(body) { // it could close the document and go on
+		if !json.Valid(body) { // it could close the document and continue
 			_, err := samekey.FingerprintJSON(body)
 			return nil, err
 		}
@@ -106,7 +99,7 @@ func document(r *http.Request, body []byte) ([]byte, error) {
 	return doc.Bytes(), nil
 }
 
-// conditionsOf returns what has to hold for the request to be done, escaped.
+// conditionsOf returns the request's conditions, escaped.
 func conditionsOf(header http.Header) (conditions []string) {
 	for _, name := range []string{"If-Match", "If-Modified-Since", "If-None-Match", "If-Unmodified-Since"} {
 		for _, value := range header[name] {
@@ -116,8 +109,7 @@ func conditionsOf(header http.Header) (conditions []string) {
 	return conditions
 }
 
-// mediaTypeOf returns the type and its parameters. What is no media type is
-// compared as it is.
+// mediaTypeOf returns the media type and its parameters. Invalid text is compared as it is.
 func mediaTypeOf(contentType string) (string, map[string]string) {
 	mediaType, params, err := mime.ParseMediaType(contentType)
 	if err != nil {
@@ -126,7 +118,7 @@ func mediaTypeOf(contentType string) (string, map[string]string) {
 	return mediaType, params
 }
 
-// typeOf is what of a media type counts, escaped.
+// typeOf returns the parts of a media type that count, escaped.
 func typeOf(mediaType string, params map[string]string) []string {
 	parts := []string{url.QueryEscape(mediaType)}
 	for _, name := range slices.Sorted(maps.Keys(params)) {
@@ -142,8 +134,8 @@ func isJSON(mediaType string) bool {
 	return mediaType == "application/json" || strings.HasPrefix(mediaType, "application/") && strings.HasSuffix(mediaType, "+json")
 }
 
-// pathOf returns the path as it was sent, with each segment escaped in one way, so
-// that "%7Ea" is "~a", and "a%2Fb" is not "a/b".
+// pathOf returns the path as it was sent, with each segment escaped in one way: "%7Ea" equals "~a", and "a%2Fb" differs
+// from "a/b".
 func pathOf(r *http.Request) string {
 	path := r.URL.EscapedPath()
 	if sent, err := url.ParseRequestURI(r.RequestURI); err == nil {
@@ -158,8 +150,8 @@ func pathOf(r *http.Request) string {
 	return strings.Join(segments, "/")
 }
 
-// parametersOf returns a query's parameters, name and value by turns. Of what
-// cannot be read, of which each reader makes something else, the text counts.
+// parametersOf returns a query's parameters as name=value, escaped. A parameter that cannot be decoded, which every
+// reader treats differently, counts by its text.
 func parametersOf(query string) []string {
 	parameters := []string{}
 	for part := range strings.SplitSeq(query, "&") {
@@ -177,7 +169,7 @@ func parametersOf(query string) []string {
 	return parameters
 }
 
-// partsOf returns what each part of a multipart form is and has.
+// partsOf describes each part of a multipart form.
 func partsOf(body []byte, boundary string) ([][]string, error) {
 	if boundary == "" {
 		return nil, errForm
@@ -187,7 +179,7 @@ func partsOf(body []byte, boundary string) ([][]string, error) {
 	for {
 		part, err := reader.NextRawPart()
 		switch {
-		case err == io.EOF: // itself: a form that breaks off wraps it
+		case err == io.EOF: //nolint:errorlint // itself: a form that breaks off wraps it
 			return parts, nil
 		case err != nil:
 			return nil, errForm

@@ -26,7 +26,7 @@ func FuzzKeyHeader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, header string) {
 		value, err := keyheader.Value([]string{header})
 		if err != nil {
-			if problem := problemHeader(err, "Idempotency-Key"); value != "" || problem.Status != 400 || problem.Type == TypeKeyMissing {
+			if problem := problemHeader(err, "Idempotency-Key"); value != "" || problem.Status != 400 || problem.Code == codeKeyMissing {
 				t.Errorf("%q: value %q beside the problem %+v", header, value, problem)
 			}
 			return
@@ -82,7 +82,7 @@ func FuzzFingerprint(f *testing.F) {
 			return fingerprint
 		}
 		want := of("POST", target, "application/json", body)
-		if want.IsZero() {
+		if want == (samekey.Fingerprint{}) {
 			if json.Valid(body) {
 				if _, err := samekey.FingerprintJSON(body); err == nil {
 					t.Errorf("%s %s has no fingerprint", target, body)
@@ -110,7 +110,7 @@ func FuzzFingerprint(f *testing.F) {
 			"another media type": of("POST", target, "application/merge-patch+json", body),
 			"bytes":              of("POST", target, "text/plain", body),
 		} {
-			if changed == want || changed.IsZero() {
+			if changed == want || changed == (samekey.Fingerprint{}) {
 				t.Errorf("%s %s: %s has the same fingerprint, or none", target, body, what)
 			}
 		}

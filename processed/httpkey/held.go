@@ -15,27 +15,26 @@ import (
 )
 
 var (
-	errStreaming = fmt.Errorf("httpkey: a keyed answer cannot be streamed, it is sent after the commit: %w", http.ErrNotSupported)
+	errStreaming = fmt.Errorf("httpkey: a keyed answer cannot be streamed, because it is sent after the commit: %w", http.ErrNotSupported)
 	errTrailers  = errors.New("httpkey: the handler set trailers, which a keyed answer cannot have")
-	errSilent    = errors.New("httpkey: the handler returned without an answer, as one does whose error is answered further out: answer inside the middleware, a success with w.WriteHeader")
-	errUpgrade   = errors.New("httpkey: the handler answered 101, and a keyed route switches no protocols")
+	errSilent    = errors.New("httpkey: the handler returned without an answer: if an outer handler answers its errors, answer inside the middleware, and answer a success with w.WriteHeader")
+	errUpgrade   = errors.New("httpkey: the handler answered 101, but a keyed route cannot switch protocols")
 )
 
-// held is an answer that is held back until its transaction has been committed.
-// It is the handler's http.ResponseWriter.
+// held is an answer that is held back until its transaction is committed. It is the handler's http.ResponseWriter.
 type held struct {
 	header   http.Header
-	status   int         // 0: nothing was written yet
-	answered http.Header // as it was then
+	status   int         // 0 before the first write
+	answered http.Header // the header at the first write
 
-	limit  int          // how much of the body may be in memory
-	body   bytes.Buffer // its beginning
-	rest   *os.File     // what is over the limit; nil where nothing is
+	limit  int          // bytes of the body that may be in memory
+	body   bytes.Buffer // the beginning of the body
+	rest   *os.File     // the part over the limit; nil if there is none
 	size   int64        // of both
-	failed error        // to write the rest
+	failed error        // of a write to rest
 }
 
-// hold begins an answer with the headers that others have set already.
+// hold begins an answer with the headers that outer handlers have set.
 func hold(w http.ResponseWriter, limit int) *held {
 	return &held{header: w.Header().Clone(), limit: limit}
 }
@@ -47,8 +46,8 @@ func (h *held) Header() http.Header {
 	return h.header
 }
 
-// WriteHeader ignores what is superfluous, as net/http does, and informational
-// answers, which have no place in a stored one.
+// WriteHeader ignores superfluous calls, as net/http does, and informational answers, which have no place in a stored
+// one.
 func (h *held) WriteHeader(status int) {
 	if status < 100 || status > 999 {
 		panic(fmt.Sprintf("httpkey: invalid WriteHeader code %d", status))
@@ -71,13 +70,13 @@ func (h *held) Write(p []byte) (int, error) {
 	n, err := h.spill(p)
 	h.size += int64(n)
 	if err != nil && h.failed == nil {
-		h.failed = fmt.Errorf("httpkey: an answer of more than %d bytes waits for the commit in a temporary file: %w", h.limit, err)
+		h.failed = fmt.Errorf("httpkey: write the part of the answer over %d bytes to a temporary file: %w", h.limit, err)
 	}
 	return n, h.failed
 }
 
-// spill writes to a file, since a record cannot hold the answer and memory should
-// not. The file has no name where the system allows that.
+// spill writes to a temporary file, because neither a record nor memory should hold a large answer. The file has no
+// name if the system allows that.
 func (h *held) spill(p []byte) (n int, err error) {
 	if h.failed != nil {
 		return 0, h.failed
@@ -91,26 +90,26 @@ func (h *held) spill(p []byte) (n int, err error) {
 	return h.rest.Write(p)
 }
 
-// close gives the file back. It may be called again.
+// close removes the file. It may be called again.
 func (h *held) close() {
 	if h.rest != nil {
 		_ = h.rest.Close()
-		_ = os.Remove(h.rest.Name()) // where that could not be done while it was open
+		_ = os.Remove(h.rest.Name()) // on systems that cannot remove an open file
 	}
 }
 
-// FlushError is how http.ResponseController asks for streaming.
+// FlushError refuses streaming through http.ResponseController.
 func (h *held) FlushError() error { return errStreaming }
 
-// Hijack refuses the connection to those who look for it.
+// Hijack refuses access to the connection.
 func (h *held) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, errStreaming }
 
 func (h *held) mayHaveBody() bool {
 	return h.status != http.StatusNoContent && h.status != http.StatusNotModified
 }
 
-// finish completes the answer as net/http would, so that the first one and every
-// replay have the same headers, or says why it is none.
+// finish completes the answer as net/http would, so that the first answer and every replay have the same headers. It
+// returns an error if the handler gave no valid answer.
 func (h *held) finish() error {
 	switch {
 	case h.status == 0:
@@ -127,7 +126,7 @@ func (h *held) finish() error {
 			return errTrailers
 		}
 	}
-	for _, name := range []string{"Content-Length", "Transfer-Encoding", "Idempotent-Replayed", storedAs} { // of this exchange, and ours
+	for _, name := range []string{"Content-Length", "Transfer-Encoding", "Idempotent-Replayed", storedAs} { // they belong to this exchange, or are ours
 		delete(h.answered, name)
 	}
 	_, typed := h.answered["Content-Type"]
@@ -137,17 +136,17 @@ func (h *held) finish() error {
 	return nil
 }
 
-// send sends the answer in place of what w had.
+// send sends the answer, in place of the headers that w had.
 func (h *held) send(w http.ResponseWriter) {
 	clear(w.Header())
 	maps.Copy(w.Header(), h.answered)
 	sendHead(w, h.status, h.size)
-	_, _ = w.Write(h.body.Bytes()) // a client that went asks again
+	_, _ = w.Write(h.body.Bytes()) // a client that disconnected asks again
 	if h.rest == nil {
 		return
 	}
 	if _, err := h.rest.Seek(0, io.SeekStart); err == nil {
-		_, _ = io.Copy(w, h.rest) // where it breaks off, the client sees that from the length
+		_, _ = io.Copy(w, h.rest) // the client notices a missing part by the length
 	}
 }
 
@@ -160,5 +159,5 @@ func sendHead(w http.ResponseWriter, status int, size int64) {
 
 func sendBody(w http.ResponseWriter, status int, body []byte) {
 	sendHead(w, status, int64(len(body)))
-	_, _ = w.Write(body) // a client that went asks again
+	_, _ = w.Write(body) // a client that disconnected asks again
 }

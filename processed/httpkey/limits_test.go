@@ -29,7 +29,7 @@ func TestABodyOverTheLimitIsRefusedBeforeTheHandler(t *testing.T) {
 	b.holds(1, 1, 1)
 }
 
-func TestABodyThatEndsEarlyIsNoRequest(t *testing.T) {
+func TestIncompleteBodyIsRefused(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(b.url, "http://"))
 	if err != nil {
@@ -45,11 +45,11 @@ func TestABodyThatEndsEarlyIsNoRequest(t *testing.T) {
 	b.holds(0, 0, 0)
 }
 
-func TestABodyWithoutASingleMeaningIsRefused(t *testing.T) {
+func TestBodyWithoutSingleMeaningIsRefused(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	for body, say := range map[string]string{
 		`{"a":1,"a":2}`:                "twice at offset 7",
-		`{"a":1`:                       "ends too early",
+		`{"a":1`:                       "is incomplete",
 		`{"a":1} {"b":2}`:              "after the document",
 		`1,"type":"x"`:                 "after the document",
 		`1,"x":2`:                      "after the document",
@@ -111,7 +111,7 @@ func TestAFormSentAgainWithAnotherBoundaryIsTheSame(t *testing.T) {
 	b.want(b.post("k2", "b=+2&a=1", urlencoded), 422, "key-reused")
 }
 
-func TestAnAnswerOverTheLimitIsSentOnceAndItsWorkIsNeverDoneAgain(t *testing.T) {
+func TestAnswerOverTheLimitIsSentOnce(t *testing.T) {
 	const limit = 1000
 	b := setup(t, httpkey.Options{MaxAnswer: limit}, func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, "large"); err != nil {
@@ -162,7 +162,7 @@ func keys(header http.Header) (names []string) {
 	return names
 }
 
-func TestHeadersOverTheLimitAreNotKeptEither(t *testing.T) {
+func TestHeadersOverTheLimitAreNotStored(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, "large"); err != nil {
 			t.Error(err)
@@ -191,7 +191,7 @@ func TestTheLargestAnswerIsKept(t *testing.T) {
 	}
 }
 
-func TestAClientThatGoesDoesNotStopTheRecording(t *testing.T) {
+func TestDisconnectDoesNotStopTheRecording(t *testing.T) {
 	gone := make(chan struct{})
 	b := setupOn(t, httpkey.Options{}, nil, func(w http.ResponseWriter, r *http.Request) {
 		<-gone
@@ -244,7 +244,7 @@ func until(t *testing.T, w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusCreated) // as a handler does that does not look
 }
 
-func TestARequestThatIsCancelledIsRolledBackAndForgotten(t *testing.T) {
+func TestCancelledRequestIsRolledBackAndForgotten(t *testing.T) {
 	for name, outer := range map[string]func(http.Handler) http.Handler{
 		"by the timeout": nil,
 		"by a deadline further out": func(next http.Handler) http.Handler {
@@ -317,7 +317,7 @@ func TestStreamingIsRefused(t *testing.T) {
 	b.holds(2, 2, 5)
 }
 
-func TestABodyThatSomebodyHasReadIsAnError(t *testing.T) {
+func TestBodyThatWasReadBeforeIsAnError(t *testing.T) {
 	reader := func(read func(*http.Request)) func(http.Handler) http.Handler {
 		return func(next http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -348,13 +348,13 @@ func TestABodyThatSomebodyHasReadIsAnError(t *testing.T) {
 	b.want(b.send("POST", "/things?a=1", "k1", "{}"), 201, "") // of the query
 }
 
-func TestProblemsHaveTheServicesForm(t *testing.T) {
+func TestProblemFormIsConfigurable(t *testing.T) {
 	b := setup(t, httpkey.Options{Problem: func(w http.ResponseWriter, r *http.Request, p httpkey.Problem) {
 		w.WriteHeader(p.Status)
-		fmt.Fprintf(w, "mine: %s", p.Type)
+		fmt.Fprintf(w, "mine: %s, %s", p.Code, p.Type)
 	}}, created)
 	got := b.post("", "{}")
-	if got.status != 400 || got.body != "mine: "+httpkey.TypeKeyMissing {
+	if got.status != 400 || got.body != "mine: key-missing, https://github.com/samekey/samekey/blob/main/docs/callers.md#key-missing" {
 		t.Errorf("answered %d %s", got.status, got.body)
 	}
 }

@@ -19,16 +19,14 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// Middleware makes handlers safe to repeat. One serves any number of routes that
-// share its Options.
+// Middleware makes handlers safe to repeat. One Middleware serves any number of routes that share its Options.
 type Middleware struct {
 	pool *pgxpool.Pool
 	o    Options
 }
 
-// New returns a middleware whose records live in the pool's database, where the
-// handlers' transactions are as well, or all that is wrong with the options at
-// once. It asks the database nothing: schema.Check does.
+// New returns a middleware. Its records, and the handlers' transactions, live in the pool's database. It reports
+// everything that is wrong with the options at once. It sends nothing to the database; schema.Check does.
 func New(pool *pgxpool.Pool, o Options) (*Middleware, error) {
 	o, err := o.withDefaults()
 	if pool == nil {
@@ -40,15 +38,12 @@ func New(pool *pgxpool.Pool, o Options) (*Middleware, error) {
 	return &Middleware{pool: pool, o: o}, nil
 }
 
-// Handler returns next with keys: its POST and PATCH requests (or those of
-// Options.Methods) run as the package comment says. Others reach next as they
-// are, in no transaction.
+// Handler returns next with keys: its POST and PATCH requests (or those of Options.Methods) run as the package comment
+// describes. Other requests reach next unchanged and without a transaction.
 //
-// The work has to be done before next returns. A framework's adaptor whose next
-// only notes that it was called, and which runs the handler later, cannot work.
-// Fiber's adaptor.HTTPMiddleware is refused with a 500, and a log that says why,
-// before anything is done. With any other the client gets a 500 too, since next
-// returns without an answer.
+// next must do the work before it returns. A framework's adaptor that only notes the call and runs the handler later
+// cannot work. Fiber's adaptor.HTTPMiddleware is refused with a 500 and a log line before anything is done. With any
+// other such adaptor the client gets a 500 too, because next returns without an answer.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	misfit := misfitOf(next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,12 +58,12 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// misfitOf knows the one adaptor in which the client would not hear of the 500:
-// Fiber's handler would run afterwards, and its answer take the place of ours.
+// misfitOf recognizes Fiber's adaptor, the only one that would hide the 500: its handler runs afterwards, and its
+// answer would replace ours.
 func misfitOf(next http.Handler) error {
 	if f, ok := next.(http.HandlerFunc); ok {
 		code := runtime.FuncForPC(reflect.ValueOf(f).Pointer())
-		file, _ := code.FileLine(code.Entry()) // the name alone may be of a function into which it was inlined
+		file, _ := code.FileLine(code.Entry()) // not the name alone: the function may be inlined into another one
 		if strings.Contains(file, "/gofiber/fiber/") && strings.Contains(file, "/middleware/adaptor/") && strings.Contains(code.Name(), "HTTPMiddleware") {
 			return errFiber
 		}
@@ -77,12 +72,12 @@ func misfitOf(next http.Handler) error {
 }
 
 var (
-	errFiber     = errors.New("httpkey: Fiber's adaptor.HTTPMiddleware runs the handler after the middleware, outside of its transaction: use package processed/httpkey/fiberkey (Fiber v3), or adaptor.HTTPHandler around keyed.Handler instead")
-	errLate      = errors.New("httpkey: Tx was called after the middleware had answered, when its transaction had ended: either a framework runs the handler after the middleware (use a package made for it, such as ginkey, echokey or fiberkey), or a goroutine of the handler was not waited for")
-	errStrayed   = errors.New("httpkey: after a collision the handler was run again, and answered without the transaction that it had taken before: something of the first run, such as a router's state, misled it; nothing was stored")
-	errForgotten = errors.New("httpkey: the answer is not one to keep")
-	errSentOn    = errors.New("httpkey: the handler took its transaction and then redirected the same request (307, 308): what it wrote was rolled back, and the redirect was sent")
-	errTwice     = errors.New("httpkey: the request is behind two of these middlewares: take one away")
+	errFiber     = errors.New("httpkey: Fiber's adaptor.HTTPMiddleware runs the handler after the middleware, outside its transaction: use package processed/httpkey/fiberkey (Fiber v3), or adaptor.HTTPHandler around keyed.Handler")
+	errLate      = errors.New("httpkey: Tx was called after the middleware had answered and its transaction had ended: either the framework runs the handler after the middleware (use its adaptor: ginkey, echokey or fiberkey), or the handler did not wait for one of its goroutines")
+	errStrayed   = errors.New("httpkey: after a collision the handler was called again, and answered without the transaction that it had used before: state of the first call, such as a router's, misled it; nothing was stored")
+	errForgotten = errors.New("httpkey: the answer is not stored")
+	errSentOn    = errors.New("httpkey: the handler used its transaction and then redirected the same request (307, 308): its rows were rolled back, and the redirect was sent")
+	errTwice     = errors.New("httpkey: the request passes two of these middlewares: remove one")
 )
 
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -105,7 +100,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	if present {
 		req.Payload, err = m.payloadOf(r, body)
 	} else {
-		req.Payload = samekey.FingerprintBytes(body) // nobody will compare it
+		req.Payload = samekey.FingerprintBytes(body) // it is never compared
 	}
 	if err != nil {
 		m.refuse(w, r, *problemBody(err))
@@ -116,19 +111,19 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 
 // run answers from the record, or from the handler once its work is committed.
 func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, req processed.Request, body []byte) {
-	var c *call // the last
+	var c *call // the last call of the handler
 	returned := false
 	defer func() {
 		if c != nil {
 			c.answer.close()
 			c.routes.keep()
 		}
-		if !returned { // The handler panicked. Who recovers further out may have nothing but its held answer to write to.
+		if !returned { // The handler panicked. An outer recovery may answer nothing itself.
 			m.refuse(w, r, problemInternal)
 		}
 	}()
 	late := sync.OnceFunc(func() { m.log(r, req.Key, errLate) })
-	touched := false // by an earlier run
+	touched := false // by an earlier call
 	handle := func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
 		if c != nil {
 			touched = touched || c.touched
@@ -152,7 +147,7 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 			m.log(r, req.Key, errSentOn)
 		}
 		c.answer.send(w)
-	case errors.Is(err, samekey.ErrInvalidPayload) && c == nil:
+	case isPayload(err) && c == nil:
 		m.refuse(w, r, *problemBody(inBody(err, body)))
 	case err != nil && c != nil && c.err != nil:
 		m.fail(w, r, req.Key, problemOfHandler(err), err)
@@ -175,7 +170,7 @@ func (m *Middleware) attempt(r *http.Request, req processed.Request, handle func
 	return processed.Run(ctx, m.pool, req, handle)
 }
 
-// judge decides what becomes of the handler's answer and of its rows.
+// judge decides the fate of the handler's answer and of its rows.
 func (m *Middleware) judge(r *http.Request, c *call) (reply.Reply, error) {
 	if c.err != nil {
 		return reply.Reply{}, c.err
@@ -194,9 +189,8 @@ func (m *Middleware) judge(r *http.Request, c *call) (reply.Reply, error) {
 	return stored, err
 }
 
-// outlive returns a context that does not end when the client goes, which net/http
-// tells by a cancellation without a cause. It ends with the timeout, with ctx's
-// deadline, and with a cancellation that has a cause.
+// outlive returns a context that does not end when the client disconnects, which net/http signals by a cancellation
+// without a cause. It ends with the timeout, with ctx's deadline, and with a cancellation that has a cause.
 func (m *Middleware) outlive(ctx context.Context) (context.Context, context.CancelFunc) {
 	lasting, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -208,8 +202,7 @@ func (m *Middleware) outlive(ctx context.Context) (context.Context, context.Canc
 	return lasting, func() { stop(); end(); cancel(nil) }
 }
 
-// fail answers with a problem of the service's own, for which the log has the
-// reason.
+// fail answers with a problem of the service, and logs the reason if it is a 5xx.
 func (m *Middleware) fail(w http.ResponseWriter, r *http.Request, key samekey.Key, p Problem, reason error) {
 	if p.Status >= 500 {
 		m.log(r, key, reason)
@@ -222,11 +215,14 @@ func (m *Middleware) log(r *http.Request, key samekey.Key, reason error) {
 }
 
 func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, p Problem) {
-	if m.o.ProblemTypes != "" {
-		p.Type = m.o.ProblemTypes + strings.TrimPrefix(p.Type, types)
-	}
+	p.Type = m.o.ProblemTypes + p.Code
 	if p.retrySeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(p.retrySeconds))
 	}
 	m.o.Problem(w, r, p)
+}
+
+func isPayload(err error) bool {
+	_, ok := errors.AsType[*samekey.FingerprintError](err)
+	return ok
 }

@@ -105,7 +105,7 @@ func TestAWaitEndsWithItsTimeAndWithItsClient(t *testing.T) {
 }
 
 // Who waits for a first attempt that fails does the work itself.
-func TestWhoWaitsTakesThePlaceOfOneThatFails(t *testing.T) {
+func TestWaiterReplacesAFirstRequestThatFails(t *testing.T) {
 	open, release := gate(t)
 	var b *bundle
 	b = setup(t, httpkey.Options{Wait: 20 * time.Second}, func(w http.ResponseWriter, r *http.Request) {
@@ -129,7 +129,7 @@ func TestWhoWaitsTakesThePlaceOfOneThatFails(t *testing.T) {
 	b.holds(1, 1, 2)
 }
 
-func TestAReplayNamesTheRequestThatWasDone(t *testing.T) {
+func TestReplayNamesTheFirstRequest(t *testing.T) {
 	b := setup(t, httpkey.Options{RequestID: func(r *http.Request) string { return r.Header.Get("X-Request-Id") }, MaxAnswer: 200},
 		func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/large" {
@@ -160,7 +160,7 @@ func TestAReplayNamesTheRequestThatWasDone(t *testing.T) {
 	}
 }
 
-func TestProblemsHaveTheServicesAddresses(t *testing.T) {
+func TestProblemTypesAreConfigurable(t *testing.T) {
 	const mine = "https://docs.example.com/errors#"
 	seen := make(chan string, 1)
 	b := setup(t, httpkey.Options{ProblemTypes: mine}, created)

@@ -47,7 +47,7 @@ func verdicts(t *testing.T) http.HandlerFunc {
 	}
 }
 
-func TestTheStatusDecidesWhatIsKept(t *testing.T) {
+func TestStatusDecidesWhatIsStored(t *testing.T) {
 	b := setup(t, httpkey.Options{}, verdicts(t))
 	type kept struct{ effects, records int }
 	committed, rolledBack, forgotten := kept{1, 1}, kept{0, 1}, kept{0, 0}
@@ -126,7 +126,7 @@ func TestAPanicStoresNothing(t *testing.T) {
 	b.holds(1, 1, 2)
 }
 
-func TestAHandlerThatAnswersNothingIsAnError(t *testing.T) {
+func TestHandlerWithoutAnswerIsAnError(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, "half"); err != nil {
 			t.Error(err)
@@ -189,7 +189,7 @@ func TestAbortWithAFailureIsAnAnswer(t *testing.T) {
 	b.holds(0, 1, 1)
 }
 
-func TestAStatementThatFailedAndWasNotReportedCommitsNothing(t *testing.T) {
+func TestUnreportedFailedStatementCommitsNothing(t *testing.T) {
 	b := setup(t, httpkey.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		_ = effect(r, "half")
 		_, _ = httpkey.Tx(r.Context()).Exec(r.Context(), "select 1/0")
@@ -280,7 +280,7 @@ func TestAnAnswerOfProcessedRunReplaysOverHTTP(t *testing.T) {
 	b.holds(0, 1, 0)
 }
 
-func TestACommitWhoseAnswerWasLostIsFoundOut(t *testing.T) {
+func TestLostCommitResponseIsFoundOut(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	b.close()
 	proxy := wiretest.Start(t, b.db.DSN)
@@ -309,7 +309,7 @@ func TestACommitWhoseAnswerWasLostIsFoundOut(t *testing.T) {
 	b.holds(3, 3, 4)
 }
 
-func TestWithoutADatabaseTheClientIsToldToComeAgain(t *testing.T) {
+func TestUnavailableDatabaseIs503(t *testing.T) {
 	b := setup(t, httpkey.Options{}, created)
 	b.close()
 	proxy := wiretest.Start(t, b.db.DSN)

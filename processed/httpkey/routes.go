@@ -6,18 +6,18 @@ import (
 	"sync"
 )
 
-// routeContext is a router's state of one request, as chi.Context is: it lies in
-// the context, and the routers below change it as they consume the path.
+// routeContext is a router's state of one request, such as chi.Context. It is stored in the context, and routers change
+// it as they consume the path.
 type routeContext interface {
 	RoutePattern() string
 	Reset()
 }
 
-// routes is the context of one run of the handler. A router's state that is found
-// in it is a copy of the run's own, so that the next run is routed as the first
-// one was.
+// routes is the context of one call of the handler. It returns a copy of the router's state that belongs to this call,
+// so that the next call is routed like the first one.
 type routes struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context itself
+
 	mu     sync.Mutex
 	copies map[routeContext]routeContext // by their original
 }
@@ -43,7 +43,7 @@ func (r *routes) Value(key any) any {
 	return r.copies[original]
 }
 
-// keep shows to those further out, such as a log, how the run was routed.
+// keep shows outer handlers, such as a log, how the call was routed.
 func (r *routes) keep() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,8 +52,8 @@ func (r *routes) keep() {
 	}
 }
 
-// copyOf returns a copy of what original points to, or nil where that is no
-// struct. What is appended to the copy's slices does not reach the original.
+// copyOf returns a copy of the struct that original points to, or nil if it points to something else. Appending to the
+// copy's slices does not reach the original.
 func copyOf(original routeContext) routeContext {
 	from := reflect.ValueOf(original).Elem()
 	if from.Kind() != reflect.Struct {
@@ -66,7 +66,7 @@ func copyOf(original routeContext) routeContext {
 	return own
 }
 
-// clip takes the spare room away from the slices in a struct.
+// clip removes the spare capacity from the slices in a struct.
 func clip(v reflect.Value) {
 	for i := range v.NumField() {
 		switch field := v.Field(i); {

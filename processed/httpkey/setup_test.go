@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/processed/httpkey"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -165,9 +167,7 @@ func (b *bundle) try(ctx context.Context, method, path, key, body string, change
 
 func (b *bundle) exec(sql string, args ...any) {
 	b.t.Helper()
-	if _, err := b.db.Exec(b.t.Context(), sql, args...); err != nil {
-		b.t.Fatal(err)
-	}
+	dbtest.Exec(b.t, b.db, sql, args...)
 }
 
 // want checks an answer of the middleware's own: "" for none.
@@ -217,17 +217,7 @@ func (b *bundle) holds(effects, records, ran int) {
 // untilWaiting returns once n transactions of this database wait for a lock.
 func (b *bundle) untilWaiting(n int) {
 	b.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
-		var waiting int
-		err := b.db.QueryRow(b.t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&waiting)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		if waiting >= n {
-			return
-		}
-	}
-	b.t.Fatal("nobody waits for a lock")
+	b.until(fmt.Sprint(n, " transactions wait for a lock"), func() bool { return dbtest.LockWaits(b.t, b.db) >= n })
 }
 
 // barred keeps everybody from writing effects until it is called.
@@ -268,9 +258,5 @@ var errMine = errors.New("mine")
 // until waits for a condition.
 func (b *bundle) until(what string, ok func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("not within 20 s: %s", what)
-		}
-	}
+	dbtest.Until(b.t, what, ok)
 }

@@ -17,16 +17,15 @@ import (
 	"github.com/samekey/samekey/internal/reply"
 )
 
-// storedAs stands in the headers of each answer that was stored here, and says in
-// which form.
+// storedAs is a header of each answer that httpkey stored. It names the form.
 const (
 	storedAs = "Samekey-Stored"
 	whole    = "whole"
-	notKept  = "not kept" // the body was too large
+	notKept  = "not kept" // without the body, which was too large
 )
 
-// stored is what is kept of an answer. It has been read back: what could not be
-// sent again is an error now, and not with the first replay.
+// stored returns the form of the answer that is kept. It reads that form back: an answer that cannot be sent again is
+// an error now, and not at the first replay.
 func (m *Middleware) stored(req *http.Request, h *held) (reply.Reply, error) {
 	if encoding := h.answered.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
 		return reply.Reply{}, errEncoded
@@ -48,16 +47,14 @@ func (m *Middleware) stored(req *http.Request, h *held) (reply.Reply, error) {
 	return r, err
 }
 
-var errEncoded = errors.New("httpkey: the answer has a Content-Encoding, which the client of a replay may not accept: put what compresses further out than the middleware")
+var errEncoded = errors.New("httpkey: the answer has a Content-Encoding, which the client of a replay may not accept: put compression outside this middleware")
 
-// originalRequest is the header of a replay with the id of the request that was
-// done.
+// originalRequest is the header of a replay that holds the id of the first request.
 const originalRequest = "Original-Request"
 
 const maxRequestID = 255
 
-// requestID returns what Options.RequestID says, or "" where that cannot be a
-// header's value.
+// requestID returns the result of Options.RequestID, or "" if it cannot be the value of a header.
 func (m *Middleware) requestID(r *http.Request) string {
 	if m.o.RequestID == nil {
 		return ""
@@ -69,8 +66,7 @@ func (m *Middleware) requestID(r *http.Request) string {
 	return id
 }
 
-// wire returns own and the named headers as HTTP/1.1 has them: any byte that may
-// be in a header survives it.
+// wire returns own and the named headers in the form of HTTP/1.1, which preserves every byte that a header may have.
 func wire(own, header http.Header, names []string) []byte {
 	some := own.Clone()
 	for spelled, values := range header {
@@ -79,11 +75,11 @@ func wire(own, header http.Header, names []string) []byte {
 		}
 	}
 	var b bytes.Buffer
-	_ = some.Write(&b) // to memory
+	_ = some.Write(&b) // to memory: it cannot fail
 	return b.Bytes()
 }
 
-// sendStored sends what was stored in place of a handler's answer.
+// sendStored sends a stored answer in place of the handler's.
 func (m *Middleware) sendStored(w http.ResponseWriter, r *http.Request, key samekey.Key, stored reply.Reply, replayed bool) {
 	header, err := unwire(stored.Header)
 	if err != nil {
@@ -99,23 +95,23 @@ func (m *Middleware) sendStored(w http.ResponseWriter, r *http.Request, key same
 	if replayed {
 		w.Header().Set("Idempotent-Replayed", "true")
 	}
-	status := cmp.Or(stored.Code, http.StatusOK) // none where processed.Run stored it, without HTTP
+	status := cmp.Or(stored.Code, http.StatusOK) // processed.Run without HTTP stores no code
 	switch {
-	case status < 200 || status > 599 || stored.RolledBack && status < 400: // of processed.Fail, in a service without HTTP
-		m.fail(w, r, key, problemInternal, fmt.Errorf("httpkey: the stored answer is a failure with code %d, which is not the status of an error", stored.Code))
+	case status < 200 || status > 599 || stored.RolledBack && status < 400: // stored by processed.Fail without HTTP
+		m.fail(w, r, key, problemInternal, fmt.Errorf("httpkey: the stored answer is a failure with code %d, which is not an error status", stored.Code))
 		return
 	case form == notKept:
 		m.refuse(w, r, problemNotKept(status))
 		return
-	case form == "" && len(stored.Body) > 0: // of processed.Fail, or of processed.Run
+	case form == "" && len(stored.Body) > 0: // stored by processed.Fail or processed.Run
 		w.Header().Set("Content-Type", "application/json")
 	case header["Content-Type"] == nil:
-		w.Header()["Content-Type"] = nil // the first had none: net/http shall not guess
+		w.Header()["Content-Type"] = nil // the first answer had none: keep net/http from guessing
 	}
 	sendBody(w, status, stored.Body)
 }
 
-// addVary adds to what those further out have said of this answer already.
+// addVary adds names to those that outer handlers have set for this answer.
 func addVary(header http.Header, stored []string) {
 	said := map[string]bool{}
 	for _, value := range header["Vary"] {
@@ -137,7 +133,7 @@ func unwire(header []byte) (http.Header, error) {
 	lines := io.MultiReader(bytes.NewReader(header), strings.NewReader("\r\n"))
 	parsed, err := textproto.NewReader(bufio.NewReader(lines)).ReadMIMEHeader()
 	if err != nil {
-		return nil, errors.New("httpkey: a header of the answer cannot be stored: it has a byte that no header may have")
+		return nil, errors.New("httpkey: a header of the answer cannot be stored: it has an invalid byte")
 	}
 	return http.Header(parsed), nil
 }

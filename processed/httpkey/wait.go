@@ -3,36 +3,27 @@ package httpkey
 import (
 	"context"
 	"time"
+
+	"github.com/samekey/samekey/internal/backoff"
 )
 
-// Between two looks at a first attempt that is still running.
+// The pause between two looks at a first attempt that is still running doubles between these limits.
 const (
 	firstLook = 20 * time.Millisecond
 	lastLook  = 250 * time.Millisecond
 )
 
-// wait is what Options.Wait gives to one request. It holds no connection.
+// wait is the time that Options.Wait gives to one request. It holds no connection.
 type wait struct {
 	until time.Time
-	pause time.Duration
+	looks int
 }
 
-func newWait(d time.Duration) *wait { return &wait{until: time.Now().Add(d), pause: firstLook} }
+func newWait(d time.Duration) *wait { return &wait{until: time.Now().Add(d)} }
 
-// next waits until it is time for another look. It returns false where the time is
-// over, or the client has gone.
+// next waits until the next look. It returns false if the time is over or the client has disconnected.
 func (w *wait) next(ctx context.Context) bool {
-	d := min(w.pause, time.Until(w.until))
-	if d <= 0 {
-		return false
-	}
-	w.pause = min(2*w.pause, lastLook)
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	w.looks++
+	d := min(backoff.Ceiling(firstLook, lastLook, w.looks), time.Until(w.until))
+	return d > 0 && backoff.Sleep(ctx, d) == nil
 }

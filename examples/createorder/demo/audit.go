@@ -52,9 +52,9 @@ func (d *demo) readOrders(ctx context.Context) (map[uuid.UUID]order, error) {
 func (d *demo) readIntents(ctx context.Context) ([]intent, error) {
 	rows, err := d.pool.Query(ctx, `
 		select o.action, o.delivery_key::text, (convert_from(o.payload, 'UTF8')::jsonb ->> 'order_id')::uuid,
-		       coalesce(h.finished, '')
+		       coalesce(h.final_status, '')
 		from samekey.outbox o
-		left join samekey.outbox_history h on h.intent_id = o.id and h.finished is not null`)
+		left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null`)
 	if err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func (d *demo) readIntents(ctx context.Context) ([]intent, error) {
 	})
 }
 
-// readHeld reads what a killed worker held, which the sweep of another wrote
-// down, and when each was delivered (or refused) after that.
+// readHeld reads which intents a killed worker had claimed (the sweep of another worker recorded them), and when each was
+// delivered or refused after that.
 func (d *demo) readHeld(ctx context.Context, k *kill) error {
 	rows, err := d.pool.Query(ctx, `
 		select o.action, (convert_from(o.payload, 'UTF8')::jsonb ->> 'order_id')::uuid,

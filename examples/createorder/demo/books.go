@@ -14,9 +14,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// evidence is what the books are made of: what the database holds, what the
-// vendors wrote to disk, and the answers that clients were given. What the demo
-// meant to do is not in it.
+// evidence is the input of the books: the rows in the database, the vendors' ledgers on disk, and the answers that
+// clients got. It does not contain what the demo intended to do.
 type evidence struct {
 	replies  []reply
 	orders   map[uuid.UUID]order
@@ -26,11 +25,10 @@ type evidence struct {
 	kills    []kill
 }
 
-// reply is the last answer to one POST, which a client may have sent several
-// times.
+// reply is the last answer to one POST. The client may have sent the POST several times.
 type reply struct {
 	key      string
-	want     int // the status that it must have
+	want     int // the expected status
 	status   int
 	order    uuid.UUID
 	body     string
@@ -46,24 +44,24 @@ type intent struct {
 	action      string
 	deliveryKey string
 	order       uuid.UUID
-	finished    string // delivered or refused; empty while it is not
+	finished    string // delivered, refused, or empty: not finished
 }
 
-// books is what it all came to.
+// books is the result of the comparison.
 type books struct {
 	orders, replays, intents    int
-	missing, conflicts          int // clients that order what does not exist; posts that were answered 422
+	missing, conflicts          int // clients that order an unknown product; posts that were answered 422
 	calls                       int
 	charges, receipts, declined int
 	doubles, lost               int
-	open                        []int          // calls that each killed worker had open
-	held                        int            // intents that killed workers held
-	recovery                    time.Duration  // the longest, from SIGKILL until the last of a worker's intents was delivered
-	faults                      map[string]int // that were played, by kind
+	open                        []int          // open calls of each killed worker
+	held                        int            // intents that killed workers had claimed
+	recovery                    time.Duration  // the longest time from a SIGKILL to the delivery of the worker's last intent
+	faults                      map[string]int // played faults by kind
 	problems                    []string       // empty if the books balance
 }
 
-// balance holds each order, each answer and each effect against the others.
+// balance compares each order, each answer and each effect with the others.
 func balance(e evidence) books {
 	b := books{
 		orders: len(e.orders), intents: len(e.intents),
@@ -86,8 +84,7 @@ func (b *books) problem(format string, args ...any) {
 	b.problems = append(b.problems, fmt.Sprintf(format, args...))
 }
 
-// checkEffects finds effects beyond one for each order, and those of no order
-// or of another amount.
+// checkEffects finds second effects of an order, effects without an order, and effects with another amount.
 func (b *books) checkEffects(what string, ledger samekeytest.Ledger, orders map[uuid.UUID]order) {
 	for _, double := range ledger.Doubles() {
 		b.doubles += len(double.Effects) - 1
@@ -99,15 +96,14 @@ func (b *books) checkEffects(what string, ledger samekeytest.Ledger, orders map[
 		var body struct{ Amount int64 }
 		switch err := json.Unmarshal(effect.Body, &body); {
 		case !exists:
-			b.problem("a %s was asked for an order that does not exist: %q", what, effect.Identity)
+			b.problem("a %s was requested for an order that does not exist: %q", what, effect.Identity)
 		case err != nil || body.Amount != order.amount:
 			b.problem("the %s of order %s is over %d, the order over %d", what, id, body.Amount, order.amount)
 		}
 	}
 }
 
-// checkOrders finds what was lost, and orders that say something else than the
-// vendors do.
+// checkOrders finds lost effects, and orders whose state differs from the vendors' ledgers.
 func (b *books) checkOrders(e evidence) {
 	charged, declined, mailed := byOrder(e.payments.Effects), byOrder(e.payments.Declined), byOrder(e.mails.Effects)
 	for id, order := range e.orders {
@@ -124,7 +120,7 @@ func (b *books) checkOrders(e evidence) {
 			want = createorder.Paid
 		}
 		if order.state != want {
-			b.problem("order %s is %s; by the payment vendor it has %d charges and %d declines", id, order.state, charged[id], declined[id])
+			b.problem("order %s is %s; the payment vendor has %d charges and %d declines", id, order.state, charged[id], declined[id])
 		}
 		if charged[id] == 0 && mailed[id] > 0 {
 			b.problem("order %s was not charged and got a receipt", id)
@@ -132,7 +128,7 @@ func (b *books) checkOrders(e evidence) {
 	}
 }
 
-// checkReplies holds the clients' answers against each other and the orders.
+// checkReplies compares the clients' answers with each other and with the orders.
 func (b *books) checkReplies(e evidence) {
 	first := map[string]reply{}
 	owner := map[uuid.UUID]string{}
@@ -173,8 +169,8 @@ func (b *books) checkReplies(e evidence) {
 	}
 }
 
-// checkIntents wants each one finished, and decided by its vendor under its
-// own delivery key: one charge for each order, one receipt for each paid one.
+// checkIntents expects that each intent is finished, and that its vendor decided once under its delivery key: one charge
+// for each order, one receipt for each paid order.
 func (b *books) checkIntents(e evidence) {
 	decided := map[string]int{}
 	for _, record := range slices.Concat(e.payments.Effects, e.payments.Declined, e.mails.Effects, e.mails.Declined) {
@@ -203,7 +199,7 @@ func (b *books) checkIntents(e evidence) {
 	}
 }
 
-// checkBytes wants the same bytes with each call of a key.
+// checkBytes expects the same bytes in each call with the same key.
 func (b *books) checkBytes(ledger samekeytest.Ledger) {
 	body := map[string]string{}
 	for _, call := range ledger.Calls {
@@ -214,9 +210,8 @@ func (b *books) checkBytes(ledger samekeytest.Ledger) {
 	}
 }
 
-// countKills finds how many calls each worker had open as it was killed: those
-// that the vendor's ledger has open at that moment, for orders whose intents
-// that worker held.
+// countKills counts the open calls of each worker at its kill: those that are open in the vendor's ledger at that moment,
+// for orders whose intents the worker had claimed.
 func (b *books) countKills(e evidence) {
 	for _, k := range e.kills {
 		ledger := e.payments
@@ -245,8 +240,8 @@ func byOrder(records []samekeytest.VendorRecord) map[uuid.UUID]int {
 	return count
 }
 
-// played counts the faults by kind: a call whose client went before its fault
-// could be played does not count, unless the fault is to keep it waiting.
+// played counts the faults by kind. If the client disconnected before the fault was played, the call does not count,
+// unless the fault is a wait.
 func played(ledgers ...samekeytest.Ledger) map[string]int {
 	waits := []string{"hang", "hang_after", "late", "slow"}
 	count := map[string]int{}

@@ -30,9 +30,8 @@ func call(order uuid.UUID, key, hash string, from, to time.Duration) samekeytest
 	return samekeytest.VendorCall{Key: key, BodyHash: hash, Identity: order.String(), Arrived: killedAt.Add(from), Ended: &ended}
 }
 
-// balanced is a paid order, whose charge was called twice, since its worker was
-// killed in the first call, and a declined one, whose worker was killed after
-// the vendor had answered.
+// balanced has a paid order and a declined order. The charge of the paid order was called twice, because its worker was
+// killed during the first call. The worker of the declined order was killed after the vendor had answered.
 func balanced() evidence {
 	return evidence{
 		replies: []reply{
@@ -64,7 +63,7 @@ func balanced() evidence {
 	}
 }
 
-func TestBooksInWhichNothingIsWrongBalance(t *testing.T) {
+func TestCorrectBooksBalance(t *testing.T) {
 	b := balance(balanced())
 	if len(b.problems) > 0 {
 		t.Errorf("problems: %v", b.problems)
@@ -78,7 +77,7 @@ func TestBooksInWhichNothingIsWrongBalance(t *testing.T) {
 	}
 }
 
-func TestBooksDoNotBalanceIfAnythingIsWrong(t *testing.T) {
+func TestWrongBooksDoNotBalance(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil         func(*evidence)
 		doubles, lost int
@@ -138,7 +137,7 @@ func TestBooksDoNotBalanceIfAnythingIsWrong(t *testing.T) {
 	}
 }
 
-// The ledger's figures explain each other: clients that order what exists have one order each.
+// The ledger's figures fit together: each client that orders an existing product has one order.
 func TestBooksCountClientsOrdersAndConflicts(t *testing.T) {
 	e := balanced()
 	e.replies = append(e.replies,
@@ -146,11 +145,11 @@ func TestBooksCountClientsOrdersAndConflicts(t *testing.T) {
 		reply{key: "k9", want: 404, status: 404, body: "no"}, reply{key: "k1", want: 422, status: 422, body: "another"})
 	before := balance(balanced())
 	if b := balance(e); b.missing-before.missing != 2 || b.conflicts-before.conflicts != 1 || len(b.problems) > 0 {
-		t.Errorf("%d clients order what does not exist, %d conflicts: %v", b.missing, b.conflicts, b.problems)
+		t.Errorf("%d clients order an unknown product, %d conflicts: %v", b.missing, b.conflicts, b.problems)
 	}
 }
 
-func TestAFaultWhoseClientWentBeforeItWasPlayedDoesNotCount(t *testing.T) {
+func TestFaultWithoutItsClientDoesNotCount(t *testing.T) {
 	got := played(samekeytest.Ledger{Calls: []samekeytest.VendorCall{
 		{Fault: "500"}, {Fault: "500", ClientGone: true}, {Fault: "hang", ClientGone: true}, {Fault: "slow(400ms)"}, {},
 	}})
@@ -159,7 +158,7 @@ func TestAFaultWhoseClientWentBeforeItWasPlayedDoesNotCount(t *testing.T) {
 	}
 }
 
-func TestADemoThatShowsTooLittleFails(t *testing.T) {
+func TestDemoThatShowsTooLittleFails(t *testing.T) {
 	b := books{}
 	(&demo{}).checkShow(&b)
 	all := strings.Join(b.problems, "\n")

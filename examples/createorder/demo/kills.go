@@ -12,27 +12,25 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Each worker has so many calls to a vendor under way at most, so that, of two
-// workers, each has at least atOnce open while the vendor counts
-// concurrency + atOnce.
+// Each worker has at most this many calls in flight at a vendor. So if the vendor counts concurrency + atOnce open calls,
+// each of the two workers has at least atOnce.
 const (
 	concurrency = 16
 	atOnce      = 10
 )
 
-// kill is one SIGKILL to a worker, with what the database knows of it.
+// kill is one SIGKILL to a worker, with its traces in the database.
 type kill struct {
 	worker  int                // samekey.workers.id
 	at      time.Time          // when the signal was sent
-	action  string             // what the worker was made to have open
-	held    map[uuid.UUID]bool // orders whose intents of that action it held
-	intents int                // all that it held
-	last    time.Time          // when the last of these was delivered, by another
+	action  string             // the action of the calls that were held open
+	held    map[uuid.UUID]bool // orders whose intents of that action the worker had claimed
+	intents int                // all intents that it had claimed
+	last    time.Time          // when another worker delivered the last of them
 }
 
-// killing kills workers and services while the traffic goes on. The vendor is
-// made to hold its calls before it acts, or after it has acted and before it
-// answers: the one is where an effect gets lost, the other where it is doubled.
+// killing kills workers and services while the traffic continues. The vendor holds its calls before it acts, or after it
+// acts and before it answers. A kill at the first point can lose an effect; a kill at the second can double one.
 func (d *demo) killing(ctx context.Context) error {
 	steps := []func() error{
 		func() error { return d.killWorker(ctx, 0, d.payments, false) },
@@ -57,7 +55,7 @@ func (d *demo) killing(ctx context.Context) error {
 	return d.untilShown(ctx)
 }
 
-// untilShown waits until each fault was dealt often enough.
+// untilShown waits until each fault was dealt out often enough.
 func (d *demo) untilShown(ctx context.Context) error {
 	return d.eventually(ctx, time.Minute, func() (bool, error) {
 		payments, mail, err := d.counts(ctx)
@@ -66,7 +64,7 @@ func (d *demo) untilShown(ctx context.Context) error {
 		}
 		for _, fault := range faults {
 			kind, _, _ := strings.Cut(string(fault), "(")
-			if payments.Faults[kind]+mail.Faults[kind] < 15 { // some are not played, as their client is killed
+			if payments.Faults[kind]+mail.Faults[kind] < 15 { // some are not played, because their client is killed
 				return false, nil
 			}
 		}
@@ -74,8 +72,8 @@ func (d *demo) untilShown(ctx context.Context) error {
 	})
 }
 
-// killWorker kills a worker while it has atOnce calls open or more at the
-// vendor, and waits until others have finished what it held.
+// killWorker kills a worker that has at least atOnce calls open at the vendor, and waits until other workers have finished
+// its intents.
 func (d *demo) killWorker(ctx context.Context, which int, v *vendor, answers bool) error {
 	worker := d.workers[which]
 	id, err := d.workerID(ctx, worker)
@@ -95,7 +93,7 @@ func (d *demo) killWorker(ctx context.Context, which int, v *vendor, answers boo
 	k := kill{worker: id, at: worker.kill(), action: v.action}
 	d.kills = append(d.kills, k)
 	d.say("SIGKILL to %s, while the %s vendor had %d calls of both workers open", worker.name, v.kind, counts.Open)
-	// How long the others take is to be measured, not for how long a vendor hangs.
+	// Measure how long the other workers take, not how long a vendor hangs.
 	if err := errors.Join(d.behave(ctx), v.release(ctx)); err != nil {
 		return err
 	}
@@ -121,8 +119,7 @@ func (d *demo) workerID(ctx context.Context, worker *process) (id int, err error
 	return id, err
 }
 
-// recovered waits until all that the dead worker held is finished, but not for
-// long: the books will say how long it took.
+// recovered waits a short time until the dead worker's intents are finished. The books report how long it took.
 func (d *demo) recovered(ctx context.Context, worker int) error {
 	err := d.eventually(ctx, 3*time.Second, func() (done bool, err error) {
 		err = d.pool.QueryRow(ctx, `
@@ -137,8 +134,7 @@ func (d *demo) recovered(ctx context.Context, worker int) error {
 	return err
 }
 
-// killService kills the service in mid-traffic: its clients see a cut or
-// refused connection, and send again.
+// killService kills the service during traffic. Its clients see a cut or refused connection, and send again.
 func (d *demo) killService(ctx context.Context) error {
 	before := d.traffic.requests.Load()
 	if err := d.eventually(ctx, 10*time.Second, func() (bool, error) { return d.traffic.requests.Load() > before, nil }); err != nil {
@@ -150,11 +146,11 @@ func (d *demo) killService(ctx context.Context) error {
 	return nil
 }
 
-var errPatience = errors.New("out of patience at the end")
+var errPatience = errors.New("the condition did not become true")
 
-// eventually asks until the answer is yes, else its error is errPatience.
+// eventually calls ask until it returns true or patience is over; then its error is errPatience.
 func (d *demo) eventually(ctx context.Context, patience time.Duration, ask func() (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w of %v", errPatience, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w within %v", errPatience, patience))
 	defer cancel()
 	for {
 		ok, err := ask()

@@ -1,13 +1,10 @@
-// Command demo runs the createorder example for half a minute on a Postgres of
-// its own, breaks everything that can be broken meanwhile, and then balances
-// the books: each order charged once or declined, each paid order with one
-// receipt, whatever was lost, repeated or killed.
+// Command demo runs the createorder example for half a minute on its own Postgres. It kills processes, loses and repeats
+// calls, and then balances the books: each order is charged once or declined, and each paid order has one receipt.
 //
 //	make demo             ends with 0 doubles, 0 lost, exit code 0
-//	make demo BREAK=key   each attempt carries a key of its own: doubles, exit code 1
+//	make demo BREAK=key   each attempt carries a new key: doubles, exit code 1
 //
-// The programs are those of ../service, ../worker and ../vendors, each in
-// processes of its own; `make demo` builds them.
+// The programs are ../service, ../worker and ../vendors, each in its own process; `make demo` builds them.
 package main
 
 import (
@@ -34,10 +31,10 @@ func main() {
 	d := &demo{out: os.Stdout, sabotage: os.Getenv("BREAK")}
 	self, _ := os.Executable()
 	flag.StringVar(&d.bin, "bin", filepath.Dir(self), "folder of the programs service, worker and vendor")
-	flag.IntVar(&d.orders, "orders", 400, "how many clients order at least")
+	flag.IntVar(&d.orders, "orders", 400, "the minimum number of clients")
 	flag.IntVar(&d.perSecond, "rate", 40, "orders per second")
-	flag.Uint64Var(&d.seed, "seed", 1, "decides what is ordered, and which call meets which fault")
-	flag.DurationVar(&d.timeout, "timeout", 3*time.Second, "of one call to a vendor")
+	flag.Uint64Var(&d.seed, "seed", 1, "determines the orders, and which call gets which fault")
+	flag.DurationVar(&d.timeout, "timeout", 3*time.Second, "timeout of one call to a vendor")
 	flag.BoolVar(&d.keep, "keep", false, "keep the folder with the logs and the ledgers")
 	flag.Parse()
 
@@ -51,7 +48,7 @@ func main() {
 	}
 }
 
-// demo is the stage and who is on it.
+// demo is the state of one run.
 type demo struct {
 	bin       string
 	orders    int
@@ -59,7 +56,7 @@ type demo struct {
 	seed      uint64
 	timeout   time.Duration
 	keep      bool
-	sabotage  string // "key": each attempt gets a fresh one
+	sabotage  string // "key": each attempt gets a new key
 	out       io.Writer
 
 	dir          string
@@ -103,7 +100,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if err := d.startAll(ctx); err != nil {
 		return err
 	}
-	d.say("Postgres, 2 vendors, the service and 2 workers are up; clients begin to order")
+	d.say("Postgres, 2 vendors, the service and 2 workers are up; clients start to order")
 	if err := d.play(ctx); err != nil {
 		return err
 	}

@@ -16,25 +16,25 @@ import (
 	"time"
 )
 
-// process is a program that is started again whenever it was killed.
+// process is a program that is started again after each kill.
 type process struct {
 	name    string
 	command string
 	args    []string
 	env     []string
 	logFile string
-	hello   bool            // its first line on stdout says where it listens
-	crashed func(err error) // told when it ends and nobody wanted it to
+	hello   bool            // its first line on stdout contains its URL
+	crashed func(err error) // called if it ends without kill or stop
 
 	mu      sync.Mutex
 	cmd     *exec.Cmd
 	url     string
-	ended   chan struct{} // closed when cmd is gone
-	killed  bool          // by us: start it again
+	ended   chan struct{} // closed when cmd has ended
+	killed  bool          // by kill: start it again
 	stopped bool
 }
 
-// start starts the program and waits until it says where it listens.
+// start starts the program and waits for its URL.
 func (p *process) start(ctx context.Context) error {
 	log, err := os.OpenFile(p.logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -45,7 +45,7 @@ func (p *process) start(ctx context.Context) error {
 	cmd.Env = append(os.Environ(), p.env...)
 	cmd.Dir = filepath.Dir(p.logFile)
 	cmd.Stderr = log
-	cmd.SysProcAttr = attributes() // out of reach of the terminal's Ctrl-C: we decide when it stops
+	cmd.SysProcAttr = attributes() // the terminal's Ctrl-C does not reach it: the demo decides when it stops
 	var stdout io.ReadCloser
 	if p.hello {
 		if stdout, err = cmd.StdoutPipe(); err != nil {
@@ -57,7 +57,7 @@ func (p *process) start(ctx context.Context) error {
 	p.mu.Lock()
 	if p.stopped {
 		p.mu.Unlock()
-		return errors.New("is stopped")
+		return errors.New("the process is stopped")
 	}
 	if err := cmd.Start(); err != nil {
 		p.mu.Unlock()
@@ -93,7 +93,7 @@ func readHello(ctx context.Context, stdout io.Reader) (string, error) {
 	go func() {
 		line, err := bufio.NewReader(stdout).ReadBytes('\n')
 		if err != nil {
-			read <- result{err: errors.New("it ended without saying where it listens")}
+			read <- result{err: errors.New("it ended before it printed its URL")}
 			return
 		}
 		var hello struct{ URL string }
@@ -106,11 +106,11 @@ func readHello(ctx context.Context, stdout io.Reader) (string, error) {
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	case <-time.After(20 * time.Second):
-		return "", errors.New("it did not say where it listens for 20 s")
+		return "", errors.New("it printed no URL within 20 s")
 	}
 }
 
-// watch waits for the end, and starts the program again if it was killed.
+// watch waits for the end of the program, and starts it again if it was killed.
 func (p *process) watch(ctx context.Context, cmd *exec.Cmd, ended chan struct{}) {
 	err := cmd.Wait()
 	close(ended)
@@ -124,12 +124,11 @@ func (p *process) watch(ctx context.Context, cmd *exec.Cmd, ended chan struct{})
 			p.crashed(err)
 		}
 	default:
-		p.crashed(fmt.Errorf("%s ended by itself: %v\n%s", p.name, err, p.tail()))
+		p.crashed(fmt.Errorf("%s ended unexpectedly: %v\n%s", p.name, err, p.tail()))
 	}
 }
 
-// kill ends the program with SIGKILL and returns when that was sent. It is
-// started again at once.
+// kill ends the program with SIGKILL and returns the time of the signal. The program is started again at once.
 func (p *process) kill() time.Time {
 	p.mu.Lock()
 	cmd, ended := p.cmd, p.ended
@@ -141,8 +140,8 @@ func (p *process) kill() time.Time {
 	return at
 }
 
-// stop ends the program for good: SIGTERM, and SIGKILL if that takes longer
-// than patience. It returns nil if the program ended with code 0.
+// stop ends the program: SIGTERM, and SIGKILL if that takes longer than patience. It returns nil if the program ended
+// with code 0.
 func (p *process) stop(patience time.Duration) error {
 	p.mu.Lock()
 	cmd, ended := p.cmd, p.ended

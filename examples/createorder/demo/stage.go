@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// startAll starts the vendors first, since the workers are told where they are.
+// startAll starts the vendors first, because the workers need their URLs.
 func (d *demo) startAll(ctx context.Context) error {
 	d.payments, d.mail = d.vendor("payment", "charge_card"), d.vendor("mail", "send_receipt")
 	for _, v := range []*vendor{d.payments, d.mail} {
@@ -58,7 +58,7 @@ func (d *demo) vendor(kind, action string) *vendor {
 	return v
 }
 
-// freeAddress is one that the service can have again after it was killed.
+// freeAddress returns an address that the service can use again after a kill.
 func freeAddress(ctx context.Context) (string, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -68,23 +68,23 @@ func freeAddress(ctx context.Context) (string, error) {
 	return listener.Addr().String(), nil
 }
 
-// stopAll stops everybody: who calls before who is called.
+// stopAll stops all processes: callers before the services that they call.
 func (d *demo) stopAll() error {
 	var errs []error
-	for _, p := range d.everybody() {
+	for _, p := range d.processes() {
 		errs = append(errs, p.stop(10*time.Second))
 	}
 	return errors.Join(errs...)
 }
 
-// killAll ends whoever is still there.
+// killAll ends all processes that still run.
 func (d *demo) killAll() {
-	for _, p := range d.everybody() {
+	for _, p := range d.processes() {
 		_ = p.stop(0)
 	}
 }
 
-func (d *demo) everybody() (all []*process) {
+func (d *demo) processes() (all []*process) {
 	if d.service != nil {
 		all = append(all, d.service)
 	}
@@ -97,8 +97,7 @@ func (d *demo) everybody() (all []*process) {
 	return all
 }
 
-// play lets the clients order while workers and services are killed, and waits
-// until nothing is left to do.
+// play lets the clients order while workers and services are killed, and waits until all intents are finished.
 func (d *demo) play(ctx context.Context) error {
 	killed := make(chan struct{})
 	go func() {
@@ -126,8 +125,8 @@ func (d *demo) play(ctx context.Context) error {
 	return d.settled(ctx)
 }
 
-// settled waits until no intent is under way. What rests for a person (dead,
-// parked) stays unfinished: the books will say so.
+// settled waits until no intent is in progress. An intent that waits for a person (dead, parked) stays unfinished; the
+// books report it.
 func (d *demo) settled(ctx context.Context) error {
 	err := d.eventually(ctx, time.Minute, func() (idle bool, err error) {
 		err = d.pool.QueryRow(ctx, `
@@ -141,7 +140,7 @@ func (d *demo) settled(ctx context.Context) error {
 	return nil
 }
 
-// misbehave makes both vendors deal out faults, behave makes them stop.
+// misbehave makes both vendors deal out faults; behave stops that.
 func (d *demo) misbehave(ctx context.Context) error {
 	return errors.Join(d.payments.misbehave(ctx, d.seed), d.mail.misbehave(ctx, d.seed+1))
 }

@@ -16,15 +16,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// traffic is the clients. Each posts its order twice under one key, every third
-// one both at the same moment, and sends again what was not answered.
+// traffic is the clients. Each client posts its order twice under one key, every third client both at the same moment. A
+// client sends a post again until it is answered.
 type traffic struct {
 	url    string
 	http   *http.Client
 	random *rand.Rand
 
-	clients  atomic.Int64 // that have begun to order
-	requests atomic.Int64 // sent, whatever came of them
+	clients  atomic.Int64 // clients that have started
+	requests atomic.Int64 // requests sent, answered or not
 
 	mu      sync.Mutex
 	replies []reply
@@ -37,8 +37,8 @@ func newTraffic(url string, seed uint64) *traffic {
 	}
 }
 
-// run begins at least so many orders, at a steady rate, and goes on until
-// enough says so; it returns when every client has its answers.
+// run starts at least this many orders, at a steady rate, and continues until enough is closed. It returns when every
+// client has its answers.
 func (t *traffic) run(ctx context.Context, seed uint64, orders, perSecond int, enough <-chan struct{}) {
 	var clients sync.WaitGroup
 	defer clients.Wait()
@@ -63,18 +63,17 @@ func (t *traffic) run(ctx context.Context, seed uint64, orders, perSecond int, e
 	}
 }
 
-// client is one who orders something.
+// client orders one product.
 type client struct {
 	*traffic
 	key   string
 	body  []byte
-	other []byte // another order that it sends under the same key by mistake, or nil
+	other []byte // another order under the same key, sent by mistake, or nil
 	want  int
 	gap   time.Duration // between its two posts; 0: both at the same moment
 }
 
-// client decides all about the i-th client before it runs, so that the seed
-// does.
+// client decides everything about the i-th client before it runs, so that the seed determines it.
 func (t *traffic) client(seed uint64, i int) *client {
 	r := t.random
 	product, quantity := []string{"tea", "coffee", "cake"}[r.IntN(3)], 1+r.IntN(5)
@@ -115,7 +114,7 @@ func (c *client) run(ctx context.Context) {
 	}
 }
 
-// post sends until there is an answer, always with the same key.
+// post sends the request until there is an answer, always with the same key.
 func (c *client) post(ctx context.Context, body []byte, want int) {
 	r := reply{key: c.key, want: want}
 	for try := 0; ctx.Err() == nil; try++ {
@@ -131,7 +130,7 @@ func (c *client) post(ctx context.Context, body []byte, want int) {
 	c.replies = append(c.replies, r)
 }
 
-// once says whether the answer is final, and if not, when to ask again.
+// once makes one attempt. It reports whether the answer is final, and if not, how long to wait.
 func (c *client) once(ctx context.Context, body []byte, r *reply) (after time.Duration, final bool) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/orders", bytes.NewReader(body))
 	if err != nil {

@@ -12,15 +12,14 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// faults is what the vendors do to the first call of every second key. Each
-// kind is dealt as often as any other.
+// faults are what the vendors do to the first call of every second key. All kinds are dealt out equally often.
 var faults = []samekeytest.Fault{
 	samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.FaultTruncate,
-	samekeytest.Fault500, samekeytest.Fault500After, samekeytest.FaultRetryAfter(503, "1"), samekeytest.Fault429,
-	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, samekeytest.FaultSlow(400 * time.Millisecond),
+	"500", "500_after", "503(1)", "429",
+	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, "slow(400 * time.Millisecond)",
 }
 
-// vendor is a vendor's process, and its control.
+// vendor is a vendor's process and its control.
 type vendor struct {
 	*process
 	kind   string
@@ -28,7 +27,7 @@ type vendor struct {
 	ledger string
 }
 
-// open waits until the vendor counts so many calls open, and returns its count.
+// open waits until at least this many calls are open at the vendor, and returns its counts.
 func (v *vendor) open(ctx context.Context, atLeast int, within time.Duration) (counts samekeytest.VendorCounts, err error) {
 	return counts, v.control(ctx, "GET", fmt.Sprintf("open?at_least=%d&within=%v", atLeast, within), nil, &counts)
 }
@@ -40,8 +39,7 @@ func (d *demo) counts(ctx context.Context) (payments, mail samekeytest.VendorCou
 	return payments, mail, errors.Join(err, err2)
 }
 
-// hold keeps all calls open that come from now on: before the vendor acts, or
-// after it has acted and before it answers.
+// hold keeps all further calls open: before the vendor acts, or after it acts and before it answers.
 func (v *vendor) hold(ctx context.Context, answers bool) error {
 	return v.control(ctx, "POST", fmt.Sprintf("hold?answers=%t", answers), nil, nil)
 }
@@ -50,12 +48,12 @@ func (v *vendor) release(ctx context.Context) error {
 	return v.control(ctx, "POST", "release", nil, nil)
 }
 
-// misbehave deals out faults from now on.
+// misbehave makes the vendor deal out faults.
 func (v *vendor) misbehave(ctx context.Context, seed uint64) error {
 	return v.control(ctx, "PUT", "faults", samekeytest.FaultPlan{Faults: faults, Every: 2, Seed: seed}, nil)
 }
 
-// behave deals out no more faults.
+// behave makes the vendor deal out no more faults.
 func (v *vendor) behave(ctx context.Context) error {
 	return v.control(ctx, "PUT", "faults", samekeytest.FaultPlan{}, nil)
 }

@@ -2,9 +2,8 @@
 //
 //	DATABASE_URL=postgres://... service -listen 127.0.0.1:8080
 //
-// It makes the shop's tables, prints one line of JSON with its address, and
-// serves until SIGTERM, SIGINT or SIGHUP; then it finishes what it has begun. samekey's
-// tables must be there: `worker migrate`.
+// It creates the shop's tables, prints one line of JSON with its address, and serves until SIGTERM, SIGINT or SIGHUP. Then
+// it finishes the requests in progress. samekey's tables must exist: run `worker migrate`.
 package main
 
 import (

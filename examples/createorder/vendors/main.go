@@ -1,19 +1,16 @@
-// Command vendor is the payment vendor or the mail vendor of the createorder
-// example: a process of its own, which honours idempotency keys, refuses calls
-// without one, and keeps its ledger on disk, where it can be audited whatever
-// is killed.
+// Command vendor is the payment vendor or the mail vendor of the createorder example. It is a process of its own, honours
+// idempotency keys, refuses calls without a key, and keeps its ledger on disk, so the ledger survives a kill.
 //
 //	vendor -kind payment -listen 127.0.0.1:0 -ledger payment.ledger
 //
 // It prints one line of JSON with its address, then serves:
 //
-//	POST /v1/charges           (mail: /v1/messages; any path will do)
+//	POST /v1/charges           (mail: /v1/messages; any path works)
 //	GET  /lookup?key=...
 //	     /_control/...         faults, open calls, the ledger: see samekeytest.Vendor
 //
-// A payment whose body says "declined": true, itself or in its "card", is
-// answered 402 card_declined. Started again on the same ledger, the vendor
-// remembers its keys. It ends at SIGTERM, SIGINT or SIGHUP.
+// A payment whose body has "declined": true, at the top or in its "card", is answered 402 card_declined. A vendor that is
+// started again on the same ledger remembers its keys. It stops on SIGTERM, SIGINT or SIGHUP.
 package main
 
 import (
@@ -46,8 +43,7 @@ type settings struct {
 	vendor samekeytest.VendorOptions
 }
 
-// run returns the exit code: 0 after a stop, 1 after a failure, 2 for a command
-// line that makes no sense.
+// run returns the exit code: 0 after a stop, 1 after a failure, 2 for an invalid command line.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	s, err := parse(args, stderr)
 	switch {
@@ -74,9 +70,9 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	flags.StringVar(&s.vendor.LedgerFile, "ledger", "", "file that keeps the ledger; in memory if empty")
 	flags.StringVar(&identity, "identity", "order_id", "member of the body that names the business operation")
 	flags.StringVar(&faults, "faults", "", "faults to deal out, such as lose_answer,reset_before,500,429(1)")
-	flags.IntVar(&s.vendor.Faults.Every, "fault-every", 1, "strike each n-th key")
-	flags.IntVar(&s.vendor.Faults.Calls, "fault-calls", 1, "strike so many first calls of a struck key")
-	flags.Uint64Var(&s.vendor.Faults.Seed, "seed", 1, "decides the order of the faults")
+	flags.IntVar(&s.vendor.Faults.Every, "fault-every", 1, "deal a fault to each n-th key")
+	flags.IntVar(&s.vendor.Faults.Calls, "fault-calls", 1, "deal a fault to this many first calls of such a key")
+	flags.Uint64Var(&s.vendor.Faults.Seed, "seed", 1, "determines the order of the faults")
 	flags.BoolVar(&s.vendor.IgnoreKeys, "ignore-keys", false, "do not honour keys: every call is an effect")
 	if err := flags.Parse(args); err != nil {
 		return s, err
@@ -99,7 +95,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	return s, err
 }
 
-// serve serves until ctx ends, then ends every open call without an answer.
+// serve serves until ctx ends. Then it ends every open call without an answer.
 func serve(ctx context.Context, s settings, stdout io.Writer) error {
 	vendor, err := samekeytest.NewVendor(&s.vendor)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 type rule = func(samekeytest.VendorRequest) samekeytest.VendorAnswer
 
-// charge declines a card that is marked so, and charges any other.
+// charge declines a card that is marked as declined, and charges any other card.
 func charge(r samekeytest.VendorRequest) samekeytest.VendorAnswer {
 	var payment struct {
 		Declined bool `json:"declined"`
@@ -37,8 +37,7 @@ func send(r samekeytest.VendorRequest) samekeytest.VendorAnswer {
 	}
 }
 
-// required refuses a body without an identity, since an effect of nobody knows
-// what could not be audited.
+// required refuses a body without an identity: its effect could not be audited.
 func required(name string, identity func([]byte) string, next rule) rule {
 	return func(r samekeytest.VendorRequest) samekeytest.VendorAnswer {
 		if identity(r.Body) != "" {

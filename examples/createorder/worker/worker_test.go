@@ -20,7 +20,7 @@ import (
 type stage struct {
 	t              *testing.T
 	db             *samekeytest.DB
-	payments, mail *samekeytest.VendorServer
+	payments, mail *samekeytest.Vendor
 	dispatcher     *dispatcher.Dispatcher
 	url            string
 }
@@ -107,7 +107,7 @@ func TestAPaidOrderIsChargedOnceAndGetsOneReceiptWhateverTheVendorsDo(t *testing
 	s := setup(t)
 	faults := []samekeytest.Fault{
 		samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.FaultTruncate,
-		samekeytest.Fault500, samekeytest.Fault500After, samekeytest.Fault429, "409",
+		"500", "500_after", "429", "409",
 	}
 	s.payments.Next(faults...)
 	s.mail.Next(faults...)
@@ -116,7 +116,7 @@ func TestAPaidOrderIsChargedOnceAndGetsOneReceiptWhateverTheVendorsDo(t *testing
 	}
 	s.deliver()
 	s.wantStates("paid", len(faults)+1)
-	for _, vendor := range []*samekeytest.VendorServer{s.payments, s.mail} {
+	for _, vendor := range []*samekeytest.Vendor{s.payments, s.mail} {
 		samekeytest.AssertEffects(t, vendor, len(faults)+1)
 		if n := vendor.Counts(); n.Doubles != 0 || n.Calls != 2*len(faults)+1 {
 			t.Errorf("%d doubles, %d calls; want one call, and another for each fault", n.Doubles, n.Calls)

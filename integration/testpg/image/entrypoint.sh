@@ -1,12 +1,12 @@
 #!/bin/sh
 # What the official Postgres image promises, as far as tests rely on it: the
-# variables POSTGRES_USER, POSTGRES_PASSWORD and POSTGRES_DB, settings as
-# arguments, and a first start for set-up before the one that counts, so that
+# variables POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB, POSTGRES_HOST_AUTH_METHOD
+# and PGDATA, settings as arguments, and a first start for set-up before the one that counts, so that
 # "ready to accept connections" is logged twice.
 set -eu
 PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
 export PATH LANG=C.UTF-8
-data=/var/lib/postgresql/data
+data=${PGDATA:-/var/lib/postgresql/data}
 
 case "${1:-}" in
 '' | -*) set -- postgres "$@" ;;
@@ -27,9 +27,9 @@ if [ ! -s "$data/PG_VERSION" ]; then
 	password=$(mktemp)
 	echo "${POSTGRES_PASSWORD:?must be set}" >"$password"
 	initdb -D "$data" -U "$user" --encoding=UTF8 --pwfile="$password" \
-		--auth-local=trust --auth-host=scram-sha-256 >/dev/null
+		--auth-local=trust --auth-host="${POSTGRES_HOST_AUTH_METHOD:-scram-sha-256}" >/dev/null
 	rm "$password"
-	echo 'host all all all scram-sha-256' >>"$data/pg_hba.conf"
+	echo "host all all all ${POSTGRES_HOST_AUTH_METHOD:-scram-sha-256}" >>"$data/pg_hba.conf"
 	# Nobody outside can connect yet.
 	pg_ctl -D "$data" -w start -o "-c listen_addresses='' -c unix_socket_directories=/var/run/postgresql"
 	[ "$database" = postgres ] || createdb -h /var/run/postgresql -U "$user" "$database"

@@ -1,4 +1,4 @@
-// Package echokey makes handlers of echo safe to repeat: package httpkey for echo.
+// Package echokey makes echo handlers safe to repeat. It is package httpkey for echo.
 //
 //	keyed, err := httpkey.New(pool, httpkey.Options{Scope: func(r *http.Request) []string {
 //		tenant, _ := echokey.Context(r).Get("tenant").(string)
@@ -13,25 +13,22 @@
 //		ctx := c.Request().Context()
 //		order, err := insertOrder(ctx, httpkey.Tx(ctx))
 //		if err != nil {
-//			return err // rolled back; done again where transactions collided
+//			return err // rolled back; called again after a collision
 //		}
 //		return c.JSON(http.StatusCreated, order)
 //	}
 //
-// # What becomes of a returned error
+// # Returned errors
 //
-//   - An error of processed.Fail is the answer.
-//   - A collision in the database (SQLSTATE class 40) is rolled back, and the
-//     handler is called again.
-//   - An *echo.HTTPError, and any other error for which the HTTPErrorHandler has an
-//     answer below 500, is answered by it, inside the middleware; the answer's
-//     status decides what is kept.
-//   - All other errors go to httpkey.Abort: rolled back, forgotten and logged, 500
-//     or 503.
-//   - After an answer was written, every error goes to httpkey.Abort.
+//   - An error of processed.Fail is the answer. It is stored.
+//   - After a collision in the database (SQLSTATE class 40) the transaction is rolled back and the handler is called again.
+//   - An *echo.HTTPError, and any error that the HTTPErrorHandler answers with a status below 500, is answered inside the
+//     middleware. The status decides what is stored, as in package httpkey.
+//   - Every other error goes to httpkey.Abort: the work is rolled back, nothing is stored, the error is logged, and the
+//     client gets a 500 or 503.
+//   - An error that is returned after the answer was written always goes to httpkey.Abort.
 //
-// Middlewares that write to the answer, such as one that compresses, go before
-// this one.
+// Put middlewares that write to the answer, such as compression, in front of this one.
 package echokey
 
 import (
@@ -42,16 +39,16 @@ import (
 
 	"github.com/labstack/echo/v4"
 
+	"github.com/samekey/samekey/internal/sqlstate"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// Middleware returns the middleware for echo: a request with a key gets one effect
-// and one answer, as package httpkey describes. Put it behind authentication. What
-// is behind it may be called several times for one request, each time in a
-// transaction of its own after the one before was rolled back; values of c.Set
-// stay. Requests whose method takes no key (httpkey.Options.Methods) pass as they
-// are.
+// Middleware returns the echo middleware: a request with a key has one effect and one answer, as package httpkey
+// describes. Put it behind authentication.
+//
+// What is behind it may be called several times for one request, each time in a new transaction after the previous one
+// was rolled back. Values of c.Set remain. Requests whose method takes no key (httpkey.Options.Methods) pass unchanged.
 func Middleware(keyed *httpkey.Middleware) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) (failed error) {
@@ -78,32 +75,25 @@ func Middleware(keyed *httpkey.Middleware) echo.MiddlewareFunc {
 	}
 }
 
-// answer is what the package comment says of a returned error.
+// answer turns a returned error into the answer, as the package comment describes.
 func answer(c echo.Context, err error) {
 	ctx := c.Request().Context()
-	_, final := errors.AsType[*processed.Failure](err)
-	if final || c.Response().Committed || collided(err) {
+	_, failure := errors.AsType[*processed.Failure](err)
+	if failure || c.Response().Committed || strings.HasPrefix(sqlstate.Of(err), "40") {
 		httpkey.Abort(ctx, err)
 		return
 	}
 	c.Error(err)
-	if _, said := errors.AsType[*echo.HTTPError](err); !said && c.Response().Status >= http.StatusInternalServerError || !c.Response().Committed {
+	_, chosen := errors.AsType[*echo.HTTPError](err)
+	if !c.Response().Committed || !chosen && c.Response().Status >= http.StatusInternalServerError {
 		httpkey.Abort(ctx, err)
 	}
 }
 
-// collided reports whether the database rolled back for the sake of another
-// transaction.
-func collided(err error) bool {
-	var said interface{ SQLState() string }
-	return errors.As(err, &said) && strings.HasPrefix(said.SQLState(), "40")
-}
-
 type contextKey struct{}
 
-// Context returns echo's context of a request that httpkey hands to one of its
-// options, such as Scope and Authorize. It is nil for requests that did not come
-// through Middleware.
+// Context returns echo's context of a request. Use it in httpkey.Options, such as Scope and Authorize. It is nil if the
+// request did not come through Middleware.
 func Context(r *http.Request) echo.Context {
 	c, _ := r.Context().Value(contextKey{}).(echo.Context)
 	return c

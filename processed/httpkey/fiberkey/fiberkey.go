@@ -1,5 +1,4 @@
-// Package fiberkey makes handlers of Fiber (v3) safe to repeat: package httpkey for
-// Fiber.
+// Package fiberkey makes Fiber (v3) handlers safe to repeat. It is package httpkey for Fiber.
 //
 //	keyed, err := httpkey.New(pool, httpkey.Options{Scope: func(r *http.Request) []string {
 //		tenant, _ := fiberkey.Context(r).Locals("tenant").(string)
@@ -13,34 +12,29 @@
 //	func createOrder(c fiber.Ctx) error {
 //		order, err := insertOrder(c.Context(), httpkey.Tx(c.Context()))
 //		if err != nil {
-//			return err // rolled back; done again where transactions collided
+//			return err // rolled back; called again after a collision
 //		}
 //		return c.Status(fiber.StatusCreated).JSON(order)
 //	}
 //
-// # What becomes of a returned error
+// # Returned errors
 //
-//   - An error of processed.Fail is the answer.
-//   - A collision in the database (SQLSTATE class 40) is rolled back, and the
-//     handler is called again.
-//   - A *fiber.Error, and any other error for which the app's ErrorHandler has an
-//     answer below 500, is answered by it, inside the middleware; the answer's
-//     status decides what is kept.
-//   - All other errors go to httpkey.Abort: rolled back, forgotten and logged, 500
-//     or 503.
+//   - An error of processed.Fail is the answer. It is stored.
+//   - After a collision in the database (SQLSTATE class 40) the transaction is rolled back and the handler is called again.
+//   - A *fiber.Error, and any error that the app's ErrorHandler answers with a status below 500, is answered inside the
+//     middleware. The status decides what is stored, as in package httpkey.
+//   - Every other error goes to httpkey.Abort: the work is rolled back, nothing is stored, the error is logged, and the
+//     client gets a 500 or 503.
 //
-// A nil error is an answer also where nothing was written: Fiber's 200.
+// A nil error without an answer is Fiber's empty 200.
 //
-// # What may go wrong
+// # Limits
 //
-//   - Fiber's adaptor.HTTPMiddleware does not work with httpkey, which refuses it:
-//     it runs the handler after the middleware.
-//   - It is a handler and not a middleware: c.Next leads to the handlers behind it
-//     once.
-//   - A panic of the handler ends the process unless Fiber's recover middleware is
-//     in front, as everywhere in Fiber.
-//   - Fiber notices no client that goes, and bounds the request's body by its own
-//     BodyLimit.
+//   - Fiber's adaptor.HTTPMiddleware cannot work with httpkey, because it runs the handler after the middleware. httpkey
+//     refuses it with a 500.
+//   - [Handler] wraps a handler; it is not a middleware, because c.Next runs the following handlers only once.
+//   - A panic in the handler ends the process unless Fiber's recover middleware is in front, as everywhere in Fiber.
+//   - Fiber does not notice when a client disconnects, and limits the request's body by its own BodyLimit.
 package fiberkey
 
 import (
@@ -55,16 +49,17 @@ import (
 	"github.com/gofiber/fiber/v3"
 	"github.com/valyala/fasthttp"
 
+	"github.com/samekey/samekey/internal/sqlstate"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// Handler returns h behind the middleware: a request with a key gets one effect
-// and one answer, as package httpkey describes. Put it last on the route, behind
-// authentication. h may be called several times for one request, each time in a
-// transaction of its own after the one before was rolled back, and with the answer
-// that was there before the first call; c.Locals stay. Requests whose method takes
-// no key (httpkey.Options.Methods) reach h as they are.
+// Handler returns h behind the middleware: a request with a key has one effect and one answer, as package httpkey
+// describes. Put it last on the route, behind authentication.
+//
+// h may be called several times for one request, each time in a new transaction after the previous one was rolled back.
+// Each call starts with the response as it was before the first one; c.Locals remain. Requests whose method takes no key
+// (httpkey.Options.Methods) reach h unchanged.
 func Handler(keyed *httpkey.Middleware, h fiber.Handler) fiber.Handler {
 	return func(c fiber.Ctx) (failed error) {
 		r, err := request(c)
@@ -77,7 +72,7 @@ func Handler(keyed *httpkey.Middleware, h fiber.Handler) fiber.Handler {
 		outer, ended := c.Context(), false
 		defer func() {
 			c.SetContext(outer)
-			if !ended { // h panicked: what it answered by then is not the answer
+			if !ended { // h panicked: drop what it had written
 				before.CopyTo(c.Response())
 			}
 		}()
@@ -96,7 +91,7 @@ func Handler(keyed *httpkey.Middleware, h fiber.Handler) fiber.Handler {
 			clear(inner.Header())
 			read(inner.Header(), &c.Response().Header)
 			inner.WriteHeader(c.Response().StatusCode())
-			_, _ = inner.Write(c.Response().Body()) // where it cannot be kept, httpkey knows
+			_, _ = inner.Write(c.Response().Body()) // httpkey keeps the error
 		})).ServeHTTP(w, r)
 		if ended = true; !through {
 			w.send(c.Response())
@@ -105,29 +100,21 @@ func Handler(keyed *httpkey.Middleware, h fiber.Handler) fiber.Handler {
 	}
 }
 
-// fail is what the package comment says of a returned error.
+// fail turns a returned error into the answer, as the package comment describes.
 func fail(c fiber.Ctx, err error) {
-	_, final := errors.AsType[*processed.Failure](err)
-	if final || collided(err) {
+	_, failure := errors.AsType[*processed.Failure](err)
+	if failure || strings.HasPrefix(sqlstate.Of(err), "40") {
 		httpkey.Abort(c.Context(), err)
 		return
 	}
 	unanswered := c.App().ErrorHandler(c, err)
-	_, said := errors.AsType[*fiber.Error](err)
-	if unanswered != nil || !said && c.Response().StatusCode() >= fiber.StatusInternalServerError {
+	_, chosen := errors.AsType[*fiber.Error](err)
+	if unanswered != nil || !chosen && c.Response().StatusCode() >= fiber.StatusInternalServerError {
 		httpkey.Abort(c.Context(), err)
 	}
 }
 
-// collided reports whether the database rolled back for the sake of another
-// transaction.
-func collided(err error) bool {
-	var said interface{ SQLState() string }
-	return errors.As(err, &said) && strings.HasPrefix(said.SQLState(), "40")
-}
-
-// request is c's as net/http has it. Unlike that of Fiber's adaptor, it keeps a
-// header that came twice.
+// request converts c's request to net/http. Unlike Fiber's adaptor, it keeps repeated headers.
 func request(c fiber.Ctx) (*http.Request, error) {
 	from := c.Request()
 	uri := string(from.Header.RequestURI())
@@ -149,21 +136,21 @@ func request(c fiber.Ctx) (*http.Request, error) {
 
 type contextKey struct{}
 
-// Context returns Fiber's context of a request that httpkey hands to one of its
-// options, such as Scope and Authorize. It is nil for requests that did not come
-// through Handler.
+// Context returns Fiber's context of a request. Use it in httpkey.Options, such as Scope and Authorize. It is nil if the
+// request did not come through Handler.
 func Context(r *http.Request) fiber.Ctx {
 	c, _ := r.Context().Value(contextKey{}).(fiber.Ctx)
 	return c
 }
 
+// read adds fasthttp's headers to into.
 func read(into http.Header, from *fasthttp.ResponseHeader) {
 	for name, value := range from.All() {
 		into.Add(string(name), string(value))
 	}
 }
 
-// answer is what httpkey sends.
+// answer is the http.ResponseWriter that httpkey answers to.
 type answer struct {
 	header http.Header
 	status int

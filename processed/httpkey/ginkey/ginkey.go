@@ -1,4 +1,4 @@
-// Package ginkey makes handlers of gin safe to repeat: package httpkey for gin.
+// Package ginkey makes gin handlers safe to repeat. It is package httpkey for gin.
 //
 //	keyed, err := httpkey.New(pool, httpkey.Options{Scope: func(r *http.Request) []string {
 //		return []string{ginkey.Context(r).GetString("tenant"), "orders.create"}
@@ -11,20 +11,22 @@
 //	func createOrder(c *gin.Context) {
 //		order, err := insertOrder(c, httpkey.Tx(c.Request.Context()))
 //		if err != nil {
-//			_ = c.Error(err) // rolled back; done again where transactions collided
+//			_ = c.Error(err) // rolled back; called again after a collision
 //			return
 //		}
 //		c.JSON(http.StatusCreated, order)
 //	}
 //
-// # What may go wrong
+// # Errors
 //
-//   - It is a handler and not a middleware. A middleware of gin calls c.Next, which
-//     leads to the handlers behind it only once, and those write to the connection
-//     before the commit.
-//   - An error that the handler hands to c.Error without an answer goes to
-//     httpkey.Abort. A handler that does neither is answered with a 500.
-//   - c.Keys and c.Errors are for each run as they were before the first one.
+// An error that the handler passes to c.Error without writing an answer goes to httpkey.Abort. A handler that does
+// neither is answered with a 500.
+//
+// # Limits
+//
+//   - [Handler] wraps a handler; it is not a middleware, because c.Next runs the following handlers only once, and they
+//     would write to the connection before the commit.
+//   - Each call of the handler starts with c.Keys and c.Errors as they were before the first one.
 //   - Handlers that come after this one must not write to the answer.
 package ginkey
 
@@ -41,11 +43,11 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// Handler returns h behind the middleware: a request with a key gets one effect
-// and one answer, as package httpkey describes. Put it last on the route, behind
-// authentication. h may be called several times for one request, each time in a
-// transaction of its own after the one before was rolled back. Requests whose
-// method takes no key (httpkey.Options.Methods) reach h as they are.
+// Handler returns h behind the middleware: a request with a key has one effect and one answer, as package httpkey
+// describes. Put it last on the route, behind authentication.
+//
+// h may be called several times for one request, each time in a new transaction after the previous one was rolled back.
+// Requests whose method takes no key (httpkey.Options.Methods) reach h unchanged.
 func Handler(keyed *httpkey.Middleware, h gin.HandlerFunc) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		request, outer := c.Request, c.Writer
@@ -61,7 +63,7 @@ func Handler(keyed *httpkey.Middleware, h gin.HandlerFunc) gin.HandlerFunc {
 			c.Request, c.Writer = r, held
 			c.Keys, c.Errors = maps.Clone(keys), slices.Clone(errs)
 			h(c)
-			if held.chosen { // by c.Status, which gin writes later
+			if held.chosen { // c.Status alone: gin would write it after the handler
 				held.WriteHeaderNow()
 			}
 			if !held.Written() && len(c.Errors) > len(errs) {
@@ -75,20 +77,19 @@ func Handler(keyed *httpkey.Middleware, h gin.HandlerFunc) gin.HandlerFunc {
 
 type contextKey struct{}
 
-// Context returns gin's context of a request that httpkey hands to one of its
-// options, such as Scope and Authorize. It is nil for requests that did not come
-// through Handler.
+// Context returns gin's context of a request. Use it in httpkey.Options, such as Scope and Authorize. It is nil if the
+// request did not come through Handler.
 func Context(r *http.Request) *gin.Context {
 	c, _ := r.Context().Value(contextKey{}).(*gin.Context)
 	return c
 }
 
-// writer is gin's view of an answer that is held back.
+// writer shows the answer that httpkey holds back to gin.
 type writer struct {
 	http.ResponseWriter
 	status int
 	chosen bool
-	size   int // -1: nothing was written yet
+	size   int // -1 before the first write
 }
 
 var _ gin.ResponseWriter = (*writer)(nil)
@@ -119,12 +120,12 @@ func (w *writer) Size() int                         { return w.size }
 func (w *writer) Written() bool                     { return w.size >= 0 }
 func (w *writer) Pusher() http.Pusher               { return nil }
 
-// Flush does not send: nothing is sent before the commit.
+// Flush sends nothing: the answer is sent after the commit.
 func (w *writer) Flush() { w.WriteHeaderNow() }
 
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, http.ErrNotSupported }
 
-// CloseNotify never tells: the work goes on when the client goes.
+// CloseNotify never fires: the work goes on when the client disconnects.
 func (w *writer) CloseNotify() <-chan bool { return nil }
 
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samekey/samekey/internal/backoff"
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
@@ -17,14 +18,14 @@ import (
 type call struct {
 	Transport               // with its defaults
 	req       *http.Request // the caller's: read, never changed
-	sent      *http.Request // req with the key, without a body
+	sent      *http.Request // req with the key, and without the body
 	key       string        // the header's value
-	attempts  int           // handed to Base, each of them sent once
-	waits     int           // attempts that were told to wait
+	attempts  int           // passed to Base
+	waits     int           // attempts that a 409 with Retry-After answered
 	waiting   time.Time     // since the first of them
 }
 
-// newCall returns req's call, or one that can only fail and the reason.
+// newCall returns req's call. With an error, the call can only be used to report it.
 func (t *Transport) newCall(req *http.Request) (*call, error) {
 	settings, err := t.resolved()
 	c := &call{Transport: settings, req: req}
@@ -38,7 +39,7 @@ func (t *Transport) newCall(req *http.Request) (*call, error) {
 	case !bodyless(req.Body) && req.GetBody == nil:
 		return c, ErrNotReplayable
 	case len(req.Trailer) > 0:
-		return c, fmt.Errorf("%w (it has trailers, which are known once it was read)", ErrNotReplayable)
+		return c, fmt.Errorf("%w (it has trailers, which are unknown until it is read)", ErrNotReplayable)
 	}
 	c.sent = withoutHeader(req, c.Header)
 	c.sent.Body, c.sent.GetBody = nil, nil
@@ -46,8 +47,9 @@ func (t *Transport) newCall(req *http.Request) (*call, error) {
 	return c, nil
 }
 
+// run makes attempts until there is an answer to return.
 func (c *call) run(ctx context.Context) (*http.Response, error) {
-	var last error // what came of the attempt before
+	var last error // of the previous attempt
 	for {
 		if ended := ctx.Err(); ended != nil {
 			return nil, c.failed(endedAfter(ended, last))
@@ -80,32 +82,27 @@ func (c *call) run(ctx context.Context) (*http.Response, error) {
 			wait = c.backoff()
 		}
 		if c.counted() < c.Attempts {
-			sleep(ctx, wait)
+			_ = backoff.Sleep(ctx, wait) // the loop looks at ctx
 		}
 	}
 }
 
-// inFlight is what an answer that tells to wait comes to: how long, and whether
-// there is still time for it.
+// inFlight returns how long to wait after an answer that says to wait, and whether there is time for another attempt.
 func (c *call) inFlight(told time.Duration) (wait time.Duration, again bool) {
 	if c.waits == 0 {
 		c.waiting = time.Now()
 	}
 	c.waits++
 	left := c.InFlight - time.Since(c.waiting)
-	// Told nothing, it asks ever more seldom, up to about once in a second.
-	ceiling := c.Backoff
-	for waits := c.waits; waits > 1 && ceiling < time.Second; waits-- {
-		ceiling *= 2
-	}
-	ceiling = min(ceiling, max(c.Backoff, time.Second), c.MaxBackoff)
+	// Without a stated time the waits grow up to about a second.
+	ceiling := min(backoff.Ceiling(c.Backoff, max(c.Backoff, time.Second), c.waits), c.MaxBackoff)
 	return max(told, min(rand.N(ceiling), left)), left >= told && left > 0
 }
 
-// counted is how many attempts count: an answer that only says to wait does not.
+// counted is the number of attempts that count: one that is only told to wait does not.
 func (c *call) counted() int { return c.attempts - c.waits }
 
-// next returns the request of the next attempt, which net/http can send once.
+// next returns the request of the next attempt, in a form that net/http sends only once.
 func (c *call) next(ctx context.Context) (*http.Request, error) {
 	out := c.sent.Clone(ctx)
 	if out.Body = c.req.Body; !bodyless(c.req.Body) {
@@ -115,8 +112,8 @@ func (c *call) next(ctx context.Context) (*http.Request, error) {
 		}
 	}
 	if bodyless(out.Body) {
-		// Without GetBody net/http cannot send a body again. Where there is none, it
-		// looks for these names, as they are spelled here.
+		// Without GetBody net/http cannot resend a body. Without a body it resends a request that has these headers, spelled
+		// this way.
 		for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 			if values, ok := out.Header[name]; ok {
 				delete(out.Header, name)
@@ -129,15 +126,15 @@ func (c *call) next(ctx context.Context) (*http.Request, error) {
 
 func bodyless(body io.ReadCloser) bool { return body == nil || body == http.NoBody }
 
-// again says whether the request is sent again after this answer, and how long
-// the answer asks to wait: the table of the package comment.
+// again reports whether the request is retried after this answer, and how long the answer asks to wait. It implements
+// the table in the package comment.
 func (c *call) again(resp *http.Response) (wait time.Duration, again bool) {
 	if strings.EqualFold(resp.Header.Get("Idempotent-Replayed"), "true") {
 		return 0, false
 	}
 	switch status := resp.StatusCode; {
 	case status == http.StatusRequestTimeout, status == http.StatusTooEarly, status == http.StatusTooManyRequests:
-	case status >= 500: // all of them: which ones are final is the server's own affair
+	case status >= 500: // all of them: which ones are final depends on the server
 	case status == http.StatusConflict && resp.Header["Retry-After"] != nil:
 	default:
 		return 0, false
@@ -146,31 +143,12 @@ func (c *call) again(resp *http.Response) (wait time.Duration, again bool) {
 	return wait, !told || wait <= c.MaxWait
 }
 
-// backoff draws the wait after as many attempts as were made.
+// backoff returns a random wait after the attempts so far. Waiting for a request in flight is not a failure.
 func (c *call) backoff() time.Duration {
-	ceiling := c.Backoff
-	for range c.counted() - 1 { // waiting for what is in flight is no failure
-		if ceiling > c.MaxBackoff/2 {
-			ceiling = c.MaxBackoff
-			break
-		}
-		ceiling *= 2
-	}
-	return rand.N(ceiling)
+	return rand.N(backoff.Ceiling(c.Backoff, c.MaxBackoff, c.counted()))
 }
 
-// sleep returns after d, or when ctx has ended.
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-// An answer that is not returned is read so far and so long, to keep the
-// connection.
+// An answer that is not returned is read up to these limits, so that its connection can be reused.
 const (
 	drainLimit = 256 << 10
 	drainTime  = 250 * time.Millisecond
@@ -186,7 +164,7 @@ func drain(body io.ReadCloser) {
 	_ = body.Close()
 }
 
-// endedAfter is the context's error, and what came of the last attempt.
+// endedAfter returns the context's error with the error of the last attempt.
 func endedAfter(ended, last error) error {
 	switch {
 	case last == nil:

@@ -11,35 +11,30 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 )
 
-// ErrNotReplayable: the request's body can be read only once, or it has
-// trailers, so it could not be sent again; nothing was sent. Set
-// Request.GetBody to a function that returns the same bytes each time, as
-// http.NewRequest does for a bytes.Reader, bytes.Buffer and strings.Reader. What
-// is too large to be kept goes to a store first, and a reference to it into the
-// body.
+// ErrNotReplayable means that the request's body can be read only once, or that it has trailers, so it could not be
+// sent again. Nothing was sent. Set Request.GetBody to a function that returns the same bytes each time, as
+// http.NewRequest does for a bytes.Reader, bytes.Buffer and strings.Reader. If the body is too large for that, store it
+// first, and send a reference to it.
 var ErrNotReplayable = errors.New("keyclient: the body can be read only once: set Request.GetBody, as http.NewRequest does for a bytes.Reader, bytes.Buffer or strings.Reader")
 
-// Error is every error of a POST or PATCH: there is no answer. Where Attempts is
-// above 0, the operation may have been done: call again with Key.
+// Error is every error of a POST or PATCH: there is no answer. If Attempts is above 0, the operation may have been
+// done: call again with Key.
 //
-// Its text holds neither the key nor the URL's query and user. That is not so
-// of the *url.Error that http.Client puts around it: log this one alone.
+// Its text holds neither the key nor the query and user of the URL. The *url.Error that http.Client wraps around it
+// does: log this error alone.
 type Error struct {
-	// Key is the value of the key's header as it was sent, or would have been.
-	// Empty where there was none that is valid.
+	// Key is the value of the key's header as it was sent, or would have been sent. Empty if there was no valid one.
 	Key string
 
-	// Attempts counts the requests that were made. 0: nothing was sent, and the
-	// operation was not done by this call. (Where a redirect is refused, the
-	// request before it was made, and was answered with the redirect.)
+	// Attempts counts the requests that were made. 0 means that nothing was sent, and that this call did not do the
+	// operation. If a redirect is refused, the request before it was made, and was answered with the redirect.
 	Attempts int
 
-	// Err is the last cause: ErrNotReplayable, an error that matches
-	// samekey.ErrInvalidKey, the context's, Base's. Its own text may hold what
-	// Error's does not.
+	// Err is the last cause: ErrNotReplayable, a *samekey.KeyError, the context's error, or Base's. Its own text may
+	// hold what Error's does not.
 	Err error
 
-	text string // of Err, without what must not be shown
+	text string // of Err, without secrets
 }
 
 func (e *Error) Error() string {
@@ -54,7 +49,7 @@ func (e *Error) GoString() string { return e.Error() }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Timeout reports whether the cause says that time was over.
+// Timeout reports whether the cause is a timeout.
 func (e *Error) Timeout() bool {
 	cause := (interface{ Timeout() bool })(nil)
 	return errors.As(e.Err, &cause) && cause.Timeout()
@@ -64,9 +59,8 @@ func (c *call) failed(err error) *Error {
 	return &Error{Key: c.key, Attempts: c.attempts, Err: err, text: c.shown(err)}
 }
 
-// shown returns the error's text without the URL of a *url.Error, and with
-// "[redacted]" for the key and the parts of the request's URL that may be
-// secret.
+// shown returns the error's text without the URL of a *url.Error, and with "[redacted]" in place of the key and the
+// possibly secret parts of the request's URL.
 func (c *call) shown(err error) string {
 	text := strings.TrimPrefix(err.Error(), "keyclient: ")
 	for withURL := (*url.Error)(nil); errors.As(err, &withURL); err = withURL.Err {
@@ -79,7 +73,7 @@ func (c *call) shown(err error) string {
 	return strings.NewReplacer(pairs...).Replace(text)
 }
 
-// shortestSecret: a part of the query that is shorter stands in too many texts.
+// shortestSecret: a shorter part of the query occurs in too many texts.
 const shortestSecret = 6
 
 // secrets returns what must not be shown, the longest first.

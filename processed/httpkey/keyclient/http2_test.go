@@ -76,7 +76,7 @@ func serveHTTP2(conn net.Conn, refuse int64, streams *atomic.Int64) {
 	}
 }
 
-func TestARefusedStreamThatIsSentAgainCounts(t *testing.T) {
+func TestResentRefusedStreamCounts(t *testing.T) {
 	prior := &http.Protocols{}
 	prior.SetUnencryptedHTTP2(true)
 	newBase := func() *http.Transport {

@@ -11,8 +11,8 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 )
 
-// keyOf returns the value of the key's header: the one that the request carries,
-// that of the request which was redirected here, or a new one.
+// keyOf returns the value of the key's header: the request's own, that of the request that was redirected here, or a
+// new one.
 func (t *Transport) keyOf(req *http.Request) (string, error) {
 	values := headerValues(req, t.Header)
 	if req.Response != nil {
@@ -49,11 +49,11 @@ func (t *Transport) keyOf(req *http.Request) (string, error) {
 }
 
 var (
-	errRedirect        = errors.New("redirected to another scheme or host, which key and body must not reach: call its URL itself, if it is to be trusted")
-	errUnknownRedirect = errors.New("redirected by an answer that does not show the request and its key: nothing between http.Client and the Transport may change Response.Request")
+	errRedirect        = errors.New("redirected to another scheme or host, which must not receive the key and body: if you trust it, call its URL directly")
+	errUnknownRedirect = errors.New("redirected by an answer without its request and key: nothing between http.Client and the Transport may change Response.Request")
 )
 
-// headerValues finds the header however its name is spelled.
+// headerValues returns the header's values, however its name is spelled.
 func headerValues(req *http.Request, name string) (values []string) {
 	for spelled, v := range req.Header {
 		if strings.EqualFold(spelled, name) {
@@ -63,7 +63,7 @@ func headerValues(req *http.Request, name string) (values []string) {
 	return values
 }
 
-// withoutHeader returns a copy of req that lacks the header.
+// withoutHeader returns a copy of req without the header.
 func withoutHeader(req *http.Request, name string) *http.Request {
 	out := req.Clone(req.Context())
 	if out.Header == nil {
@@ -77,8 +77,7 @@ func withoutHeader(req *http.Request, name string) *http.Request {
 	return out
 }
 
-// withoutStrayKey returns req, or a copy without the key that http.Client took
-// along to another host.
+// withoutStrayKey returns req, or a copy without the key that http.Client would carry to another host.
 func (t *Transport) withoutStrayKey(req *http.Request) *http.Request {
 	name := cmp.Or(t.Header, defaultHeader)
 	if req.Response == nil || len(headerValues(req, name)) == 0 {
@@ -90,7 +89,7 @@ func (t *Transport) withoutStrayKey(req *http.Request) *http.Request {
 	return withoutHeader(req, name)
 }
 
-// start returns the request that a chain of redirects began with, or nil.
+// start returns the first request of a chain of redirects, or nil.
 func start(req *http.Request) *http.Request {
 	for req != nil && req.Response != nil {
 		req = req.Response.Request

@@ -183,7 +183,7 @@ func response(status int, headers ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: header, Body: io.NopCloser(strings.NewReader("body"))}
 }
 
-func TestAClientPullsInNoServer(t *testing.T) {
+func TestExampleClientNeedsNoServer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
 		t.Fatal(err)

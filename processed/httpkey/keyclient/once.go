@@ -8,20 +8,19 @@ import (
 	"net/http/httptrace"
 )
 
-var errRefused = errors.New("the server refused the request without a look at it (HTTP/2 REFUSED_STREAM or GOAWAY), or had closed its connection")
+var errRefused = errors.New("the server refused the request unprocessed (HTTP/2 REFUSED_STREAM or GOAWAY), or had closed its connection")
 
-// once hands the request to base and does not let it send one without a body
-// again: net/http takes another connection, or the same one again, to do so. One
-// with a body cannot be sent again, for want of GetBody.
+// once passes the request to base and keeps it from resending a request without a body, for which net/http takes
+// another connection, or the same one again. A request with a body cannot be resent, because it has no GetBody.
 func once(base http.RoundTripper, req *http.Request) (*http.Response, error) {
 	if !bodyless(req.Body) {
 		return base.RoundTrip(req)
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
-	connections := 0 // net/http tells of them one by one
+	connections := 0 // net/http reports them one by one
 	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
 		if connections++; connections > 1 {
-			cancel(errRefused) // before anything is written: net/http looks
+			cancel(errRefused) // before anything is written: net/http checks
 		}
 	}}
 	resp, err := base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
@@ -31,7 +30,7 @@ func once(base http.RoundTripper, req *http.Request) (*http.Response, error) {
 			err = errRefused
 		}
 		cancel(nil)
-	case resp.Body != nil: // it is read under the context
+	case resp.Body != nil: // reading it needs the context
 		resp.Body = &body{resp.Body, cancel}
 	default:
 		cancel(nil)

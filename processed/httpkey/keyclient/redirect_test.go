@@ -55,7 +55,7 @@ func TestARedirectToTheSameHostKeepsTheKey(t *testing.T) {
 }
 
 // Case 19.
-func TestARedirectTakesKeyAndBodyToNoSecondHost(t *testing.T) {
+func TestRedirectToAnotherHostIsRefused(t *testing.T) {
 	for _, own := range []string{"", "order-1"} {
 		for _, status := range []int{301, 302, 303, 307, 308} {
 			t.Run(fmt.Sprint(status, own), func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestARedirectTakesKeyAndBodyToNoSecondHost(t *testing.T) {
 	}
 }
 
-func TestASeeOtherOnTheSameHostPassesAsItIs(t *testing.T) {
+func TestSeeOtherOnTheSameHostPasses(t *testing.T) {
 	server := startRaw(t, func(n int, c net.Conn) bool {
 		answer(c, map[bool]int{true: 303, false: 503}[n == 1], "Location: /order")
 		return true
@@ -148,7 +148,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-func TestWhatCountsAsTheSameHost(t *testing.T) {
+func TestSameHost(t *testing.T) {
 	for _, tc := range []struct {
 		a, b string
 		same bool
@@ -172,7 +172,7 @@ func TestWhatCountsAsTheSameHost(t *testing.T) {
 	}
 }
 
-func TestAContextOfTheCallersReachesEachAttempt(t *testing.T) {
+func TestCallersContextReachesEachAttempt(t *testing.T) {
 	type mark struct{}
 	calls := 0
 	transport := &Transport{Backoff: 1, Base: baseFunc(func(out *http.Request) (*http.Response, error) {

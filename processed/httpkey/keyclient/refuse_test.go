@@ -50,13 +50,13 @@ func TestAnInvalidKeyIsRefusedBeforeAnythingIsSent(t *testing.T) {
 		req.Header["Idempotency-Key"] = keys
 		_, err := (&Transport{Base: unused(t)}).RoundTrip(req)
 		failed := errorOf(t, err)
-		if !errors.Is(err, samekey.ErrInvalidKey) || failed.Attempts != 0 || failed.Key != "" || strings.Contains(err.Error(), "secret") {
+		if !isA[*samekey.KeyError](err) || failed.Attempts != 0 || failed.Key != "" || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	req := newRequest(t, "POST", "http://example.com", order)
 	req.Header["Idempotency-Key"], req.Header["idempotency-key"] = []string{"a"}, []string{"a"}
-	if _, err := (&Transport{Base: unused(t)}).RoundTrip(req); !errors.Is(err, samekey.ErrInvalidKey) {
+	if _, err := (&Transport{Base: unused(t)}).RoundTrip(req); !isA[*samekey.KeyError](err) {
 		t.Errorf("in two spellings: %v", err)
 	}
 }
@@ -72,7 +72,7 @@ func TestBothSidesOfAKeysLength(t *testing.T) {
 	}
 }
 
-func TestABodyThatCanBeReadOnceIsRefusedBeforeAnythingIsSent(t *testing.T) {
+func TestUnrepeatableBodyIsRefusedBeforeSending(t *testing.T) {
 	req := newRequest(t, "POST", "http://example.com", order)
 	req.GetBody = nil
 	trailing := newRequest(t, "PATCH", "http://example.com", order)
@@ -102,7 +102,7 @@ func TestAGetBodyThatFailsEndsTheCall(t *testing.T) {
 	}
 }
 
-func TestASettingThatIsWrongIsNamedBeforeAnythingIsSent(t *testing.T) {
+func TestInvalidSettingIsNamedBeforeSending(t *testing.T) {
 	for field, transport := range map[string]*Transport{
 		"Header":     {Header: "Idempotency Key"},
 		"Attempts":   {Attempts: -1},
@@ -193,7 +193,7 @@ func TestEveryBodyIsClosedWhateverHappens(t *testing.T) {
 	}
 }
 
-func TestAnAnswerWithoutABodyIsTaken(t *testing.T) {
+func TestAnswerWithoutBodyIsAccepted(t *testing.T) {
 	transport := &Transport{Backoff: 1, Base: baseFunc(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: 503}, nil // Bases of tests do this
 	})}
@@ -228,7 +228,7 @@ func TestTheCallersRequestIsNotChanged(t *testing.T) {
 	}
 }
 
-func TestARequestWithoutAHeaderMapIsTaken(t *testing.T) {
+func TestRequestWithoutHeaderMapIsAccepted(t *testing.T) {
 	req := newRequest(t, "POST", "http://example.com", order)
 	req.Header = nil // as one may leave it who calls RoundTrip himself
 	transport := &Transport{Base: baseFunc(func(out *http.Request) (*http.Response, error) {
@@ -294,4 +294,9 @@ func TestAnErrorShowsNeitherTheKeyNorTheURLsSecrets(t *testing.T) {
 			}
 		}
 	}
+}
+
+func isA[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }

@@ -49,7 +49,7 @@ func TestEachLogicalRequestHasOneKeyInAllItsAttempts(t *testing.T) {
 	}
 }
 
-func TestAKeyThatTheRequestCarriesIsTheOneThatIsSent(t *testing.T) {
+func TestRequestsOwnKeyIsSent(t *testing.T) {
 	for _, tc := range []struct{ header, spelled, key string }{
 		{"", "Idempotency-Key", "order-1"},
 		{"", "Idempotency-Key", `"order-1"`},
@@ -148,7 +148,7 @@ func TestEachAttemptIsOneRequestOnTheWire(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsLostIsAskedForAgain(t *testing.T) {
+func TestLostAnswerIsRetried(t *testing.T) {
 	for name, lose := range map[string]func(c net.Conn){
 		"connection cut": func(c net.Conn) {},
 		"reset":          func(c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0) },
@@ -178,7 +178,7 @@ func TestAnAnswerThatIsLostIsAskedForAgain(t *testing.T) {
 	}
 }
 
-func TestNobodyThereEndsInAnErrorWithTheKey(t *testing.T) {
+func TestNoServerEndsInAnErrorWithTheKey(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestNobodyThereEndsInAnErrorWithTheKey(t *testing.T) {
 	}
 }
 
-func TestAnAnswersClassDecidesWhetherItIsFinal(t *testing.T) {
+func TestStatusDecidesWhetherAnAnswerIsFinal(t *testing.T) {
 	const again, final = 3, 1
 	for _, tc := range []struct {
 		status  int
@@ -239,7 +239,7 @@ func TestAnAnswersClassDecidesWhetherItIsFinal(t *testing.T) {
 	}
 }
 
-func TestTheLastAttemptsResultIsReturnedAsItIs(t *testing.T) {
+func TestLastAttemptsAnswerIsReturned(t *testing.T) {
 	server := startRaw(t, func(n int, c net.Conn) bool {
 		if n%2 == 1 {
 			answer(c, 503, fmt.Sprintf("X-Number: %d", n))
@@ -289,7 +289,7 @@ func TestOverHTTP2TheKeyArrivesWithABodyAndWithout(t *testing.T) {
 	}
 }
 
-func TestOtherMethodsPassOnceAndUntouched(t *testing.T) {
+func TestOtherMethodsAreSentOnce(t *testing.T) {
 	for _, method := range []string{"", "GET", "HEAD", "PUT", "DELETE", "OPTIONS", "post"} {
 		req := newRequest(t, "GET", "http://example.com", order)
 		req.Method = method
@@ -356,7 +356,7 @@ func TestConcurrentRequestsHaveKeysOfTheirOwn(t *testing.T) {
 
 // The answer is longer than what is read for the connection's sake, or never
 // ends: neither holds the request up.
-func TestAnAnswerThatIsNotReturnedIsReadWithinBounds(t *testing.T) {
+func TestDiscardedAnswerIsReadWithinBounds(t *testing.T) {
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"infinite": func(w http.ResponseWriter, r *http.Request) {
 			for chunk := make([]byte, 64<<10); ; {
@@ -404,7 +404,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestOfAnAnswerThatIsNotReturnedNoMoreThanTheLimitIsRead(t *testing.T) {
+func TestDiscardedAnswerIsReadUpToTheLimit(t *testing.T) {
 	body := &endless{}
 	transport := &Transport{Backoff: 1, Base: baseFunc(func(*http.Request) (*http.Response, error) {
 		if body.read == 0 {
@@ -500,7 +500,7 @@ func TestTheZeroValueWorks(t *testing.T) {
 	}
 }
 
-func TestMethodsSayWhatGetsAKey(t *testing.T) {
+func TestMethodsGetKeys(t *testing.T) {
 	server := startRaw(t, func(n int, c net.Conn) bool {
 		answer(c, map[bool]int{true: 503, false: 200}[n%2 == 1])
 		return true

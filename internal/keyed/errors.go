@@ -8,8 +8,8 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// InsertError names the intent that samekey.enqueue refused: the intent's Conflict for another payload, else the error
-// with more words. It is nil for nil.
+// InsertError describes why samekey.enqueue refused the intent: the intent's Conflict for another payload, else the
+// error with advice. It is nil for nil.
 func InsertError(in Intent, err error) error {
 	if err == nil {
 		return nil
@@ -28,7 +28,7 @@ func InsertError(in Intent, err error) error {
 	return fmt.Errorf("outbox: insert %q intent: %w%s", in.Action, Named(err), advice)
 }
 
-// Named adds the error that callers branch on: samekey.ErrOtherService.
+// Named adds samekey.ErrOtherService, on which callers branch, where the database reports it.
 func Named(err error) error {
 	if refused := (interface{ SQLState() string })(nil); errors.As(err, &refused) && refused.SQLState() == "SK003" {
 		return fmt.Errorf("%w: %w", samekey.ErrOtherService, err)

@@ -1,0 +1,314 @@
+package dispatcher
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// The checks of what was registered. Each adds its mistakes in the order in which they are best corrected.
+
+func itemAction(name string) string      { return fmt.Sprintf("action %q", name) }
+func itemDestination(name string) string { return fmt.Sprintf("destination %q", name) }
+
+const itemConfig = "dispatcher.Config"
+
+// Check returns every mistake in what was registered so far, as [ConfigErrors], or nil. [Dispatcher.Run] and
+// [Dispatcher.Drain] call it first. It needs no database.
+func (d *Dispatcher) Check() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs ConfigErrors
+	d.config.check(&errs)
+	errs.Join(d.mistakes.Err())
+	for _, name := range slices.Sorted(maps.Keys(d.destinations)) {
+		dest := d.destinations[name]
+		for _, limits := range dest.given {
+			limits.check(&errs, itemDestination(name), dest.hasEndpoints() || len(dest.actions) == 0)
+		}
+	}
+	d.resolve()
+	for _, a := range d.registered {
+		a.check(&errs, d.destinations[a.destination()])
+	}
+	if len(d.registered) == 0 {
+		errs.Add("dispatcher", "", "no action is registered")
+	}
+	return errs.Err()
+}
+
+// resolve gives each action its policy's defaults, which depend on its destination's vendor.
+func (d *Dispatcher) resolve() {
+	for _, a := range d.registered {
+		p, vendor := a.declared, d.destinations[or(a.declared.Destination, a.name)].vendor
+		if p.Class == IdempotentWrite && p.KeyWindow == 0 {
+			p.KeyWindow = vendor.Window
+		}
+		a.policy, a.rules = p.withDefaults(), vendor.Key
+	}
+}
+
+// The bounds of [Config]. Those of Retention are what processed.Pruning takes as IntentRetain.
+const (
+	maxName      = 255
+	minSweep     = 10 * time.Millisecond
+	maxSweep     = time.Minute
+	minStop      = time.Millisecond
+	maxStop      = 24 * time.Hour
+	minRetention = time.Minute
+	maxRetention = 10 * 365 * 24 * time.Hour
+)
+
+func (c Config) check(errs *ConfigErrors) {
+	if n := len(c.Name); n > maxName {
+		errs.Add(itemConfig, "Name", "has %d bytes, but at most %d are allowed", n, maxName)
+	}
+	errs.checkRange(itemConfig, "SweepInterval", c.SweepInterval, minSweep, maxSweep)
+	errs.checkRange(itemConfig, "StopTimeout", c.StopTimeout, minStop, maxStop)
+	errs.checkRange(itemConfig, "Retention", c.Retention, minRetention, maxRetention)
+}
+
+// checkRange adds a mistake where a duration is less than low or more than high.
+func (e *ConfigErrors) checkRange(item, field string, d, low, high time.Duration) {
+	if d < low || d > high {
+		e.Add(item, field, "%v is outside the range %v to %v", d, low, high)
+	}
+}
+
+// check adds what is wrong with an action's policy, by itself and with what is known of its destination.
+func (a *action) check(errs *ConfigErrors, dest *account) {
+	item, p := itemAction(a.name), a.policy
+	if !dest.declared {
+		errs.Add(item, "Destination", "%q is not declared: call Dispatcher.Destination, or correct the name", dest.name)
+	}
+	p.check(errs, item, a.declared)
+	if p.Class < Read || p.Class > IrreversibleWrite {
+		return
+	}
+	dest.vendor.checkPolicy(errs, item, p)
+	if p.ResendAbsent && a.lookup == nil {
+		errs.Add(item, "ResendAbsent", "needs a %s", GoName("Lookup"))
+	}
+	if p.ResendAbsent && a.proxied {
+		errs.Add(item, "ResendAbsent", "not allowed with a proxy, which can deliver a request late, after lookups have found nothing: "+
+			"call the vendor directly, or leave %s out", GoName("ResendAbsent"))
+	}
+	if n := a.declared.Attempts; n > 1 && a.lookup == nil && !p.Class.repeatable() {
+		errs.Add(item, "Attempts", "%d is not allowed for %v without a %s: such a call is not repeated, and %s limits only the tries of a lookup",
+			n, p.Class, GoName("Lookup"), GoName("Attempts"))
+	}
+	if first := p.Timeout + max(p.SettlingDelay, time.Second); a.lookup != nil && p.CompletionTime <= first {
+		errs.Add(item, "CompletionTime", "%v must be longer than %s and %s together (%v): an accepted call would be parked before its first lookup",
+			p.CompletionTime, GoName("Timeout"), GoName("SettlingDelay"), first)
+	}
+	if a.stored && p.Deadline == 0 {
+		errs.Add(item, "Deadline", "missing: calls to an endpoint that cannot be reached use up no attempts, so set when to give up")
+	}
+}
+
+// The bounds of [Policy].
+const (
+	// minTimeout is many times what a claim takes, so that some of the time is left for the call.
+	minTimeout = 100 * time.Millisecond
+	maxTimeout = time.Hour
+
+	// minSettle is what a lease has left, at least, to record the outcome of an attempt that took all its time.
+	minSettle = 100 * time.Millisecond
+	maxLease  = 24 * time.Hour
+
+	maxAttempts = 1000
+
+	// minDelay finds a number that was given without a unit, such as SettlingDelay: 5.
+	minDelay = time.Millisecond
+
+	// maxBackoff keeps the horizon of 1000 attempts far from the longest time.Duration.
+	maxBackoff = 30 * 24 * time.Hour
+
+	minDeadline    = time.Second
+	minCompletion  = time.Second
+	maxCompletion  = 90 * 24 * time.Hour
+	maxResponseCap = 1 << 20
+)
+
+// check adds what is wrong with a policy that has its defaults. Declared is the policy without them.
+func (p Policy) check(errs *ConfigErrors, item string, declared Policy) {
+	known := p.Class >= Read && p.Class <= IrreversibleWrite
+	if !known {
+		errs.Add(item, "Class", "missing: say whether the vendor may be called again: %v, %v, %v or %v",
+			Read, IdempotentWrite, NonIdempotentWrite, IrreversibleWrite)
+	}
+	errs.checkRange(item, "Timeout", p.Timeout, minTimeout, maxTimeout)
+	switch {
+	case p.Lease < p.Timeout+minSettle:
+		errs.Add(item, "Lease", "%v must be longer than %s (%v) by at least %v", p.Lease, GoName("Timeout"), p.Timeout, minSettle)
+	case declared.Lease > maxLease:
+		errs.Add(item, "Lease", "%v is longer than %v", p.Lease, maxLease)
+	}
+	if p.Attempts < 1 || p.Attempts > maxAttempts {
+		errs.Add(item, "Attempts", "%d is outside the range 1 to %d", p.Attempts, maxAttempts)
+	}
+	errs.checkRange(item, "Backoff", p.Backoff, minDelay, maxBackoff)
+	switch {
+	case p.MaxBackoff < p.Backoff:
+		errs.Add(item, "MaxBackoff", "%v is shorter than %s (%v)", p.MaxBackoff, GoName("Backoff"), p.Backoff)
+	case declared.MaxBackoff > maxBackoff:
+		errs.Add(item, "MaxBackoff", "%v is longer than %v", p.MaxBackoff, maxBackoff)
+	}
+	if p.Deadline != 0 && p.Deadline < minDeadline {
+		errs.Add(item, "Deadline", "%v is shorter than %v", p.Deadline, minDeadline)
+	}
+	if p.SettlingDelay > 0 && p.SettlingDelay < minDelay {
+		errs.Add(item, "SettlingDelay", "%v is shorter than %v", p.SettlingDelay, minDelay)
+	}
+	errs.checkRange(item, "CompletionTime", p.CompletionTime, minCompletion, maxCompletion)
+	if p.ResponseCap > maxResponseCap {
+		errs.Add(item, "ResponseCap", "%d is more than %d bytes", p.ResponseCap, maxResponseCap)
+	}
+	if known {
+		p.checkRepeats(errs, item)
+	}
+}
+
+// checkRepeats adds what the class does not allow of the fields about repeating a call.
+func (p Policy) checkRepeats(errs *ConfigErrors, item string) {
+	if p.ResendAbsent && p.Class != NonIdempotentWrite {
+		errs.Add(item, "ResendAbsent", "not allowed for %v: only a %v is sent again after lookups found nothing", p.Class, NonIdempotentWrite)
+	}
+	switch {
+	case p.KeyWindow < 0:
+		errs.Add(item, "KeyWindow", "%v is negative", p.KeyWindow)
+	case p.Class != IdempotentWrite && p.KeyWindow != 0:
+		errs.Add(item, "KeyWindow", "not allowed for %v: only an %v has one", p.Class, IdempotentWrite)
+	case p.Class == IdempotentWrite && p.KeyWindow == 0:
+		errs.Add(item, "KeyWindow", "missing: say for how long the vendor remembers a key (%v is a value); its %s does not say it", Forever, GoName("Destination"))
+	case p.Class == IdempotentWrite && p.horizon() > p.KeyWindow:
+		errs.Add(item, "KeyWindow", "%v is shorter than all attempts can take, %v: %s %d, %s %v, %s %v, %s %v and a margin of %v",
+			p.KeyWindow, p.horizon(), GoName("Attempts"), p.Attempts, GoName("Timeout"), p.Timeout,
+			GoName("Backoff"), p.Backoff, GoName("MaxBackoff"), p.MaxBackoff, windowMargin)
+	}
+}
+
+// checkPolicy adds what of a policy contradicts the vendor. Of a vendor without a Key.Place nothing is known.
+func (v Vendor) checkPolicy(errs *ConfigErrors, item string, p Policy) {
+	if v.Key.Place == 0 {
+		return
+	}
+	if p.Class == IdempotentWrite && !v.remembers() {
+		errs.Add(item, "Class", "%v does not fit the vendor, which acts again when a call is repeated: use %v", p.Class, NonIdempotentWrite)
+	}
+	if v.Window > 0 && p.KeyWindow > v.Window {
+		errs.Add(item, "KeyWindow", "%v is longer than the vendor remembers a key, %v", p.KeyWindow, v.Window)
+	}
+}
+
+// check adds the mistakes in limits as they were given, for a destination whose actions have endpoints or do not.
+func (l Limits) check(errs *ConfigErrors, item string, endpoints bool) {
+	with := l.withDefaults()
+	if l.Concurrency < 0 || l.Concurrency > maxConcurrency {
+		errs.Add(item, "Concurrency", "%d is outside the range 1 to %d", l.Concurrency, maxConcurrency)
+	}
+	if l.Rate != 0 && !(l.Rate >= minRate && l.Rate <= maxRate) { // NaN too
+		errs.Add(item, "Rate", "%v calls a second is outside the range of one a day to %d a second", l.Rate, maxRate)
+	}
+	switch {
+	case l.Burst < 0 || l.Burst > maxBurst:
+		errs.Add(item, "Burst", "%d is outside the range 1 to %d", l.Burst, maxBurst)
+	case l.Burst > 0 && l.Rate == 0:
+		errs.Add(item, "Burst", "%d is not allowed without a %s", l.Burst, GoName("Rate"))
+	}
+	l.checkBreaker(errs, item, with)
+	switch {
+	case l.PerEndpoint < 0 || l.PerEndpoint > with.Concurrency:
+		errs.Add(item, "PerEndpoint", "%d is outside the range 1 to %s (%d)", l.PerEndpoint, GoName("Concurrency"), with.Concurrency)
+	case l.PerEndpoint > 0 && !endpoints:
+		errs.Add(item, "PerEndpoint", "%d is not allowed: no action of the destination has endpoints", l.PerEndpoint)
+	}
+}
+
+func (l Limits) checkBreaker(errs *ConfigErrors, item string, with Limits) {
+	if l.BreakAfter < 0 {
+		const reason = "not allowed without a breaker: %s switches it off"
+		if l.BreakDelay != 0 {
+			errs.Add(item, "BreakDelay", reason, GoName("BreakAfter"))
+		}
+		if l.MaxBreakDelay != 0 {
+			errs.Add(item, "MaxBreakDelay", reason, GoName("BreakAfter"))
+		}
+		return
+	}
+	errs.checkRange(item, "BreakDelay", with.BreakDelay, minDelay, maxBreak)
+	switch {
+	case with.MaxBreakDelay < with.BreakDelay:
+		errs.Add(item, "MaxBreakDelay", "%v is shorter than %s (%v)", with.MaxBreakDelay, GoName("BreakDelay"), with.BreakDelay)
+	case l.MaxBreakDelay > maxBreak:
+		errs.Add(item, "MaxBreakDelay", "%v is longer than %v", l.MaxBreakDelay, maxBreak)
+	}
+}
+
+// minAlphabet is the smallest that makes sense: digits.
+const minAlphabet = 10
+
+// check adds every mistake in the description itself.
+func (v Vendor) check(errs *ConfigErrors, item string) {
+	k := v.Key
+	if k.Place < KeyInHeader || k.Place > KeyNowhere {
+		errs.Add(item, "Vendor.Key.Place", "missing: say where the vendor takes the key: %s, %s, %s or %s",
+			GoName("KeyInHeader"), GoName("KeyInBody"), GoName("KeyInMessageID"), GoName("KeyNowhere"))
+	} else {
+		v.checkPlace(errs, item)
+	}
+	if v.Window < 0 {
+		errs.Add(item, "Vendor.Window", "%v is negative", v.Window)
+	}
+	k.check(errs, item)
+}
+
+// checkPlace adds what does not fit the place of the key.
+func (v Vendor) checkPlace(errs *ConfigErrors, item string) {
+	k := v.Key
+	takesKey := k.Place == KeyInHeader || k.Place == KeyInBody
+	if takesKey && k.Name == "" {
+		errs.Add(item, "Vendor.Key.Name", "missing: name the header or the field")
+	}
+	if k.Quoted && k.Place != KeyInHeader {
+		errs.Add(item, "Vendor.Key.Quoted", "only allowed for a key in a header")
+	}
+	switch {
+	case takesKey && (v.Replay < ReplayAnswer || v.Replay > ReplayNothing):
+		errs.Add(item, "Vendor.Replay", "missing: say what the vendor answers to the same key: %s, %s, %s or %s",
+			GoName("ReplayAnswer"), GoName("ReplaySuccess"), GoName("ReplayState"), GoName("ReplayNothing"))
+	case !takesKey && v.Replay != 0 && v.Replay != ReplayNothing:
+		errs.Add(item, "Vendor.Replay", "not allowed: a vendor that takes no key replays nothing")
+	}
+	switch {
+	case v.Mismatch < 0 || v.Mismatch > MismatchIgnored:
+		errs.Add(item, "Vendor.Mismatch", "%d is not one of %s and %s", int(v.Mismatch), GoName("MismatchRefused"), GoName("MismatchIgnored"))
+	case v.Mismatch != 0 && !takesKey:
+		errs.Add(item, "Vendor.Mismatch", "not allowed: a vendor that takes no key compares nothing with it")
+	case v.Mismatch != 0 && v.Replay == ReplayNothing:
+		errs.Add(item, "Vendor.Mismatch", "not allowed with %s: a vendor that acts again compares nothing with the first call", GoName("ReplayNothing"))
+	}
+}
+
+func (k KeyRules) check(errs *ConfigErrors, item string) {
+	seen := map[rune]bool{}
+	for _, c := range k.Alphabet {
+		if c < '!' || c > '~' || seen[c] {
+			errs.Add(item, "Vendor.Key.Alphabet", "must have visible ASCII characters, each once")
+			return
+		}
+		seen[c] = true
+	}
+	if n := len(k.Alphabet); n > 0 && n < minAlphabet {
+		errs.Add(item, "Vendor.Key.Alphabet", "has %d characters, but needs at least %d", n, minAlphabet)
+		return
+	}
+	if k.MaxLength < 0 || k.MaxLength > maxKeyLength {
+		errs.Add(item, "Vendor.Key.MaxLength", "%d is outside the range 1 to %d", k.MaxLength, maxKeyLength)
+	} else if _, err := k.Project(uuid.Max); err != nil {
+		errs.Add(item, "Vendor.Key.MaxLength", "%v", err)
+	}
+}

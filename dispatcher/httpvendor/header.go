@@ -1,0 +1,109 @@
+package httpvendor
+
+import (
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/samekey/samekey/internal/names"
+	"github.com/samekey/samekey/internal/redact"
+)
+
+// setHeaders adds headers from the configuration to header, in the order of their names.
+func setHeaders(header http.Header, values map[string]string, keyHeader string, m mistakes) {
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		canonical := http.CanonicalHeaderKey(name)
+		field := fmt.Sprintf("Headers[%q]", name)
+		if err := checkHeader(name, values[name]); err != nil {
+			m.add(field, "%v", err)
+		} else if canonical == keyHeader {
+			m.add(field, "carries the delivery key and cannot be set")
+		} else if seen[canonical] {
+			m.add(field, "set twice")
+		}
+		seen[canonical] = true
+		header[canonical] = []string{values[name]}
+	}
+}
+
+// reserved are the headers that say how a request is framed or forwarded. net/http decides them.
+var reserved = map[string]bool{
+	"Host": true, "Content-Length": true, "Transfer-Encoding": true, "Connection": true, "Keep-Alive": true, "Te": true,
+	"Trailer": true, "Upgrade": true, "Expect": true, "Accept-Encoding": true, "Proxy-Connection": true,
+	"Proxy-Authorization": true, "Proxy-Authenticate": true,
+}
+
+// checkHeader returns an error that may hold the name, cleaned, and never the value.
+func checkHeader(name, value string) error {
+	if len(name) > 255 || !names.IsToken(name) {
+		return fmt.Errorf("%.40q is not a valid header name", name)
+	}
+	if reserved[http.CanonicalHeaderKey(name)] {
+		return fmt.Errorf("%q belongs to the connection and cannot be set", name)
+	}
+	for i := range len(value) {
+		if b := value[i]; b < ' ' && b != '\t' || b == 0x7f {
+			return fmt.Errorf("the value of %q has a control character at byte %d", name, i)
+		}
+	}
+	return nil
+}
+
+// takeUser moves "user:password@" from a URL to a header, so that no later URL holds it.
+func takeUser(u *url.URL, header http.Header) {
+	if u.User == nil {
+		return
+	}
+	if header.Get("Authorization") == "" {
+		password, _ := u.User.Password()
+		req := http.Request{Header: header}
+		req.SetBasicAuth(u.User.Username(), password)
+	}
+	u.User = nil
+}
+
+// shortestSecret is the length in bytes from which a text is removed from answers.
+const shortestSecret = 6
+
+func newSecrets(base *url.URL, header http.Header, named []string) redact.Secrets {
+	return redact.Secrets{Shortest: shortestSecret}.With(slices.Concat(named, credentials(header), userSecrets(base))...)
+}
+
+// userSecrets are what "user:password@" of a URL holds.
+func userSecrets(base *url.URL) []string {
+	password, ok := base.User.Password()
+	if !ok {
+		return nil
+	}
+	return []string{password, base64.StdEncoding.EncodeToString([]byte(base.User.Username() + ":" + password))}
+}
+
+// longSegment is the length from which a part of a path counts as a secret by itself.
+const longSegment = 16
+
+// addressSecrets are what else may be secret in the URL of a receiver, which often has no other credentials: its path, the
+// long parts of the path, its query, and the values of the query. Pages such as "Cannot POST /hooks/..." repeat them.
+func addressSecrets(base *url.URL) []string {
+	out := []string{strings.TrimRight(base.Path, "/"), strings.TrimRight(base.EscapedPath(), "/"), base.RawQuery}
+	for segment := range strings.SplitSeq(base.Path, "/") {
+		if len(segment) >= longSegment {
+			out = append(out, segment)
+		}
+	}
+	for _, values := range base.Query() {
+		out = append(out, values...)
+	}
+	return out
+}
+
+// credentials are what an Authorization header holds.
+func credentials(header http.Header) []string {
+	authorization := header.Get("Authorization")
+	_, bare, _ := strings.Cut(authorization, " ")
+	return []string{authorization, bare}
+}
