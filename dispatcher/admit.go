@@ -87,7 +87,7 @@ func (d *destination) putOff(ctx context.Context, claims []*claim) {
 
 // giveBack undoes claims of which nothing was sent, and frees their slots. Each is due after the delay of its visit.
 func (d *destination) giveBack(ctx context.Context, claims []*claim) {
-	if err := writePutOff(ctx, d.node.q, claims, true); err == nil {
+	if err := writePutOff(ctx, d.worker.q, claims, true); err == nil {
 		now := time.Now() // after the statement, by whose clock they are due
 		for _, c := range claims {
 			if !c.visit.broken {
@@ -98,8 +98,8 @@ func (d *destination) giveBack(ctx context.Context, claims []*claim) {
 		for _, c := range claims { // settle them like an outcome, which is tried until it is written
 			s := c.action.givenBack(&c.OutboxQueueClaimRow)
 			s.delay = c.visit.delay
-			d.node.open.Add(1)
-			go d.node.finish(c, s)
+			d.worker.open.Add(1)
+			go d.finish(c, s)
 		}
 	}
 	d.rate.Unused(len(claims))

@@ -38,7 +38,7 @@ func (d *destination) tried(index int) (ended func(error)) {
 // watch checks after each sweep that the destination claims what is due. It is the last line of defence: whatever keeps claims
 // from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
 func (d *destination) watch(now time.Time, due map[string]bool) {
-	open := d.mayClaim() && d.heldUp(now) == 0 || d.node.settler.isHeldUp()
+	open := d.mayClaim() && d.heldUp(now) == 0 || d.worker.settler.isHeldUp()
 	stuck, busy, claiming := "", d.slots.allTaken(), false
 	d.mu.Lock()
 	for _, t := range d.tries {
@@ -52,8 +52,8 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 			t.since = time.Time{}
 		case t.since.IsZero() || t.ended.After(t.since):
 			t.since = now
-		case now.Sub(t.since) >= d.node.alarmAfter && stuck == "":
-			stuck = t.cause(a.name, now.Sub(t.since), claiming, d.node.settler.isHeldUp())
+		case now.Sub(t.since) >= d.worker.alarmAfter && stuck == "":
+			stuck = t.cause(a.name, now.Sub(t.since), claiming, d.worker.settler.isHeldUp())
 		}
 	}
 	changed := (stuck == "") != (d.stuck == "")
@@ -61,9 +61,9 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	d.mu.Unlock()
 	switch {
 	case changed && stuck != "":
-		d.node.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", d.name))
+		d.worker.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", d.name))
 	case changed:
-		d.node.log.Info("dispatcher: what is due is claimed again", slog.String("destination", d.name))
+		d.worker.log.Info("dispatcher: what is due is claimed again", slog.String("destination", d.name))
 	}
 }
 

@@ -34,8 +34,8 @@ import (
 //
 // Applies hold no call slot and take no permit of a rate, and an open breaker does not hold them up: no vendor is called.
 type applier struct {
-	node *node
-	auto bool // it claims by itself; a Drain does it in its rounds
+	worker *worker
+	auto   bool // it claims by itself; a Drain does it in its rounds
 
 	poked    chan struct{}
 	claiming sync.Mutex // one claim at a time
@@ -98,8 +98,8 @@ var errGoexit = errors.New("the Apply ended its goroutine")
 // applySlots is how many connections of a pool Applies may take: half, so that claims, settles and River go on.
 func applySlots(maxConns int32) int { return max(int(maxConns)/2, 1) }
 
-func newApplier(n *node) *applier {
-	ap := &applier{node: n, poked: make(chan struct{}, 1), free: applySlots(n.pool.Config().MaxConns)}
+func newApplier(n *worker) *applier {
+	ap := &applier{worker: n, poked: make(chan struct{}, 1), free: applySlots(n.pool.Config().MaxConns)}
 	for _, d := range n.destinations.list {
 		for _, a := range d.actions {
 			ap.queue = append(ap.queue, &applies{action: a, destination: d})
@@ -121,7 +121,7 @@ func (ap *applier) of(a *action) *applies {
 func (ap *applier) run(ctx context.Context) {
 	tick := time.NewTicker(applyEvery)
 	defer tick.Stop()
-	over := ap.node.calls.Done()
+	over := ap.worker.calls.Done()
 	for {
 		select {
 		case <-ap.poked:
@@ -137,7 +137,7 @@ func (ap *applier) run(ctx context.Context) {
 		if ap.auto {
 			_, _, err := ap.claimAll(ctx)
 			if ap.watch(err); err != nil && ctx.Err() == nil {
-				ap.node.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
+				ap.worker.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
 			}
 			ap.startWaiting(false)
 		}
@@ -162,7 +162,7 @@ func (ap *applier) watch(err error) {
 func (ap *applier) stuckFor() string {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
-	if ap.failing.IsZero() || time.Since(ap.failing) < ap.node.alarmAfter {
+	if ap.failing.IsZero() || time.Since(ap.failing) < ap.worker.alarmAfter {
 		return ""
 	}
 	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)
@@ -252,7 +252,7 @@ func (ap *applier) written(a *action) {
 
 // start runs an Apply in a slot; the caller holds mu.
 func (ap *applier) start(of *applies, c *claim, spent int) {
-	ctx, cancel := context.WithCancelCause(ap.node.calls)
+	ctx, cancel := context.WithCancelCause(ap.worker.calls)
 	run := &applying{began: time.Now(), spent: spent, cancel: cancel}
 	of.running = append(of.running, run)
 	ap.free--
@@ -265,9 +265,9 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.node.applied(c, spent, outcome, err)
+			ap.applied(of, c, spent, outcome, err)
 		}()
-		outcome, err = ap.node.apply(ctx, c)
+		outcome, err = ap.apply(ctx, c)
 	}()
 }
 
@@ -316,7 +316,7 @@ func (ap *applier) forget() {
 
 // giveBack puts back what has waited for too long: another worker may have a slot, or this one later.
 func (ap *applier) giveBack(ctx context.Context) {
-	stopped := ap.node.calls.Err() != nil
+	stopped := ap.worker.calls.Err() != nil
 	var back []*claim
 	ap.mu.Lock()
 	for _, of := range ap.queue {
@@ -333,12 +333,12 @@ func (ap *applier) giveBack(ctx context.Context) {
 	for _, c := range back {
 		c.visit.delay = 0
 	}
-	if err := writePutOff(ctx, ap.node.q, back, false); err != nil {
-		ap.node.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
+	if err := writePutOff(ctx, ap.worker.q, back, false); err != nil {
+		ap.worker.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
 			slog.Int("intents", len(back)), slog.String("error", errorText(err)))
 	}
 	for range back {
-		ap.node.open.Done()
+		ap.worker.open.Done()
 	}
 }
 
@@ -389,7 +389,7 @@ func (ap *applier) claimAll(ctx context.Context) (claimed int, held bool, err er
 // claim claims for one action.
 func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, err error) {
 	ap.mu.Lock()
-	if !of.due || ap.node.isStopping() || !of.mayClaim() {
+	if !of.due || ap.worker.isStopping() || !of.mayClaim() {
 		ap.mu.Unlock()
 		return 0, false, nil
 	}
@@ -402,11 +402,11 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	ap.free, of.claiming = ap.free-slots, slots
 	ap.mu.Unlock()
 
-	asked, worker := time.Now(), ap.node.session.id()
+	asked, worker := time.Now(), ap.worker.session.id()
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := ap.node.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
+	rows, err := ap.worker.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
 		Action: of.action.name, Worker: worker, MaxCount: int32(slots), Lease: of.action.policy.Lease})
 
 	ap.mu.Lock()
@@ -414,7 +414,7 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	ap.free, of.claiming = ap.free+slots, 0
 	of.due = of.due || err != nil || len(rows) == slots // there may be more
 	for _, row := range rows {
-		ap.node.open.Add(1)
+		ap.worker.open.Add(1)
 		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.AttemptsUsed))
 	}
 	return len(rows), false, err

@@ -19,22 +19,22 @@ import (
 )
 
 // apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's outcome.
-func (n *node) apply(ctx context.Context, c *claim) (outcome string, err error) {
-	if err := n.loadForApply(ctx, c); err != nil {
+func (ap *applier) apply(ctx context.Context, c *claim) (outcome string, err error) {
+	if err := ap.loadForApply(ctx, c); err != nil {
 		return "", err
 	}
-	n.renewForApply(ctx, c)
-	return n.applyOnce(ctx, c)
+	ap.renewForApply(ctx, c)
+	return ap.applyOnce(ctx, c)
 }
 
 // loadForApply loads what the claim of an answered intent left out.
-func (n *node) loadForApply(ctx context.Context, c *claim) error {
+func (ap *applier) loadForApply(ctx context.Context, c *claim) error {
 	if !c.unloaded {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
 	defer cancel()
-	rows, err := n.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
+	rows, err := ap.worker.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
 	if err == nil && len(rows) != 1 {
 		err = errors.New("the intent is not there")
 	}
@@ -47,33 +47,33 @@ func (n *node) loadForApply(ctx context.Context, c *claim) error {
 
 // renewForApply renews the lease of a call's claim if less of it is left than the Apply may take. If that fails, the fence
 // decides.
-func (n *node) renewForApply(ctx context.Context, c *claim) {
+func (ap *applier) renewForApply(ctx context.Context, c *claim) {
 	p := c.action.policy
 	if time.Until(c.asked.Add(p.Lease)) > p.Timeout+minSettle {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	err := n.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
+	err := ap.worker.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
 	if err != nil {
-		n.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
+		ap.worker.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
 	}
 }
 
 // applied ends a claim after its Apply.
-func (n *node) applied(c *claim, spent int, outcome string, err error) {
+func (ap *applier) applied(of *applies, c *claim, spent int, outcome string, err error) {
 	switch {
 	case err == nil:
-		n.end(outcome, true)
+		of.destination.end(outcome, true)
 	case errors.Is(err, errFenced):
-		n.end(statusAnswered, false)
+		of.destination.end(statusAnswered, false)
 	default:
 		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
 		if errors.Is(err, errGaveWay) {
 			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
 		}
-		n.log.Log(n.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
-		n.finish(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
+		ap.worker.log.Log(ap.worker.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
+		of.destination.finish(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
 	}
 }
 
@@ -88,15 +88,15 @@ func (n *node) applied(c *claim, spent int, outcome string, err error) {
 //	commit; or commit, begin         the rows are there: another try would write them twice, so the intent is finished now, in
 //	                                 a transaction of its own, with an error in the log. After a crash between the two, Apply
 //	                                 runs again: that is what the Apply gave up
-func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err error) {
+func (ap *applier) applyOnce(ctx context.Context, c *claim) (outcome string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
 	defer cancel()
 	var promoted []string
 	var answer db.OutboxHistoryAnswerRow
 	var committed bool
 	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
-	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
-		q := n.q.WithTx(tx)
+	err = pgx.BeginTxFunc(ctx, ap.worker.pool, isReadCommitted, func(tx pgx.Tx) error {
+		q := ap.worker.q.WithTx(tx)
 		written.Tx = tx
 		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
@@ -106,25 +106,25 @@ func (n *node) applyOnce(ctx context.Context, c *claim) (outcome string, err err
 			return err
 		}
 		touch(tx.Conn())
-		if err := n.callApply(ctx, written, c, answer); err != nil {
+		if err := ap.callApply(ctx, written, c, answer); err != nil {
 			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
 				err = errors.Join(err, errApplyEndedFirst)
 			}
 			return err
 		}
-		promoted, err = n.finishApplied(ctx, q, c, answer, began)
+		promoted, err = ap.finishApplied(ctx, q, c, answer, began)
 		if committed = errors.Is(err, errApplyCommitted); committed {
 			return nil // what the Apply wrote after its commit is its own as well
 		}
 		return err
 	})
 	if err == nil && committed {
-		n.log.Error("dispatcher: Apply committed its transaction itself; its rows and the end of the intent are not one: take COMMIT out of it", c.attrs()...)
-		promoted, err = n.finishCommitted(ctx, c, answer)
+		ap.worker.log.Error("dispatcher: Apply committed its transaction itself; its rows and the end of the intent are not one: take COMMIT out of it", c.attrs()...)
+		promoted, err = ap.finishCommitted(ctx, c, answer)
 	}
 	if err == nil {
-		n.destinations.poke(promoted...)
-		wake.Flush(n.pool, written.actions...)
+		ap.worker.destinations.poke(promoted...)
+		wake.Flush(ap.worker.pool, written.actions...)
 	}
 	return answer.Outcome, err
 }
@@ -139,7 +139,7 @@ var (
 	errApplyRolledBack = errors.New("dispatcher: Apply rolled its transaction back by a statement of its own, and its rows are gone: return an error instead, and use tx.Begin for a part that may fail")
 )
 
-func (n *node) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow, began string) (promoted []string, err error) {
+func (ap *applier) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow, began string) (promoted []string, err error) {
 	var keys []string
 	if c.OrderingKey != nil {
 		keys = []string{*c.OrderingKey}
@@ -175,19 +175,19 @@ func notFinished(ctx context.Context, q *db.Queries, began string) error {
 }
 
 // finishCommitted finishes the intent of an Apply that committed its own transaction.
-func (n *node) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
-	err = pgx.BeginTxFunc(ctx, n.pool, isReadCommitted, func(tx pgx.Tx) error {
-		q := n.q.WithTx(tx)
+func (ap *applier) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
+	err = pgx.BeginTxFunc(ctx, ap.worker.pool, isReadCommitted, func(tx pgx.Tx) error {
+		q := ap.worker.q.WithTx(tx)
 		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err == nil {
-			promoted, err = n.finishApplied(ctx, q, c, answer, began)
+			promoted, err = ap.finishApplied(ctx, q, c, answer, began)
 		}
 		return fenced(err)
 	})
 	return promoted, err
 }
 
-func (n *node) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.OutboxHistoryAnswerRow) error {
+func (ap *applier) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.OutboxHistoryAnswerRow) error {
 	if c.action.apply == nil {
 		return nil // resolved by a person, or registered without its Apply in this release
 	}

@@ -101,7 +101,7 @@ func (d *destination) call(ctx context.Context, c *claim, call *Call) (outcome O
 	outcome, err := guard(func() (Outcome, error) { return fn(ctx, call) })
 	outcome = conclude(outcome, err, lookup)
 	if outcome.mistake {
-		d.node.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
+		d.worker.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
 			append(c.attrs(), slog.String("error", outcome.reason.Error()))...)
 	}
 	return outcome, time.Since(began)

@@ -7,7 +7,7 @@ func (d *destination) deliver(c *claim) {
 	defer func() {
 		d.leave(c)
 		d.slots.callEnded() // slots count calls, not settles
-		d.node.finish(c, s)
+		d.finish(c, s)
 		d.slots.settled()
 	}()
 	s = d.attempt(c)
@@ -15,7 +15,7 @@ func (d *destination) deliver(c *claim) {
 
 // attempt prepares a claim's call, makes it, and decides what its outcome means.
 func (d *destination) attempt(c *claim) settlement {
-	ctx, cancel := c.context(d.node.calls)
+	ctx, cancel := c.context(d.worker.calls)
 	defer cancel()
 	call, s := d.prepare(ctx, c)
 	if call == nil {
@@ -30,40 +30,40 @@ func (d *destination) attempt(c *claim) settlement {
 }
 
 // finish settles a claim, and passes an answered intent on to its Apply.
-func (n *node) finish(c *claim, s settlement) {
+func (d *destination) finish(c *claim, s settlement) {
 	if limit := max(c.action.policy.ResponseCap, 0); len(s.answer.Body) > limit {
 		s.answer.Body = s.answer.Body[:limit]
 	}
-	n.check(c, s)
-	n.report(c, s)
+	d.worker.reports.check(c, s)
+	d.worker.reports.report(d.worker.calls, c, s)
 	if s.status == statusAnswered && s.keep {
-		n.finishAnswered(c, s)
+		d.finishAnswered(c, s)
 		return
 	}
-	n.end(s.status, n.settler.settle(c, s))
+	d.end(s.status, d.worker.settler.settle(c, s))
 }
 
 // finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes on with the
 // same claim; else the intent is claimed again when there is a slot.
-func (n *node) finishAnswered(c *claim, s settlement) {
-	s.keep = n.applier.promise(c.action)
-	settled := n.settler.settle(c, s)
+func (d *destination) finishAnswered(c *claim, s settlement) {
+	s.keep = d.worker.applier.promise(c.action)
+	settled := d.worker.settler.settle(c, s)
 	switch {
 	case settled && s.keep:
-		n.applier.answered(c) // which ends the claim
+		d.worker.applier.answered(c) // which ends the claim
 		return
 	case settled:
-		n.applier.written(c.action)
-		n.open.Done() // it counts when it is claimed again
+		d.worker.applier.written(c.action)
+		d.worker.open.Done() // it counts when it is claimed again
 		return
 	case s.keep:
-		n.applier.unpromise(c.action)
+		d.worker.applier.unpromise(c.action)
 	}
-	n.end(s.status, false)
+	d.end(s.status, false)
 }
 
 // end counts a claim that is over.
-func (n *node) end(status string, settled bool) {
-	n.summary.count(status, settled)
-	n.open.Done()
+func (d *destination) end(status string, settled bool) {
+	d.worker.reports.count(status, settled)
+	d.worker.open.Done()
 }

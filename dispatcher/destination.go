@@ -13,7 +13,7 @@ import (
 // destination is a vendor account at work in this process. It owns its calls: a drain claims for it and may end while they go
 // on, so one slow call never holds up the destination. shift.go describes what wakes its drain and keeps it alive.
 type destination struct {
-	node    *node
+	worker  *worker
 	name    string
 	queue   string // of River
 	actions []*action
@@ -39,11 +39,11 @@ type destination struct {
 	stuck  string          // what the watch has reported
 }
 
-func newDestination(n *node, a *account) *destination {
+func newDestination(n *worker, a *account) *destination {
 	l := a.limits
 	breaker := limit.BreakerConfig{After: l.BreakAfter, Delay: l.BreakDelay, MaxDelay: l.MaxBreakDelay, Draw: n.draw}
 	d := &destination{
-		node: n, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
+		worker: n, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
 		slots: newSlots(l.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
 		stints: make(chan stint), tries: make([]tries, len(a.actions)), load: newLoadBudget(),
 		rate: limit.NewRate(l.Rate, l.Burst), breaker: limit.NewBreaker(breaker), endpoints: limit.NewEndpoints(l.PerEndpoint, breaker),
@@ -59,7 +59,7 @@ type destinations struct {
 	byAction map[string]*destination
 }
 
-func newDestinations(n *node, accounts []*account) *destinations {
+func newDestinations(n *worker, accounts []*account) *destinations {
 	ds := &destinations{byAction: map[string]*destination{}}
 	for _, a := range accounts {
 		d := newDestination(n, a)
@@ -153,11 +153,11 @@ func (d *destination) setPaused(paused map[string]bool) {
 		return
 	}
 	if len(paused) == 0 {
-		d.node.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
+		d.worker.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
 		return
 	}
 	for action := range paused {
-		d.node.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
+		d.worker.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
 			slog.String("destination", d.name), slog.String("action", action))
 	}
 }
@@ -172,7 +172,7 @@ func (d *destination) isPaused(action string) bool {
 // mayClaim reports whether this worker claims for the destination: not if all of it is paused, not without the worker's lock,
 // and not with outcomes that the database has not taken yet.
 func (d *destination) mayClaim() bool {
-	return !d.isPaused("") && d.node.session.holds() && !d.node.settler.isBehind() && !d.node.settler.isHeldUp()
+	return !d.isPaused("") && d.worker.session.holds() && !d.worker.settler.isBehind() && !d.worker.settler.isHeldUp()
 }
 
 // heldUp returns how long nothing can be claimed because the destination is at its rate or its breaker is open.

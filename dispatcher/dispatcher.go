@@ -75,8 +75,8 @@ type Dispatcher struct {
 	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests remove its jitter
 	drawID func() int32                              // a worker's id; tests draw one that is taken
 
-	running sync.Mutex           // held by the one Run or Drain
-	node    atomic.Pointer[node] // of a Run in progress
+	running sync.Mutex             // held by the one Run or Drain
+	worker  atomic.Pointer[worker] // of a Run in progress
 }
 
 // account is a destination as it is registered: a vendor account, shared by the actions that name it.

@@ -41,7 +41,7 @@ func (d *destination) fix(ctx context.Context, c *claim) (s settlement, ok bool)
 			p.MessageID = &rendered.MessageID
 		}
 	}
-	rows, err := d.node.q.OutboxSendsStore(ctx, p)
+	rows, err := d.worker.q.OutboxSendsStore(ctx, p)
 	if err != nil || len(rows) == 0 {
 		return d.notSent(ctx, c, "dispatcher: the request could not be stored; nothing was sent", err), false
 	}

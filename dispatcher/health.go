@@ -10,7 +10,7 @@ import (
 // been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running dispatcher
 // learns at each sweep. For a readiness probe.
 func (d *Dispatcher) Ready() error {
-	n := d.node.Load()
+	n := d.worker.Load()
 	if n == nil {
 		return errors.New("dispatcher: not running, or still waiting for the database")
 	}

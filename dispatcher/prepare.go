@@ -103,7 +103,7 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 // prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
 func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
 	switch {
-	case d.node.isStopping():
+	case d.worker.isStopping():
 		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
 	case c.unmarked: // which is logged already
 		return nil, d.notSent(ctx, c, "", nil)
@@ -119,9 +119,9 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 	if ctx.Err() != nil { // the claim took as long as the attempt may take
 		s := c.action.givenBack(&c.OutboxQueueClaimRow)
 		s.delay = time.Second // no busy loop against a database that is slower than the calls
-		if d.node.calls.Err() == nil {
+		if d.worker.calls.Err() == nil {
 			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
-			d.node.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+			d.worker.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
 				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
 		}
 		return nil, s
@@ -167,7 +167,7 @@ func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok b
 
 // lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
 func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := d.node.q.OutboxHistoryLastResponse(ctx, c.ID)
+	last, err := d.worker.q.OutboxHistoryLastResponse(ctx, c.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -180,7 +180,7 @@ func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, er
 // notSent gives a claim back because the database did not answer. Nothing was sent.
 func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
 	if err != nil {
-		d.node.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+		d.worker.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
 	}
 	s := c.action.givenBack(&c.OutboxQueueClaimRow)
 	s.delay = time.Second // no busy loop against a database in trouble

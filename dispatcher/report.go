@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 
@@ -27,47 +28,49 @@ func (s Summary) Total() int {
 	return s.Delivered + s.Refused + s.Retried + s.Unknown + s.Parked + s.Dead + s.AwaitingApproval + s.TakenOver
 }
 
-// tally counts claims as they end.
-type tally struct {
+// reports counts claims as they end, and logs them.
+type reports struct {
+	log *slog.Logger
 	mu  sync.Mutex
 	sum Summary
 }
 
 // count takes the status in which a claim left its intent. If settled is false, another worker had taken the intent over.
-func (t *tally) count(status string, settled bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (r *reports) count(status string, settled bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if !settled {
-		t.sum.TakenOver++
+		r.sum.TakenOver++
 		return
 	}
 	switch status {
 	case intent.Delivered:
-		t.sum.Delivered++
+		r.sum.Delivered++
 	case intent.Refused:
-		t.sum.Refused++
+		r.sum.Refused++
 	case intent.Pending, intent.Answered:
-		t.sum.Retried++
+		r.sum.Retried++
 	case intent.Unknown:
-		t.sum.Unknown++
+		r.sum.Unknown++
 	case intent.Parked:
-		t.sum.Parked++
+		r.sum.Parked++
 	case intent.Dead:
-		t.sum.Dead++
+		r.sum.Dead++
 	case intent.AwaitingApproval:
-		t.sum.AwaitingApproval++
+		r.sum.AwaitingApproval++
 	}
 }
 
-func (t *tally) get() Summary {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.sum
+// summary is what was counted.
+func (r *reports) summary() Summary {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sum
 }
 
 // report logs what a person may want to see. Delivered and refused intents are in the history only. The whole text of an error
 // is in the history only too, since it may quote a vendor.
-func (n *node) report(c *claim, s settlement) {
+func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 	level := slog.LevelInfo
 	switch {
 	case s.finishes(), s.status == statusAnswered, s.outcome == outcomeAccepted:
@@ -78,7 +81,7 @@ func (n *node) report(c *claim, s settlement) {
 	case s.status == statusUnknown:
 		level = slog.LevelWarn
 	}
-	if !n.log.Enabled(n.calls, level) {
+	if !r.log.Enabled(ctx, level) {
 		return
 	}
 	attrs := append(c.attrs(),
@@ -93,7 +96,7 @@ func (n *node) report(c *claim, s settlement) {
 	if next := nextStep(s.status); next != "" {
 		attrs = append(attrs, slog.String("next", next))
 	}
-	n.log.Log(n.calls, level, "dispatcher: "+s.event+" ended", attrs...)
+	r.log.Log(ctx, level, "dispatcher: "+s.event+" ended", attrs...)
 }
 
 // nextStep tells a person what to do about an intent that rests.
@@ -113,7 +116,7 @@ func nextStep(status string) string {
 var illegal func(from, event, to string)
 
 // check compares a settlement with the table of transitions. One that is not there is a mistake in this package.
-func (n *node) check(c *claim, s settlement) {
+func (r *reports) check(c *claim, s settlement) {
 	from := c.Status
 	if s.event == intent.EventApply {
 		from = intent.Answered // the claim may be older than the answer
@@ -121,7 +124,7 @@ func (n *node) check(c *claim, s settlement) {
 	if intent.Allowed(from, s.event, s.status) {
 		return
 	}
-	n.log.Error("dispatcher: a settlement is not in the table of transitions; please report it", append(c.attrs(),
+	r.log.Error("dispatcher: a settlement is not in the table of transitions; please report it", append(c.attrs(),
 		slog.String("from", from), slog.String("event", s.event), slog.String("to", s.status))...)
 	if illegal != nil {
 		illegal(from, s.event, s.status)

@@ -33,19 +33,21 @@ func (drainArgs) Kind() string { return "samekey.drain" }
 // drainWorker runs a destination's shift as a River job.
 type drainWorker struct {
 	river.WorkerDefaults[drainArgs]
-	node *node
-	stop context.Context //nolint:containedctx // ends when the dispatcher stops: before River's own stop
+	worker *worker
+	stop   context.Context //nolint:containedctx // ends when the dispatcher stops: before River's own stop
 }
 
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed
 // drain would stay "running" forever.
-func (w *drainWorker) Timeout(*river.Job[drainArgs]) time.Duration { return w.node.shift + time.Minute }
+func (w *drainWorker) Timeout(*river.Job[drainArgs]) time.Duration {
+	return w.worker.shift + time.Minute
+}
 
 func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(w.stop, cancel)()
-	for _, d := range w.node.destinations.list {
+	for _, d := range w.worker.destinations.list {
 		if d.name == job.Args.Destination {
 			d.shiftOf(ctx)
 		}
@@ -53,7 +55,7 @@ func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error
 	return nil
 }
 
-// upkeepArgs is a periodic job that River's leader inserts and any node runs. Each has a short interval, since schedules live in
+// upkeepArgs is a periodic job that River's leader inserts and any worker runs. Each has a short interval, since schedules live in
 // the leader's memory and start again with each leader.
 type upkeepArgs struct {
 	Task string `json:"task"`
@@ -91,14 +93,14 @@ func (w *upkeepWorker) Work(ctx context.Context, job *river.Job[upkeepArgs]) err
 
 // riverPart is River in one Run.
 type riverPart struct {
-	node    *node
+	worker  *worker
 	client  *river.Client[pgx.Tx]
 	started chan struct{} // closed when River has started
 }
 
-func newRiver(n *node, stop context.Context) (*riverPart, error) {
+func newRiver(n *worker, stop context.Context) (*riverPart, error) {
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &drainWorker{node: n, stop: stop})
+	river.AddWorker(workers, &drainWorker{worker: n, stop: stop})
 	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n), stop: stop})
 
 	queues := map[string]river.QueueConfig{upkeepQueue: {MaxWorkers: 2}}
@@ -124,7 +126,7 @@ func newRiver(n *node, stop context.Context) (*riverPart, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dispatcher: make River's client: %w", err)
 	}
-	return &riverPart{node: n, client: client, started: make(chan struct{})}, nil
+	return &riverPart{worker: n, client: client, started: make(chan struct{})}, nil
 }
 
 // start starts River, which needs the database for that, however long it is unavailable. Nothing waits for it: see shift.go.
@@ -132,7 +134,7 @@ func newRiver(n *node, stop context.Context) (*riverPart, error) {
 func (r *riverPart) start(ctx context.Context) {
 	for retry := (backoff{first: sessionRetry, most: sessionCheck}); ; {
 		mirroring, cancel := context.WithTimeout(ctx, sessionTimeout)
-		err := mirrorPauses(mirroring, r.node.q, r.node.log)
+		err := mirrorPauses(mirroring, r.worker.q, r.worker.log)
 		cancel()
 		if err == nil {
 			// Only stop ends River: cancelling the context of its Start is a stop of another kind.
@@ -143,7 +145,7 @@ func (r *riverPart) start(ctx context.Context) {
 			return
 		}
 		if ctx.Err() == nil {
-			r.node.log.WarnContext(ctx, "dispatcher: River does not start yet", slog.String("error", errorText(err)))
+			r.worker.log.WarnContext(ctx, "dispatcher: River does not start yet", slog.String("error", errorText(err)))
 		}
 		if !retry.sleep(ctx) {
 			return
@@ -153,14 +155,14 @@ func (r *riverPart) start(ctx context.Context) {
 
 // stop ends River, its jobs first.
 func (r *riverPart) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), r.node.stopMargin)
+	ctx, cancel := context.WithTimeout(context.Background(), r.worker.stopMargin)
 	defer cancel()
 	err := guarded(func() error { return r.client.Stop(ctx) })
 	if err == nil {
 		return
 	}
-	r.node.log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
-	hard, cancelHard := context.WithTimeout(context.Background(), r.node.stopMargin)
+	r.worker.log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
+	hard, cancelHard := context.WithTimeout(context.Background(), r.worker.stopMargin)
 	defer cancelHard()
 	_ = guarded(func() error { return r.client.StopAndCancel(hard) })
 }
@@ -193,8 +195,8 @@ func (r *riverPart) ask(ctx context.Context, d *destination) (id int64, err erro
 func (r *riverPart) forget(ctx context.Context, id int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if _, err := r.node.q.RiverDrainDelete(ctx, id); err != nil {
-		r.node.log.DebugContext(ctx, "dispatcher: a drain job stays in River's table", slog.Int64("job", id), slog.String("error", errorText(err)))
+	if _, err := r.worker.q.RiverDrainDelete(ctx, id); err != nil {
+		r.worker.log.DebugContext(ctx, "dispatcher: a drain job stays in River's table", slog.Int64("job", id), slog.String("error", errorText(err)))
 	}
 }
 

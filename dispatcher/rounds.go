@@ -11,40 +11,40 @@ import (
 
 // How Drain claims: in rounds, until a round over all destinations finds nothing. Run claims in drain.go.
 
-func (n *node) drainRounds(ctx context.Context) error {
-	if err := n.sweeper.takeOver(ctx); err != nil {
+func (w *worker) drainRounds(ctx context.Context) error {
+	if err := w.sweeper.takeOver(ctx); err != nil {
 		return err
 	}
 	for {
 		claimed, began := 0, time.Now()
-		for _, d := range n.destinations.list {
+		for _, d := range w.destinations.list {
 			got, err := d.drainDry(ctx)
 			claimed += got
 			if err != nil {
 				return fmt.Errorf("dispatcher: drain %q: %w", d.name, err)
 			}
 		}
-		n.applier.allDue()
-		got, held, err := n.applier.claimAll(ctx)
+		w.applier.allDue()
+		got, held, err := w.applier.claimAll(ctx)
 		if claimed += got; held { // there is a slot when a running Apply has ended
 			claimed++
 		}
 		if err != nil {
 			return fmt.Errorf("dispatcher: drain: claim answered intents: %w", err)
 		}
-		if err := n.allEnded(ctx); err != nil {
+		if err := w.allEnded(ctx); err != nil {
 			return err
 		}
 		if claimed > 0 {
 			continue
 		}
-		if until := n.destinations.busyUntil(); until.After(began) { // this round came before it
+		if until := w.destinations.busyUntil(); until.After(began) { // this round came before it
 			if !sleep(ctx, min(time.Until(until), limit.TakeEvery)) {
 				return ctx.Err()
 			}
 			continue
 		}
-		if !n.session.holds() {
+		if !w.session.holds() {
 			return errors.New("dispatcher: drain: the session that holds the worker's lock was lost: intents may be left")
 		}
 		return nil
@@ -102,9 +102,9 @@ func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 }
 
 // allEnded waits until every claim is settled and applied.
-func (n *node) allEnded(ctx context.Context) error {
+func (w *worker) allEnded(ctx context.Context) error {
 	done := make(chan struct{})
-	go func() { n.open.Wait(); close(done) }()
+	go func() { w.open.Wait(); close(done) }()
 	select {
 	case <-done:
 		return nil

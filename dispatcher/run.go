@@ -22,12 +22,12 @@ var ErrRunning = errors.New("dispatcher: already running")
 // also returns errors that waiting cannot change: a wrong password, role or database, a missing right. If the database is
 // unavailable, at the start or later, Run waits for it; see [Dispatcher.Ready].
 func (d *Dispatcher) Run(ctx context.Context) error {
-	n, err := d.begin(ctx)
+	w, err := d.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer d.over(ctx, n)
-	conn, err := n.session.begin(ctx)
+	defer d.over(ctx, w)
+	conn, err := w.session.begin(ctx)
 	if err != nil || conn == nil { // nil: ctx ended first
 		return err
 	}
@@ -35,31 +35,31 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	base := context.WithoutCancel(ctx)
 	claims, stopClaims := context.WithCancel(base)
 	defer stopClaims()
-	river, err := newRiver(n, claims)
+	river, err := newRiver(w, claims)
 	if err != nil {
 		closeConn(conn)
 		return err
 	}
 
-	n.applier.auto = true
-	leave := n.attend(base, conn)
+	w.applier.auto = true
+	leave := w.attend(base, conn)
 	var helpers group // they end with the claims
 	helpers.run(func() { river.start(claims) })
-	for _, dest := range n.destinations.list {
+	for _, dest := range w.destinations.list {
 		helpers.run(func() { dest.keepShift(claims, river) })
 	}
-	helpers.run(func() { n.sweeper.run(claims) })
-	d.node.Store(n)
-	n.log.InfoContext(ctx, "dispatcher: running", slog.Int("worker", int(n.session.id())), slog.String("name", n.session.name))
+	helpers.run(func() { w.sweeper.run(claims) })
+	d.worker.Store(w)
+	w.log.InfoContext(ctx, "dispatcher: running", slog.Int("worker", int(w.session.id())), slog.String("name", w.session.name))
 	<-ctx.Done()
-	d.node.Store(nil)
+	d.worker.Store(nil)
 
-	n.stop()
+	w.stop()
 	stopClaims()
 	helpers.wait() // for claims under way: their intents must still be given back
 	river.stop()
 	leave()
-	n.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(n.session.id())))
+	w.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(w.session.id())))
 	return nil
 }
 
@@ -71,41 +71,41 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 //
 // When ctx ends it stops as [Dispatcher.Run] does, and returns ctx's error with what it counted.
 func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
-	n, err := d.begin(ctx)
+	w, err := d.begin(ctx)
 	if err != nil {
 		return Summary{}, err
 	}
-	defer d.over(ctx, n)
-	conn, err := n.session.open(ctx)
+	defer d.over(ctx, w)
+	conn, err := w.session.open(ctx)
 	if err != nil {
 		return Summary{}, err
 	}
-	leave := n.attend(context.WithoutCancel(ctx), conn)
+	leave := w.attend(context.WithoutCancel(ctx), conn)
 
-	err = n.drainRounds(ctx)
-	n.stop()
+	err = w.drainRounds(ctx)
+	w.stop()
 	leave()
-	return n.summary.get(), err
+	return w.reports.summary(), err
 }
 
 // begin checks what is registered, and makes the parts. over ends what begin began.
-func (d *Dispatcher) begin(ctx context.Context) (*node, error) {
+func (d *Dispatcher) begin(ctx context.Context) (*worker, error) {
 	if err := d.Check(); err != nil {
 		return nil, err
 	}
 	if !d.running.TryLock() {
 		return nil, ErrRunning
 	}
-	n, err := d.newNode(context.WithoutCancel(ctx))
+	w, err := d.newWorker(context.WithoutCancel(ctx))
 	if err != nil {
 		d.running.Unlock()
 	}
-	return n, err
+	return w, err
 }
 
-func (d *Dispatcher) over(ctx context.Context, n *node) {
-	n.close()
-	n.cancelCalls()
+func (d *Dispatcher) over(ctx context.Context, w *worker) {
+	w.close()
+	w.cancelCalls()
 	d.repeats.flush(context.WithoutCancel(ctx))
 	d.running.Unlock()
 }
@@ -115,21 +115,21 @@ const stopMargin = 5 * time.Second
 
 // attend keeps the session and settles until leave is called. leave ends the calls under way, then the last settles, then the
 // session, and with it the worker's lock.
-func (n *node) attend(base context.Context, conn *pgx.Conn) (leave func()) {
+func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	session, endSession := context.WithCancel(base)
 	settling, cancelSettling := context.WithCancel(base)
 	applying, endApplying := context.WithCancel(base)
 	var sessions, settlers, appliers group
-	appliers.run(func() { n.applier.run(applying) })
-	sessions.run(func() { n.session.keep(session, conn) })
-	settlers.run(func() { n.settler.run(settling) })
+	appliers.run(func() { w.applier.run(applying) })
+	sessions.run(func() { w.session.keep(session, conn) })
+	settlers.run(func() { w.settler.run(settling) })
 	return func() {
 		defer cancelSettling()
-		n.applier.stop()
-		n.finishCalls()
+		w.applier.stop()
+		w.finishCalls()
 		endApplying()
 		appliers.wait()
-		cancelSettlingAfter(settlers.done(), n.stopMargin, cancelSettling)
+		cancelSettlingAfter(settlers.done(), w.stopMargin, cancelSettling)
 		endSession()
 		sessions.wait()
 	}
@@ -137,23 +137,23 @@ func (n *node) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 
 // finishCalls waits until the calls under way have ended and are settled. If that takes longer than StopTimeout, it cancels their
 // contexts. A handler that ignores its context is left behind.
-func (n *node) finishCalls() {
+func (w *worker) finishCalls() {
 	ended := make(chan struct{})
-	go func() { n.open.Wait(); close(ended) }()
+	go func() { w.open.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(n.config.StopTimeout):
-		n.log.Warn("dispatcher: calls under way take longer than StopTimeout; their contexts are cancelled")
-		n.cancelCalls()
+	case <-time.After(w.config.StopTimeout):
+		w.log.Warn("dispatcher: calls under way take longer than StopTimeout; their contexts are cancelled")
+		w.cancelCalls()
 		select {
 		case <-ended:
-		case <-time.After(n.stopMargin):
-			n.log.Error("dispatcher: stopped with calls under way that ignore their context; their intents are taken over")
-			n.settler.abandon()
+		case <-time.After(w.stopMargin):
+			w.log.Error("dispatcher: stopped with calls under way that ignore their context; their intents are taken over")
+			w.settler.abandon()
 			return
 		}
 	}
-	n.settler.stop()
+	w.settler.stop()
 }
 
 // cancelSettlingAfter gives the last settles some time.

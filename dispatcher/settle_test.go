@@ -19,7 +19,7 @@ import (
 )
 
 // settling is a settler, a session that holds its worker's lock, and a lane that claims charge_card.
-func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
+func settling(t *testing.T) (*samekeytest.DB, *worker, *settler) {
 	t.Helper()
 	t.Parallel()
 	on := samekeytest.NewDB(t)
@@ -28,7 +28,7 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
 		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
 	})
-	n, err := d.newNode(t.Context())
+	n, err := d.newWorker(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
 }
 
 // claimOne claims the one due intent.
-func claimOne(t *testing.T, n *node) *claim {
+func claimOne(t *testing.T, n *worker) *claim {
 	t.Helper()
 	a := n.destinations.list[0].actions[0]
 	rows, err := n.q.OutboxQueueClaim(t.Context(), n.destinations.list[0].claimParams(a, time.Time{}, 1))
@@ -94,7 +94,7 @@ func settle(ctx context.Context, s *settler, batch []result) (written []bool) {
 }
 
 // deliver brings a claim to its end, as the drain has it brought.
-func deliver(t *testing.T, n *node, c *claim) {
+func deliver(t *testing.T, n *worker, c *claim) {
 	t.Helper()
 	d := n.destinations.list[0]
 	if d.slots.reserve() == 0 {
@@ -299,8 +299,8 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	close(n.stopping)
 	deliver(t, n, c)
 	n.open.Wait()
-	if n.summary.get().Retried != 1 || timeline(t, on) != "attempt:1" {
-		t.Errorf("the sum is %+v, the history %q", n.summary.get(), timeline(t, on))
+	if n.reports.summary().Retried != 1 || timeline(t, on) != "attempt:1" {
+		t.Errorf("the sum is %+v, the history %q", n.reports.summary(), timeline(t, on))
 	}
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
@@ -472,7 +472,7 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 	c := claimOne(t, n)
 	c.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
 	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})
-	outcome, err := n.applyOnce(t.Context(), c)
+	outcome, err := n.applier.applyOnce(t.Context(), c)
 	if err != nil || outcome != outcomeDelivered {
 		t.Fatalf("the Apply came to %q, %v", outcome, err)
 	}
@@ -488,7 +488,7 @@ func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
 	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
-	if err := (&node{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
+	if err := (&applier{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
 		t.Errorf("told %+v, %v", told, err)
 	}
 }
@@ -609,7 +609,7 @@ func TestALogNamesAKeyByItsHash(t *testing.T) {
 func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("it was asked"); return Outcome{}, nil }
-	d := &destination{node: &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
+	d := &destination{worker: &worker{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.AttemptsUsed = statusUnknown, spent

@@ -11,7 +11,7 @@ import (
 //
 // Wake. There is one signal, poke(action): "something of this action may be due". NOTIFY after a commit, the sweep, a settle that
 // promotes, a late answer, an Apply that wrote intents, a breaker that closes and an endpoint that becomes free all call it. It
-// is never consumed without a claim: a claim runs after it. The sweep, on every node and every SweepInterval, pokes all actions
+// is never consumed without a claim: a claim runs after it. The sweep, in every worker and every SweepInterval, pokes all actions
 // that the database says are due, so any other poke may be lost.
 //
 // Life. Each destination has one drain in each process, which stands: it waits for pokes and claims, idle or not, for a shift.
@@ -67,7 +67,7 @@ func (d *destination) shiftOf(ctx context.Context) {
 	}
 	select {
 	case <-s.begin:
-		d.drain(ctx, d.node.shift)
+		d.drain(ctx, d.worker.shift)
 	case <-ctx.Done():
 	}
 }
@@ -83,7 +83,7 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			id, err := jobs.ask(ctx, d)
 			asked <- asking{id, err}
 		}()
-		patience := time.NewTimer(d.node.riverPatience)
+		patience := time.NewTimer(d.worker.riverPatience)
 		select {
 		case s := <-d.stints:
 			if missed > 0 {
@@ -105,7 +105,7 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			}
 			return
 		}
-		if time.Since(began) < time.Second && d.node.shift > time.Second { // whatever ended it so soon must not do so in a loop
+		if time.Since(began) < time.Second && d.worker.shift > time.Second { // whatever ended it so soon must not do so in a loop
 			sleep(ctx, time.Second)
 		}
 	}
@@ -130,7 +130,7 @@ type asking struct {
 }
 
 func (d *destination) riverIsBack(ctx context.Context) {
-	d.node.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", d.name))
+	d.worker.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", d.name))
 }
 
 // shiftWithoutRiver runs a shift until it is over, or until River's job comes and goes on.
@@ -144,13 +144,13 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 	}()
 	tell := func(reason string) {
 		level := slog.LevelDebug // a paused queue is not fetched from; without a database there is another line
-		if missed&(missed-1) == 0 && !d.isPaused("") && d.node.session.holds() {
+		if missed&(missed-1) == 0 && !d.isPaused("") && d.worker.session.holds() {
 			level = slog.LevelWarn
 		}
-		d.node.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",
+		d.worker.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",
 			slog.String("destination", d.name), slog.String("reason", reason), slog.Int("shifts", missed))
 	}
-	late := time.After(d.node.riverPatience) // for the answer to the insert
+	late := time.After(d.worker.riverPatience) // for the answer to the insert
 	for {
 		select {
 		case <-over:
@@ -185,9 +185,9 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 func (d *destination) drainGuarded(ctx context.Context) {
 	defer func() {
 		if p := recover(); p != nil {
-			d.node.log.ErrorContext(ctx, "dispatcher: a drain panicked; it begins again", slog.String("destination", d.name),
+			d.worker.log.ErrorContext(ctx, "dispatcher: a drain panicked; it begins again", slog.String("destination", d.name),
 				slog.String("panic", clean((&panicError{p}).Error(), errorLimit)), slog.String("stack", string(debug.Stack())))
 		}
 	}()
-	d.drain(ctx, d.node.shift)
+	d.drain(ctx, d.worker.shift)
 }

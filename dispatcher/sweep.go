@@ -13,11 +13,11 @@ import (
 )
 
 // sweeper finds the work that nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering keys
-// without a head. It runs on every node, so no leader has to be elected before a killed worker's work goes on.
+// without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
-	node  *node
-	now   chan struct{} // sweep now: something may have changed
-	began time.Time     // when run began
+	worker *worker
+	now    chan struct{} // sweep now: something may have changed
+	began  time.Time     // when run began
 
 	mu    sync.Mutex
 	swept time.Time // the last sweep that the database answered
@@ -29,15 +29,15 @@ type sweeper struct {
 	after string              // how far
 }
 
-func newSweeper(n *node) *sweeper { return &sweeper{node: n, now: make(chan struct{}, 1)} }
+func newSweeper(n *worker) *sweeper { return &sweeper{worker: n, now: make(chan struct{}, 1)} }
 
 // woken takes a notification: work of this action was committed. An empty one means: look everywhere, also at pauses.
 func (s *sweeper) woken(action string) {
 	if action != "" {
-		s.node.destinations.poke(action)
+		s.worker.destinations.poke(action)
 		return
 	}
-	s.node.destinations.pokeAll()
+	s.worker.destinations.pokeAll()
 	select {
 	case s.now <- struct{}{}:
 	default:
@@ -65,7 +65,7 @@ const (
 func (s *sweeper) run(ctx context.Context) {
 	s.began = time.Now()
 	for {
-		wait := s.node.config.SweepInterval
+		wait := s.worker.config.SweepInterval
 		sweeping, cancel := context.WithTimeout(ctx, settleTimeout)
 		err := s.sweep(sweeping)
 		cancel()
@@ -76,8 +76,8 @@ func (s *sweeper) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			resetReadOnly(s.node.pool, err)
-			s.node.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
+			resetReadOnly(s.worker.pool, err)
+			s.worker.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
 			wait = max(wait, time.Second) // no tight loop against a database that is down
 		case len(s.gone) > 0:
 			wait = min(wait, secondLook)
@@ -102,10 +102,10 @@ func (s *sweeper) answered(ctx context.Context, err error) {
 	switch {
 	case err == nil && s.failing:
 		s.failing = false
-		s.node.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
-	case err != nil && !s.failing && since > s.node.alarmAfter:
+		s.worker.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
+	case err != nil && !s.failing && since > s.worker.alarmAfter:
 		s.failing = true
-		s.node.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
+		s.worker.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
 			slog.Duration("since", since.Round(time.Second)), slog.String("error", errorText(err)))
 	}
 }
@@ -113,8 +113,8 @@ func (s *sweeper) answered(ctx context.Context, err error) {
 // sweep looks once, and does what follows.
 func (s *sweeper) sweep(ctx context.Context) error {
 	looked := time.Now()
-	rows, err := s.node.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
-		Actions: s.node.session.actions, Worker: s.node.session.id()})
+	rows, err := s.worker.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
+		Actions: s.worker.session.actions, Worker: s.worker.session.id()})
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				gone[row.Worker] = since
 			}
 		case "expired":
-			if row.Worker == s.node.session.id() && s.node.settler.isBehind() {
+			if row.Worker == s.worker.session.id() && s.worker.settler.isBehind() {
 				continue // this worker knows how they ended, and is about to write it
 			}
 			if err := s.release(ctx, row.Worker, false); err != nil {
@@ -160,16 +160,16 @@ func (s *sweeper) sweep(ctx context.Context) error {
 		return err
 	}
 	if mirror {
-		if err := mirrorPauses(ctx, s.node.q, s.node.log); err != nil {
+		if err := mirrorPauses(ctx, s.worker.q, s.worker.log); err != nil {
 			return err
 		}
 	}
-	for _, d := range s.node.destinations.list {
+	for _, d := range s.worker.destinations.list {
 		d.setPaused(paused[d.name])
 		d.watch(time.Now(), due)
 	}
-	s.node.applier.setDue(answered)
-	s.node.destinations.poke(slices.Collect(maps.Keys(due))...)
+	s.worker.applier.setDue(answered)
+	s.worker.destinations.poke(slices.Collect(maps.Keys(due))...)
 	return nil
 }
 
@@ -178,7 +178,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 	for worker, since := range s.gone {
 		missing := looked.Sub(since)
-		if missing < min(secondLook, s.node.config.SweepInterval)/2 || s.node.session.heldFor() < missing {
+		if missing < min(secondLook, s.worker.config.SweepInterval)/2 || s.worker.session.heldFor() < missing {
 			continue
 		}
 		if err := s.release(ctx, worker, true); err != nil {
@@ -190,17 +190,17 @@ func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 
 func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	for {
-		rows, err := s.node.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
+		rows, err := s.worker.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
 			Holder: worker, HolderGone: gone, MaxCount: releasePage, SettlingDelay: settlingOrphans})
 		if err != nil {
 			return err
 		}
 		if len(rows) > 0 {
-			s.node.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
+			s.worker.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
 				slog.Bool("lock_gone", gone), slog.Int("intents", len(rows)))
 		}
 		for _, row := range rows {
-			s.node.destinations.poke(row.Action)
+			s.worker.destinations.poke(row.Action)
 		}
 		if len(rows) < releasePage {
 			return nil
@@ -219,7 +219,7 @@ func (s *sweeper) promote(ctx context.Context) error {
 		return nil
 	}
 	s.heads = time.Now()
-	page, err := s.node.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
+	page, err := s.worker.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
 	if err != nil {
 		return err
 	}
@@ -231,11 +231,11 @@ func (s *sweeper) promote(ctx context.Context) error {
 		if !key.Headless {
 			continue
 		}
-		promoted, err := promote(ctx, s.node.pool, s.node.q, []string{key.OrderingKey})
+		promoted, err := promote(ctx, s.worker.pool, s.worker.q, []string{key.OrderingKey})
 		if err != nil {
 			return err
 		}
-		s.node.destinations.poke(promoted...)
+		s.worker.destinations.poke(promoted...)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
 		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
 	})
-	n, err := d.newNode(t.Context())
+	n, err := d.newWorker(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 }
 
 // withPolicy gives the action the times of its policy's defaults, such as a lease, as Check does.
-func withPolicy(n *node) {
+func withPolicy(n *worker) {
 	a := n.destinations.list[0].actions[0]
 	a.policy = a.declared.withDefaults()
 }
@@ -104,14 +104,14 @@ func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
 	missingFor(t, on, other, worker, time.Minute)
 	for _, own := range []time.Duration{0, 30 * time.Second} {
 		held := time.Now().Add(-own)
-		other.node.session.held.Store(&held)
+		other.worker.session.held.Store(&held)
 		sweepOnce(t, other)
 		if by, _ := holder(t, on); by != worker {
 			t.Errorf("it is released by a worker that has had its own lock for %v, where the other's is missing for a minute", own)
 		}
 	}
 	held := time.Now().Add(-time.Hour)
-	other.node.session.held.Store(&held)
+	other.worker.session.held.Store(&held)
 	sweepOnce(t, other)
 	if by, lines := holder(t, on); by != 0 || lines != 1 {
 		t.Errorf("after the second look %d holds it, with %d lines in the history; want nobody, 1", by, lines)

@@ -11,9 +11,9 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// node is a dispatcher at work: one Run or Drain, from its start to its end. It holds the parts together. What happens to an
+// worker is a dispatcher at work: one Run or Drain, from its start to its end. It holds the parts together. What happens to an
 // intent is in the files of the path, see doc_path.go.
-type node struct {
+type worker struct {
 	pool   *pgxpool.Pool
 	q      *db.Queries
 	log    *slog.Logger
@@ -27,7 +27,7 @@ type node struct {
 	destinations *destinations
 	settler      *settler
 	applier      *applier
-	summary      tally
+	reports      reports
 
 	// Of handlers, lookups and Applies: it outlives the claims and ends at a hard stop.
 	calls       context.Context //nolint:containedctx // a life cycle, not a request
@@ -36,35 +36,35 @@ type node struct {
 	stopping    chan struct{}  // closed when no call may begin any more
 }
 
-func (d *Dispatcher) newNode(ctx context.Context) (*node, error) {
+func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
 	pool, ready, err := d.openPool(ctx)
 	if err != nil {
 		return nil, err
 	}
-	n := &node{
+	w := &worker{
 		pool: pool, q: db.New(pool), log: d.log, config: d.config,
 		shift: d.shift, riverPatience: d.riverPatience, alarmAfter: d.alarmAfter, stopMargin: d.stopMargin, draw: d.draw,
-		stopping: make(chan struct{}),
+		reports: reports{log: d.log}, stopping: make(chan struct{}),
 	}
-	n.calls, n.cancelCalls = context.WithCancel(ctx)
-	n.destinations = newDestinations(n, d.sortedDestinations())
-	n.session = &session{pool: pool, ready: ready, log: d.log, name: clean(d.config.Name, 255), actions: n.destinations.actions(), draw: d.drawID}
-	n.sweeper = newSweeper(n)
-	n.session.woken = n.sweeper.woken
-	n.settler = newSettler(n.pool, n.q, n.log, n.destinations.poke)
-	n.applier = newApplier(n)
-	return n, nil
+	w.calls, w.cancelCalls = context.WithCancel(ctx)
+	w.destinations = newDestinations(w, d.sortedDestinations())
+	w.session = &session{pool: pool, ready: ready, log: d.log, name: clean(d.config.Name, 255), actions: w.destinations.actions(), draw: d.drawID}
+	w.sweeper = newSweeper(w)
+	w.session.woken = w.sweeper.woken
+	w.settler = newSettler(w.pool, w.q, w.log, w.destinations.poke)
+	w.applier = newApplier(w)
+	return w, nil
 }
 
 // close gives up the worker's connections.
-func (n *node) close() { closePool(n.pool, n.stopMargin, n.log) }
+func (w *worker) close() { closePool(w.pool, w.stopMargin, w.log) }
 
 // stop lets no call begin any more.
-func (n *node) stop() { close(n.stopping) }
+func (w *worker) stop() { close(w.stopping) }
 
-func (n *node) isStopping() bool {
+func (w *worker) isStopping() bool {
 	select {
-	case <-n.stopping:
+	case <-w.stopping:
 		return true
 	default:
 		return false
