@@ -48,7 +48,7 @@ const maxAgentPart = 1024
 //
 // and the value is 52c53ed2-6dc8-8057-82c3-f253fcf77b0b.
 //
-// The value is not a secret, and nobody's data can be read from it. It is a plain hash: anyone who can guess all parts,
+// The value is not a secret, and no data can be read from it. It is a plain hash: anyone who can guess all parts,
 // such as a counter of runs, can compute the same value and confirm the guess. The scope keeps one tenant from reaching
 // another tenant's keys.
 func ToolCallKey(callID, run string, within ...string) (string, error) {

@@ -19,8 +19,8 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// The values come from an implementation in Python that follows the comments.
-// They never change: a run may be resumed after a deploy.
+// The values come from an implementation in Python that follows the comments. They never change: a run may be resumed
+// after a deploy.
 var toolCallKeys = []struct {
 	callID string
 	within []string
@@ -237,8 +237,8 @@ func FuzzToolCallKey(f *testing.F) {
 	})
 }
 
-// FuzzStepKey writes the arguments in other words, as FuzzFingerprintJSON does:
-// the key stays. With one number changed in its last place, it differs.
+// FuzzStepKey writes the arguments in other words, as FuzzFingerprintJSON does: the key stays. With one number changed
+// in its last place, it differs.
 func FuzzStepKey(f *testing.F) {
 	for seed := range int64(3) {
 		for _, docs := range meanings {
@@ -273,8 +273,7 @@ func FuzzStepKey(f *testing.F) {
 	})
 }
 
-// One id for two calls of an answer: each is done, and a retry of the answer does
-// none of them again.
+// One id for two calls of an answer: each is done, and a retry of the answer does none of them again.
 func TestRepeatedCallIDsGetTheirOwnKeys(t *testing.T) {
 	keys := func(ids ...string) []string {
 		values, err := samekey.ToolCallKeys(ids, "run-7", "turn-2")
@@ -318,8 +317,7 @@ func stepKey(t *testing.T, run, step, tool, arguments string) string {
 	return value
 }
 
-// The id was saved with the call; the same id again is the same key, whatever
-// the process.
+// The id was saved with the call; the same id again is the same key, whatever the process.
 func ExampleToolCallKey() {
 	value, err := samekey.ToolCallKey("call_1", "run-7", "turn-2") // all three as saved before the call
 	fmt.Println(value, err)

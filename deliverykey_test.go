@@ -10,8 +10,8 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// The vectors for implementations in other languages. They never change: an
-// intent that is written again after a failover must get the key that it had.
+// The vectors for implementations in other languages. They never change: an intent that is written again after a
+// failover must get the key that it had.
 var deliveryKeys = []struct {
 	scope, value, action, part string
 	want                       string

@@ -5,12 +5,16 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 )
 
-// The scope says whose key it is and for which operation, the value is what the
-// caller sent. Printing shows a hash only.
+// The scope says whose key it is and for which operation, the value is what the caller sent. Printing shows a hash
+// only.
 func ExampleNewKey() {
 	key, err := samekey.NewKey("order-1", "acme", "orders.create")
 	fmt.Println(key.Scope, key.Value, key, err)
@@ -27,8 +31,7 @@ func ExampleNewKey() {
 	// true scope part 2 is empty
 }
 
-// A client mints once for each operation, and sends the same with every
-// attempt at it.
+// A client mints once for each operation, and sends the same with every attempt at it.
 func ExampleMint() {
 	value := samekey.Mint()
 	for range 2 {
@@ -72,10 +75,9 @@ func ExampleDeliveryKey() {
 	// 29c4aaca-b363-8cad-8482-47197c7ce4d9
 }
 
-// With database/sql, and what is built on it, the transaction stays yours:
-// begin it, hand it to samekey, commit it.
+// With database/sql, and what is built on it, the transaction stays yours: begin it, hand it to samekey, commit it.
 func ExampleSQL() {
-	_ = func(ctx context.Context, db *sql.DB) error {
+	createOrder := func(ctx context.Context, db *sql.DB) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			return err
@@ -89,6 +91,16 @@ func ExampleSQL() {
 		}
 		return tx.Commit()
 	}
+
+	database, done := exampletb.DB("create table orders (id int)")
+	defer done()
+	db, err := sql.Open("pgx", database.DSN)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	fmt.Println(createOrder(context.Background(), db))
+	// Output: <nil>
 }
 
 // writeIntents stands for what takes a samekey.Tx, such as outbox.Insert.

@@ -15,11 +15,9 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// FuzzFingerprintJSON writes each document that has a fingerprint anew, with
-// members shuffled, other white space, escapes and spellings of numbers: the
-// fingerprint stays. Then it changes one number in its last place: it differs.
-// The document is read by encoding/json, which shares no code with samekey's
-// reader.
+// FuzzFingerprintJSON respells each document that has a fingerprint: shuffled members, other white space, escapes and
+// spellings of numbers keep the fingerprint. Then it changes the last digit of one number: the fingerprint differs.
+// The document is read by encoding/json, which shares no code with samekey's reader.
 func FuzzFingerprintJSON(f *testing.F) {
 	for seed := range int64(20) {
 		for _, docs := range meanings {

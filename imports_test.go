@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// dependency is a package that another reaches, and its module ("" for the
-// standard library).
+// dependency is a package that another reaches, and its module ("" for the standard library).
 type dependency struct{ path, module string }
 
 func TestWritersImportPgxAndLittleElse(t *testing.T) {
@@ -69,8 +68,7 @@ func TestWorkerCannotStartADatabase(t *testing.T) {
 	}
 }
 
-// dependencies returns what the package reaches, tests not counted, and fails
-// if it does not exist.
+// dependencies returns what the package reaches, tests not counted, and fails if it does not exist.
 func dependencies(t *testing.T, pkg string) []dependency {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}} {{with .Module}}{{.Path}}{{end}}", pkg)

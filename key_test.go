@@ -223,8 +223,8 @@ func TestMintedKeysSpreadOver256Pages(t *testing.T) {
 	}
 }
 
-// FuzzNewKey holds the rules against a model of them: two regular expressions,
-// and unescaping as the inverse of escaping.
+// FuzzNewKey holds the rules against a model of them: two regular expressions, and unescaping as the inverse of
+// escaping.
 func FuzzNewKey(f *testing.F) {
 	for _, seed := range []string{"", " ", "a", "a b", "a/b", "%", "%2F", "zoë", "\x00", "\xff", "\x7f", strings.Repeat("k", 256)} {
 		f.Add(seed, "acme", "orders")
@@ -264,8 +264,7 @@ func unescape(t *testing.T, part string) string {
 	return text
 }
 
-// wantKeyError wants a *KeyError of that field, if any is given, whose reason
-// holds the given text.
+// wantKeyError wants a *KeyError of that field, if any is given, whose reason holds the given text.
 func wantKeyError(t *testing.T, err error, field, reason string) {
 	t.Helper()
 	var invalid *samekey.KeyError

@@ -20,13 +20,11 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// Both kinds of transaction are a Tx, and neither a pool's nor a connection's
-// commit is behind it.
+// Both kinds of transaction are a Tx, and neither a pool's nor a connection's commit is behind it.
 var _ samekey.Tx = pgx.Tx(nil)
 
-// eachTx runs test in a transaction of pgx's and in one of database/sql: the
-// same statements give the same answers in both. Nothing is committed, so no
-// database of its own is needed.
+// eachTx runs test in a transaction of pgx's and in one of database/sql: the same statements give the same answers in
+// both. Nothing is committed, so no database of its own is needed.
 func eachTx(t *testing.T, test func(t *testing.T, ctx context.Context, tx samekey.Tx)) {
 	dsn := serverURL(t)
 	t.Run("pgx", func(t *testing.T) {

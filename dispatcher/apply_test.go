@@ -28,7 +28,7 @@ func recordPayment(ctx context.Context, tx pgx.Tx, _ []byte, o dispatcher.Settle
 	return err
 }
 
-func TestApplyAndTheEndOfTheIntentAreCommittedTogether(t *testing.T) {
+func TestApplyCommitsWithTheEndOfTheIntent(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
@@ -53,7 +53,7 @@ func TestApplyAndTheEndOfTheIntentAreCommittedTogether(t *testing.T) {
 	}
 }
 
-func TestApplyMayInsertAFurtherIntentUnderTheRequestsKey(t *testing.T) {
+func TestApplyInsertsUnderTheRequestsKey(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
 		func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
@@ -87,7 +87,7 @@ func TestApplyMayNotUseAnotherKey(t *testing.T) {
 	}
 }
 
-func TestAnApplyThatFailsIsRolledBackAndTriedAgainWithoutAnotherCall(t *testing.T) {
+func TestFailedApplyIsRetriedWithoutAnotherCall(t *testing.T) {
 	for name, fail := range map[string]func() error{
 		"error": func() error { return errors.New("no such order") },
 		"panic": func() error { panic("no such order") },
@@ -129,7 +129,7 @@ func TestAnApplyThatFailsIsRolledBackAndTriedAgainWithoutAnotherCall(t *testing.
 	}
 }
 
-func TestAnApplyWhoseStatementFailedAndWasSwallowedFinishesNothing(t *testing.T) {
+func TestApplyThatSwallowsAnSQLErrorFinishesNothing(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
 		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
@@ -141,7 +141,7 @@ func TestAnApplyWhoseStatementFailedAndWasSwallowedFinishesNothing(t *testing.T)
 	b.wantStatus(id, "answered")
 }
 
-func TestAnApplyIsBackedOff(t *testing.T) {
+func TestApplyBacksOff(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) {
 		p.Backoff, p.MaxBackoff = time.Hour, time.Hour
@@ -158,7 +158,7 @@ func TestAnApplyIsBackedOff(t *testing.T) {
 	}
 }
 
-func TestAWorkerKilledBetweenAnswerAndApplyLeavesItToAnother(t *testing.T) {
+func TestKillBetweenAnswerAndApply(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	id := b.insert("charge_card")

@@ -103,7 +103,7 @@ func TestABreakerTriesOneIntentAtATimeAndGoesOnWhenItIsAnswered(t *testing.T) {
 	}
 }
 
-func TestABurstOfRefusedCredentialsPausesTheDestinationAndSpendsNothing(t *testing.T) {
+func TestDeniedBurstPausesTheDestination(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)

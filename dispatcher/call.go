@@ -15,8 +15,8 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// Call is one attempt to deliver an intent, or one lookup. DeliveryKey and Payload are the same bytes at every attempt of
-// the intent, across restarts, deploys and redrives.
+// Call is one attempt to deliver an intent, or one lookup. DeliveryKey and Payload are the same bytes at every attempt
+// of the intent, across restarts, deploys and redrives.
 type Call struct {
 	ID           uuid.UUID   // of the intent
 	DeliveryKey  uuid.UUID   // the idempotency key for the vendor
@@ -27,8 +27,8 @@ type Call struct {
 	ContentType  string
 	Headers      map[string]string // never nil
 
-	// CarriedKey is the delivery key in the form that the vendor takes ([KeyRules.Project]). Send this one. It never changes
-	// once it may have been sent, even if the rules change.
+	// CarriedKey is the delivery key in the form that the vendor takes ([KeyRules.Project]). Send this one. It never
+	// changes once it may have been sent, even if the rules change.
 	CarriedKey string
 
 	// Rendered is what [Delivery].Render made before the first attempt; nil if it made nothing.
@@ -37,9 +37,10 @@ type Call struct {
 	// Endpoint is where the call goes if the [Delivery] has a StoredEndpoint; else nil.
 	Endpoint *Endpoint
 
-	// LastResponse is for a Lookup: what the vendor last answered to an attempt, such as the id of an operation in the body
-	// of a 202 or a 5xx. It survives restarts. It is nil in a Send, and if no body was kept. Responses from before a person
-	// recorded that nothing was sent are not used. Its Body is cut at the policy's ResponseCap, so longer JSON does not parse.
+	// LastResponse is for a Lookup: what the vendor last answered to an attempt, such as the id of an operation in the
+	// body of a 202 or a 5xx. It survives restarts. It is nil in a Send, and if no body was kept. Responses from before
+	// a person recorded that nothing was sent are not used. Its Body is cut at the policy's ResponseCap, so longer JSON
+	// does not parse.
 	LastResponse *Response
 
 	TraceContext string    // W3C traceparent, or empty
@@ -87,8 +88,8 @@ func (c *claim) context(parent context.Context) (context.Context, context.Cancel
 	return context.WithDeadline(parent, c.asked.Add(c.action.policy.Timeout))
 }
 
-// call makes the claim's call: its Send, or its Lookup if the intent's outcome is unknown. No connection to the database is
-// held meanwhile.
+// call makes the claim's call: its Send, or its Lookup if the intent's outcome is unknown. No connection to the
+// database is held meanwhile.
 func (d *destination) call(ctx context.Context, c *claim, call *Call) (outcome Outcome, took time.Duration) {
 	lookup := c.Status == statusUnknown
 	fn, requests := c.action.send, c.action.requests()

@@ -16,10 +16,10 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// Texts of errors for logs: the cause, and what to do about it, without values.
+// Texts of errors for logs: the cause and the next step, without values.
 
-// errorText is what logs say of a database error. Postgres's own message is in it where it names objects only; where it may
-// quote a value, SQLSTATE and constraint stand in for it.
+// errorText is the text of a database error for logs. It contains Postgres's own message if that names only objects. If
+// the message may quote a value, SQLSTATE and constraint replace it.
 func errorText(err error) string {
 	if err == nil {
 		return ""
@@ -45,8 +45,8 @@ func errorText(err error) string {
 	return clean(text, 500)
 }
 
-// unreachable says in fixed words why the database cannot be reached, or nothing where that is not what err is about. The same
-// outage has the same text each time, without the port that this side had.
+// unreachable states in fixed words why the database cannot be reached; it is empty if err is about something else. The
+// same outage has the same text each time, without the local port.
 func unreachable(err error) string {
 	text := "cannot reach the database"
 	var connecting *pgconn.ConnectError
@@ -68,14 +68,14 @@ func unreachable(err error) string {
 	return ""
 }
 
-// quotesValues reports whether messages of this SQLSTATE may hold values of rows or of parameters: data exceptions (22), what
-// functions and triggers raise (P0 and codes of their own), internal errors.
+// quotesValues reports whether messages of this SQLSTATE may contain values of rows or parameters: data exceptions
+// (22), errors that functions and triggers raise (P0 and codes of their own), internal errors.
 func quotesValues(code string) bool {
 	named := []string{"08", "0A", "23", "25", "28", "2F", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"}
 	return len(code) != 5 || !slices.Contains(named, code[:2])
 }
 
-// adviceFor says what a person can do about an error of this SQLSTATE.
+// adviceFor is what a person can do about an error of this SQLSTATE.
 func adviceFor(code string) string {
 	switch code {
 	case "28P01", "28000":
@@ -102,16 +102,16 @@ func adviceFor(code string) string {
 	return ""
 }
 
-// waitingCannotHelp reports whether an error at the start stays until a person changes something: a wrong password, role or
-// database, a missing right.
+// waitingCannotHelp reports whether an error at start-up stays until a person changes something: a wrong password, role
+// or database, or a missing right.
 func waitingCannotHelp(err error) bool {
 	return slices.Contains([]string{"28P01", "28000", "3D000", "42501"}, sqlstate.Of(err))
 }
 
-// panicText stands for a panic's value, which may be anything.
+// panicText replaces a panic's value, which may contain secrets.
 const panicText = "it panicked; the history of the intent has the text (outbox.Get)"
 
-// causeOf is what logs say of an error of the application's code or of a vendor: its text, without URLs, without the
+// causeOf is the text of an error of the application's code or of a vendor for logs, without URLs, without the
 // payload's values, and without the key.
 func causeOf(c *claim, err error) string {
 	var pgErr *pgconn.PgError
@@ -125,7 +125,7 @@ func causeOf(c *claim, err error) string {
 	return c.withoutValues(withoutURL(err))
 }
 
-// withoutValues takes the payload's values and the keys out of a text.
+// withoutValues removes the payload's values and the keys from a text.
 func (c *claim) withoutValues(text string) string {
 	for _, value := range c.values() {
 		text = strings.ReplaceAll(text, value, "[removed]")
@@ -133,11 +133,11 @@ func (c *claim) withoutValues(text string) string {
 	return clean(text, 500)
 }
 
-// shortestValue is the length from which a value is taken out of a text: shorter ones are in every text.
+// shortestValue is the length from which a value is removed from a text. Shorter values occur in every text.
 const shortestValue = 5
 
-// values are what must not be in a log: the texts and numbers of the payload, and the keys. The longest come first,
-// so that no part of one is left.
+// values must not be in a log: the texts and numbers of the payload, and the keys. The longest come first, so that no
+// part of a value is left.
 func (c *claim) values() []string {
 	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload)}
 	decoder := json.NewDecoder(strings.NewReader(string(c.Payload)))
@@ -148,7 +148,7 @@ func (c *claim) values() []string {
 			break
 		}
 		switch v := token.(type) {
-		case string: // members' names too: they may be a customer's
+		case string: // members' names too: they may identify a customer
 			values = append(values, v)
 		case json.Number:
 			values = append(values, v.String())

@@ -16,13 +16,13 @@ const (
 	// repeated with the same key and the same bytes, and never sent if the window could end during the call.
 	IdempotentWrite
 
-	// NonIdempotentWrite is a write that the vendor does not deduplicate. It is repeated only if the attempt was provably
-	// unsent ([Unsent]) or the vendor reported that it did not act ([Retry]). After any other failure it is unknown: looked
-	// up, or parked for a person.
+	// NonIdempotentWrite is a write that the vendor does not deduplicate. It is repeated only if the attempt was
+	// provably unsent ([Unsent]) or the vendor reported that it did not act ([Retry]). After any other failure it is
+	// unknown: looked up, or parked for a person.
 	NonIdempotentWrite
 
-	// IrreversibleWrite is a write that a person must approve before it is sent. An approval is good for one claim. An attempt
-	// that was provably unsent waits for another approval. After any other failure it is unknown.
+	// IrreversibleWrite is a write that a person must approve before it is sent. An approval is good for one claim. An
+	// attempt that was provably unsent waits for another approval. After any other failure it is unknown.
 	IrreversibleWrite
 )
 

@@ -276,11 +276,11 @@ func (b *bundle) killInTheCall(class dispatcher.Class) {
 	}
 }
 
-func TestKilledWorkersNonIdempotentWriteIsLookedUpOnceItsLeaseRanOut(t *testing.T) {
+func TestKilledNonIdempotentWriteIsLookedUpAfterItsLease(t *testing.T) {
 	killedIsLookedUp(t, dispatcher.NonIdempotentWrite)
 }
 
-func TestKilledWorkersIrreversibleWriteIsLookedUpOnceItsLeaseRanOut(t *testing.T) {
+func TestKilledIrreversibleWriteIsLookedUpAfterItsLease(t *testing.T) {
 	killedIsLookedUp(t, dispatcher.IrreversibleWrite)
 }
 

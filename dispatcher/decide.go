@@ -156,7 +156,8 @@ func (a *action) accepted(s settlement, o Outcome, atLeast time.Duration) settle
 	return s
 }
 
-// unknown is an attempt after which the vendor may have acted: it is made again if the class allows that, else looked up.
+// unknown is an attempt after which the vendor may have acted: it is made again if the class allows that, else looked
+// up.
 func (a *action) unknown(s settlement) settlement {
 	p := a.policy
 	s.outcome = outcomeUnknown

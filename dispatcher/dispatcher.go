@@ -18,23 +18,25 @@ import (
 
 // Config holds a dispatcher's settings. Nil, and the zero value of each field, are the defaults.
 type Config struct {
-	// Logger gets a line for each failed attempt and for each event that a person should know. A key appears as a short hash.
-	// Payloads, responses and header values do not appear. Default: slog.Default().
+	// Logger gets a line for each failed attempt and for each event that a person should know. A key appears as a short
+	// hash. Payloads, responses and header values do not appear. Default: slog.Default().
 	Logger *slog.Logger
 
 	// Name is this worker's name in samekey.workers and in logs, at most 255 bytes. Default: host name and process id.
 	Name string
 
-	// SweepInterval is how often the worker looks for intents that no worker holds. It is the longest delay after a lost
-	// notification, and half the time until the intents of a killed worker are taken over. Default 400 ms; 10 ms to 1 min.
+	// SweepInterval is how often the worker looks for intents that no worker holds. It is the longest delay after a
+	// lost notification, and half the time until the intents of a killed worker are taken over. Default 400 ms; 10 ms
+	// to 1 min.
 	SweepInterval time.Duration
 
-	// StopTimeout is how long calls in progress may continue after the context of [Dispatcher.Run] has ended. Then their
-	// contexts are cancelled, and their outcomes are recorded. Default 20 s, less than the 30 s of Kubernetes; 1 ms to 24 h.
+	// StopTimeout is how long calls in progress may continue after the context of [Dispatcher.Run] has ended. Then
+	// their contexts are cancelled, and their outcomes are recorded. Default 20 s, less than the 30 s of Kubernetes; 1
+	// ms to 24 h.
 	StopTimeout time.Duration
 
-	// Retention is how long a finished intent without a processed record is kept. (An intent with a record is kept as long as
-	// the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
+	// Retention is how long a finished intent without a processed record is kept. (An intent with a record is kept as
+	// long as the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
 	Retention time.Duration
 }
 
@@ -56,8 +58,8 @@ func (c *Config) withDefaults() Config {
 	return out
 }
 
-// Dispatcher delivers intents: it claims them, calls each action's Send, and records the outcomes. Make one per process with
-// [New], register actions with [Handle], then call [Dispatcher.Run].
+// Dispatcher delivers intents: it claims them, calls each action's Send, and records the outcomes. Make one per process
+// with [New], register actions with [Handle], then call [Dispatcher.Run].
 type Dispatcher struct {
 	pool    *pgxpool.Pool
 	config  Config
@@ -93,17 +95,17 @@ func (dest *account) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
-// New makes a dispatcher for the database of a pool. While the dispatcher runs, it uses connections of its own, with the
-// pool's configuration: the same servers, the same hooks, and the same maximum. The pool itself is neither used nor closed.
-// It must connect to Postgres directly, and not through a pooler in transaction mode.
+// New makes a dispatcher for the database of a pool. While the dispatcher runs, it uses connections of its own, with
+// the pool's configuration: the same servers, the same hooks, and the same maximum. The pool itself is neither used nor
+// closed. It must connect to Postgres directly, and not through a pooler in transaction mode.
 //
-// Claims and settles of each destination, River, and Applies share these connections; Applies use at most half of them. The
-// maximum must be at least 4, and 10 is enough for most. The worker's session uses one more.
+// Claims and settles of each destination, River, and Applies share these connections; Applies use at most half of them.
+// The maximum must be at least 4, and 10 is enough for most. The worker's session uses one more.
 //
-// After the pool's hooks, each connection gets the settings that the worker's promises need: synchronous_commit on, read
-// committed, timeouts that fit the actions (docs/worker.md lists them). The hooks set the search_path. pgx's exec mode and
-// simple protocol cannot be used, and are replaced by cache_describe. An attempt to connect ends after five seconds, unless
-// the pool sets another limit.
+// After the pool's hooks, each connection gets the settings that the worker's promises need: synchronous_commit on,
+// read committed, timeouts that fit the actions (docs/worker.md lists them). The hooks set the search_path. pgx's exec
+// mode and simple protocol cannot be used, and are replaced by cache_describe. An attempt to connect ends after five
+// seconds, unless the pool sets another limit.
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
@@ -115,8 +117,8 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	return d
 }
 
-// Destination declares a vendor account and its limits. outbox.Pause stops its claims in every worker. So does pausing its
-// River queue, "samekey_" and the name, also in River UI.
+// Destination declares a vendor account and its limits. outbox.Pause stops its claims in every worker. So does pausing
+// its River queue, "samekey_" and the name, also in River UI.
 func (d *Dispatcher) Destination(name string, limits Limits) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -128,8 +130,8 @@ func (d *Dispatcher) Destination(name string, limits Limits) {
 	dest.given, dest.limits = append(dest.given, limits), limits.withDefaults()
 }
 
-// Vendor describes the vendor account behind a destination. The destination's actions send the delivery key in the vendor's
-// form, their policies default to its window, and Check returns what contradicts it.
+// Vendor describes the vendor account behind a destination. The destination's actions send the delivery key in the
+// vendor's form, their policies default to its window, and Check returns what contradicts it.
 func (d *Dispatcher) Vendor(destination string, vendor Vendor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package dispatcher delivers intents (outbox messages). It claims the intents that are due, calls a function for each, and
-// records the outcome. Every intent is attempted until it is finished, or rests in a state that a person can see and change
-// (see package outbox). Each attempt uses the same delivery key and the same bytes.
+// Package dispatcher delivers intents (outbox messages). It claims the intents that are due, calls a function for each,
+// and records the outcome. Every intent is attempted until it is finished, or rests in a state that a person can see
+// and change (see package outbox). Each attempt uses the same delivery key and the same bytes.
 //
 // # Register
 //
@@ -21,11 +21,12 @@
 //		},
 //	})
 //
-// A [Dispatcher.Destination] is a vendor account. Actions that name the same one share its limits. A Send with another type
-// of payload than its action does not compile.
+// A [Dispatcher.Destination] is a vendor account. Actions that name the same one share its limits. A Send with another
+// type of payload than its action does not compile.
 //
-// [Dispatcher.Vendor] describes the vendor: where the key goes and in which form, for how long the vendor remembers it, and
-// what a repetition gets. Policies take their key window from it. docs/vendors.md lists which class is right for which vendor.
+// [Dispatcher.Vendor] describes the vendor: where the key goes and in which form, for how long the vendor remembers it,
+// and what a repetition gets. Policies take their key window from it. docs/vendors.md lists which class is right for
+// which vendor.
 //
 // [Dispatcher.Check] returns every mistake in what was registered. It needs no database, so call it in a test.
 //
@@ -55,63 +56,65 @@
 //	any error     as Unknown; or as Unsent, if it is an ErrUnsent
 //	no outcome    as Unknown
 //
-// [Outcome.After] sets the shortest wait before the next call, as Retry-After does, and [Outcome.ForAccount] makes it apply
-// to all calls of the account. A panic and an expired context mean Unknown too.
+// [Outcome.After] sets the shortest wait before the next call, as Retry-After does, and [Outcome.ForAccount] makes it
+// apply to all calls of the account. A panic and an expired context mean Unknown too.
 //
-// A Send must pass call.CarriedKey to the vendor, must send the same bytes at every attempt ([Delivery].Render stores what
-// cannot be made from the payload twice), must obey its context, and must make one request. The client of package
-// dispatcher/httpclient enforces the last two. It sends nothing after the attempt's deadline, it drops what the kernel has
-// queued if the attempt ends without a response, and its errors are [ErrUnsent] if nothing was sent. A plain http.Client does
-// none of this: its timer fires some time after a stopped process continues, the kernel goes on retransmitting a request that
-// timed out, and an outage spends attempts.
+// A Send must pass call.CarriedKey to the vendor, must send the same bytes at every attempt ([Delivery].Render stores
+// what cannot be made from the payload twice), must obey its context, and must make one request. The client of package
+// dispatcher/httpclient enforces the last two. It sends nothing after the attempt's deadline, it drops what the kernel
+// has queued if the attempt ends without a response, and its errors are [ErrUnsent] if nothing was sent. A plain
+// http.Client does none of this: its timer fires some time after a stopped process continues, the kernel goes on
+// retransmitting a request that timed out, and an outage spends attempts.
 //
 // # Lookup and Apply
 //
-// [Delivery].Lookup asks the vendor whether it acted under a delivery key (reconciliation). It is called instead of Send if a
-// write's outcome is unknown or its key window is over. Without it such an intent is parked for a person. [Absent] counts
-// only if the vendor reports it twice, a settling delay apart.
+// [Delivery].Lookup asks the vendor whether it acted under a delivery key (reconciliation). It is called instead of
+// Send if a write's outcome is unknown or its key window is over. Without it such an intent is parked for a person.
+// [Absent] counts only if the vendor reports it twice, a settling delay apart.
 //
-// [Delivery].Apply is the completion callback. It runs in the transaction that finishes the intent: mark the order as paid,
-// insert the receipt's intent. The vendor's response is committed before, so an Apply that fails is tried again with backoff,
-// and the vendor is not called again.
+// [Delivery].Apply is the completion callback. It runs in the transaction that finishes the intent: mark the order as
+// paid, insert the receipt's intent. The vendor's response is committed before, so an Apply that fails is tried again
+// with backoff, and the vendor is not called again.
 //
 // # Run
 //
 //	err := d.Run(ctx)        // until ctx ends
 //	sum, err := d.Drain(ctx) // until nothing is due; for tests and cron
 //
-// Any number of processes may run the same dispatcher, and processes of different releases may run side by side. Each claims
-// only the actions that it has registered. An action that no live worker handles is left alone; samekey.outbox_stats shows it
-// and the log reports it.
+// Any number of processes may run the same dispatcher, and processes of different releases may run side by side. Each
+// claims only the actions that it has registered. An action that no live worker handles is left alone;
+// samekey.outbox_stats shows it and the log reports it.
 //
-// If a worker is killed, the other workers take over its intents at their next sweep, usually within a second: its session in
-// the database ends, and releases a lock. An intent that may not be repeated waits until its lease has expired, and is then
-// looked up. If the database is unavailable, the worker stops claiming and retries until it returns. It keeps the outcomes of
-// calls in memory, and writes them before it claims again. [Dispatcher.Ready] reports whether it takes work.
+// If a worker is killed, the other workers take over its intents at their next sweep, usually within a second: its
+// session in the database ends, and releases a lock. An intent that may not be repeated waits until its lease has
+// expired, and is then looked up. If the database is unavailable, the worker stops claiming and retries until it
+// returns. It keeps the outcomes of calls in memory, and writes them before it claims again. [Dispatcher.Ready] reports
+// whether it takes work.
 //
 // # Stop
 //
-// When ctx ends, Run claims nothing more and starts no call. Calls in progress continue for Config.StopTimeout at most; then
-// their contexts are cancelled. Their outcomes are recorded. Claimed intents whose calls did not start are given back,
-// unsent. A Send that ignores its context is left behind after a few seconds more, and its intent is taken over as after a
-// kill. Give the process StopTimeout and ten seconds to stop.
+// When ctx ends, Run claims nothing more and starts no call. Calls in progress continue for Config.StopTimeout at most;
+// then their contexts are cancelled. Their outcomes are recorded. Claimed intents whose calls did not start are given
+// back, unsent. A Send that ignores its context is left behind after a few seconds more, and its intent is taken over
+// as after a kill. Give the process StopTimeout and ten seconds to stop.
 //
 // # Queues and pauses
 //
-// The outbox holds the intents; River schedules the drains. Each destination has a River queue, "samekey_" and its name, with
-// one job for each worker, which drains the destination for five minutes and is then inserted again. If River starts no drain
-// within a second, the worker drains without it: deleting River's jobs loses nothing, and neither does a River that fails.
+// The outbox holds the intents; River schedules the drains. Each destination has a River queue, "samekey_" and its
+// name, with one job for each worker, which drains the destination for five minutes and is then inserted again. If
+// River starts no drain within a second, the worker drains without it: deleting River's jobs loses nothing, and neither
+// does a River that fails.
 //
-// outbox.Pause stops the calls to a destination, or the calls of one of its actions, in every worker within a second. Calls in
-// progress end normally. Pausing the destination's queue, in River UI or with QueuePause of a River client on the schema
-// samekey, does the same. outbox.Resume ends both kinds.
+// outbox.Pause stops the calls to a destination, or the calls of one of its actions, in every worker within a second.
+// Calls in progress end normally. Pausing the destination's queue, in River UI or with QueuePause of a River client on
+// the schema samekey, does the same. outbox.Resume ends both kinds.
 //
-// If intents are due, nothing holds them up, and no claim has succeeded for 25 seconds, one log line of level ERROR states the
-// reason, and [Dispatcher.Ready] returns it.
+// If intents are due, nothing holds them up, and no claim has succeeded for 25 seconds, one log line of level ERROR
+// states the reason, and [Dispatcher.Ready] returns it.
 //
 // # Order
 //
-// Intents with an ordering key are delivered one after another, in the order in which they were written. Across keys there is
-// no order. A dead or parked intent holds up its own key and nothing else, until it is redriven, resolved or cancelled;
-// Policy.PassFailed lets the next one pass.
+// Intents with an ordering key are delivered one after another, in the order in which they were written. Across keys
+// there is no order. A dead or parked intent holds up its own key and nothing else, until it is redriven, resolved or
+// cancelled; Policy.PassFailed lets the next one pass.
 package dispatcher

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpclient"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/outbox"
 )
 
@@ -168,16 +170,21 @@ func ExampleDelivery_lookup() {
 
 // In a test of your own, Drain delivers everything that is due, and counts.
 func ExampleDispatcher_Drain() {
-	d := dispatcher.New(pool, nil)
+	db, done := exampletb.DB()
+	defer done()
+	d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
+	d.Destination("stripe", dispatcher.Limits{})
 	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
-		Policy: dispatcher.Policy{Class: dispatcher.Read},
+		Policy: stripe,
 		Send: func(context.Context, *dispatcher.Call, Charge) (dispatcher.Outcome, error) {
 			return dispatcher.Delivered(dispatcher.Response{}), nil
 		},
 	})
-	drain := func() {
-		sum, err := d.Drain(ctx)
-		fmt.Println(sum.Delivered, sum.Dead, err)
+	if _, err := db.Exec(ctx, `select samekey.enqueue('acme/orders.create', 'order-1', 'charge_card', '{}')`); err != nil {
+		log.Fatal(err)
 	}
-	_ = drain
+
+	sum, err := d.Drain(ctx)
+	fmt.Println(sum.Delivered, sum.Dead, err)
+	// Output: 1 0 <nil>
 }

@@ -50,7 +50,7 @@ func (b *bundle) release(s *sends, vendor *dispatcher.Vendor, template string) *
 	return d
 }
 
-func TestWhatIsSentIsFixedBeforeTheFirstSendAndNeverMadeAgain(t *testing.T) {
+func TestRequestIsFixedBeforeTheFirstSend(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: errors.New("reset")}
 	id := b.insert("charge_card")
@@ -79,7 +79,7 @@ func TestWhatIsSentIsFixedBeforeTheFirstSendAndNeverMadeAgain(t *testing.T) {
 	}
 }
 
-func TestAnIntentThatMayHaveBeenSentPlainGoesOnPlain(t *testing.T) {
+func TestPlainIntentStaysPlain(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: errors.New("reset")}
 	b.insert("charge_card")
@@ -95,7 +95,7 @@ func TestAnIntentThatMayHaveBeenSentPlainGoesOnPlain(t *testing.T) {
 	}
 }
 
-func TestWhatWasProvablyUnsentKeepsWhatWasFixed(t *testing.T) {
+func TestUnsentKeepsItsFixedRequest(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: dispatcher.ErrUnsent}
 	b.insert("charge_card")
@@ -108,7 +108,7 @@ func TestWhatWasProvablyUnsentKeepsWhatWasFixed(t *testing.T) {
 	}
 }
 
-func TestARequestThatCannotBeRenderedIsDeadAndUnsent(t *testing.T) {
+func TestRenderErrorIsDeadAndUnsent(t *testing.T) {
 	for name, render := range map[string]func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error){
 		"an error": func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
 			return dispatcher.Rendered{}, errors.New("no member amount")
@@ -134,14 +134,14 @@ func TestARequestThatCannotBeRenderedIsDeadAndUnsent(t *testing.T) {
 	}
 }
 
-func TestAZombieFixesNothing(t *testing.T) {
+func TestZombieFixesNothing(t *testing.T) {
 	b := setup(t)
 	s := &sends{}
 	taken := false
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
 	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, withRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
-		if !taken { // somebody takes it over while it renders
+		if !taken { // another worker takes it over while it renders
 			taken = true
 			b.exec("update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1")
 			return dispatcher.Rendered{Request: []byte("the zombie's")}, nil

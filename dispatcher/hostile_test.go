@@ -15,8 +15,8 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// A writer holds its ordering key's lock until it commits. That must cost nobody else anything.
-func TestAWriterWhoseTransactionStaysOpenHoldsUpHisOrderingKeyAlone(t *testing.T) {
+// A writer holds its ordering key's lock until it commits. That must delay no other key.
+func TestOpenWriterHoldsUpItsOrderingKeyOnly(t *testing.T) {
 	b := setup(t)
 	b.exec(`select samekey.enqueue('t', 'head', 'ordered', '1', ordering_key => 'k')`)
 	open, err := b.db.Pool.Begin(t.Context())
@@ -93,7 +93,7 @@ func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
 }
 
 // The application writes its row first and its intent last; Apply must take the locks in the same order.
-func TestAnApplyAndAWriterOfTheSameOrderDoNotWaitForEachOtherInACircle(t *testing.T) {
+func TestApplyAndWriterDoNotDeadlock(t *testing.T) {
 	b := setup(t)
 	b.exec(`create table orders (id int primary key, state text)`)
 	b.exec(`insert into orders values (1, 'pending')`)
@@ -161,7 +161,7 @@ func TestAnApplyCannotEndItsTransaction(t *testing.T) {
 }
 
 // What a handler's error looks like is no proof that nothing was sent.
-func TestAnErrorThatLooksLikeADialIsNoProofForAWriteThatMayNotBeRepeated(t *testing.T) {
+func TestDialErrorProvesNothing(t *testing.T) {
 	dial := fmt.Errorf("note it: %w", &net.OpError{Op: "dial", Err: errors.New("refused")})
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		t.Run(class.String(), func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestAnErrorThatLooksLikeADialIsNoProofForAWriteThatMayNotBeRepeated(t *test
 			calls := 0
 			d := dispatcher.New(b.db.Pool, nil)
 			handle(d, "charge_card", dispatcher.Policy{Class: class}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
-				calls++ // it acts, and then fails to tell somebody else
+				calls++ // it acts, and then fails to report it elsewhere
 				return dispatcher.Delivered(dispatcher.Response{Code: "200"}), dial
 			})
 			if class == dispatcher.IrreversibleWrite {
@@ -184,7 +184,7 @@ func TestAnErrorThatLooksLikeADialIsNoProofForAWriteThatMayNotBeRepeated(t *test
 				t.Errorf("after %d calls it is %s, want one and parked", calls, b.status(id))
 			}
 			if err := outbox.Redrive(t.Context(), b.db.Pool, id, outbox.By{Actor: "ada", Reason: "try"}); err == nil {
-				t.Error("it was redriven before anybody found out")
+				t.Error("it was redriven before it was resolved")
 			}
 		})
 	}

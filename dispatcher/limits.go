@@ -5,45 +5,47 @@ import (
 	"time"
 )
 
-// Limits are a destination's. The zero value of each field is its default. [Dispatcher.Check] returns every contradiction,
-// naming destination and field.
+// Limits limit the calls to a destination. The zero value of each field is its default. [Dispatcher.Check] returns
+// every mistake with the destination and the field.
 type Limits struct {
-	// Concurrency is how many calls are under way at once, at most, in this process. Default 32, at most 10,000. Of many
-	// endpoints ([WithEndpoint]) those that hang hold up to PerEndpoint of them each until their breakers open, and one
-	// from then on: give the others room beside them.
+	// Concurrency is the largest number of calls in progress in this process. Default 32, at most 10,000. With many
+	// endpoints ([Delivery].Endpoint), each endpoint that hangs occupies up to PerEndpoint of these calls until its
+	// breaker opens, and one from then on: leave room for the others.
 	Concurrency int
 
-	// Rate is how many calls a second all workers together make, at most, look-ups included: it is shared by means of the
-	// database, whose clock decides. Over any time of W seconds no more than Burst + Rate*W are given out; a worker uses
-	// what it was given at once, or within a fraction of a second, or not at all. Waiting for the rate spends nothing.
-	// Default: no limit. At least one a day, at most 100,000. All workers must be given the same Rate and Burst.
+	// Rate is the largest number of calls per second of all workers together, lookups included. The workers share it
+	// through the database, whose clock counts. In any W seconds at most Burst + Rate*W calls are permitted. A worker
+	// uses its permits within a fraction of a second, or they expire. Waiting for the rate spends nothing. Default: no
+	// limit; at least one call a day, at most 100,000 per second. All workers must use the same Rate and Burst.
 	Rate float64
 
-	// Burst is how many calls may be made at once after a time without any. Default: what Rate gives in 100 ms, at least 1.
-	// At most 1,000,000. It has no meaning without Rate.
+	// Burst is how many calls may start at once after a pause. Default: the Rate's calls of 100 ms, at least 1; at most
+	// 1,000,000. It is used only with a Rate.
 	Burst int
 
-	// BreakAfter is how many failures in a row open the breaker: calls that could not be sent, that timed out or whose
-	// outcome is unknown. So do three refusals of the credentials ([Denied]) in a row. A refusal, an answer for a person
-	// ([Dead]) and [RetryAfter] are no failures. While it is open this process claims nothing of the destination, so that
-	// nothing is spent and nothing written; then it tries one intent, and goes on where that one is answered.
+	// BreakAfter is how many failures in a row open the breaker. Failures are calls that could not be sent, that timed
+	// out, or whose outcome is unknown. Three [Denied] in a row open it too. [Refused], [Dead] and [Retry] are not
+	// failures. While the breaker is open, this process claims nothing for the destination, so nothing is spent and
+	// nothing is written. Then it tries one intent, and continues if the vendor answers.
 	//
-	// A vendor that wants fewer calls is no failure either. [Throttled] with a time: nothing is claimed for so long, up to
-	// MaxBreakDelay, then all goes on. Throttled without a time, or BreakAfter answers of [RetryAfter] in a row: nothing is
-	// claimed for an eighth of BreakDelay at most, which doubles with each such answer up to MaxBreakDelay; then one call is
-	// made, and while calls are answered otherwise, twice as many at once with each. Any other answer ends the doubling.
+	// A vendor that asks for fewer calls is handled apart. After a [Retry] with [Outcome.ForAccount] and a wait,
+	// nothing is claimed until the wait is over, up to MaxBreakDelay. After one without a wait, or after BreakAfter
+	// Retries in a row, nothing is claimed for up to an eighth of BreakDelay. This delay doubles with each such answer,
+	// up to MaxBreakDelay. Then one call is made, and after each call with another answer twice as many at once. Any
+	// other answer ends the doubling.
 	//
-	// The actions of [WithEndpoint] have a breaker for each endpoint instead. Each process finds out for itself: of N, each
-	// makes at most Concurrency calls before it waits, and one after each wait. Default 10; negative: there is no breaker,
-	// and no such wait.
+	// Actions with an Endpoint have a breaker for each endpoint instead. Each process has its own breakers: of N
+	// processes, each makes at most Concurrency calls before it waits, and one after each wait. Default 10; negative:
+	// no breaker, and no such delay.
 	BreakAfter int
 
-	// BreakDelay is the longest wait before the first such try. It doubles with each try that fails, up to MaxBreakDelay,
-	// and the wait is drawn between zero and that (full jitter). Defaults 1 s and 1 min; 1 ms to 1 h.
+	// BreakDelay is the longest wait before the first try with an open breaker. It doubles with each failed try, up to
+	// MaxBreakDelay. Each wait is drawn between zero and this length (full jitter). Defaults 1 s and 1 min; 1 ms to 1
+	// h.
 	BreakDelay, MaxBreakDelay time.Duration
 
-	// PerEndpoint is how many calls are under way at once to one endpoint, at most, in this process; see [WithEndpoint].
-	// Default 4, or Concurrency where that is less. It has no meaning without an action that has endpoints.
+	// PerEndpoint is the largest number of calls in progress to one endpoint in this process; see [Delivery].Endpoint.
+	// Default 4, or Concurrency if that is less. It is used only by actions with an Endpoint.
 	PerEndpoint int
 }
 

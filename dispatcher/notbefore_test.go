@@ -39,7 +39,7 @@ func (b *bundle) idle(d *dispatcher.Dispatcher) {
 	b.until("nothing is due", func() bool { return b.drain(d) == nothing })
 }
 
-func TestALookupWaitsForWhatTheVendorSaidAndSpendsNothing(t *testing.T) {
+func TestLookupWaitsForTheVendor(t *testing.T) {
 	for name, tc := range map[string]struct {
 		outcome dispatcher.Outcome
 		waits   bool
@@ -72,7 +72,7 @@ func TestALookupWaitsForWhatTheVendorSaidAndSpendsNothing(t *testing.T) {
 	}
 }
 
-func TestWhatIsUnknownWaitsForWhatTheVendorSaidToo(t *testing.T) {
+func TestUnknownWaitsForTheVendor(t *testing.T) {
 	for name, tc := range map[string]struct {
 		class   dispatcher.Class
 		outcome dispatcher.Outcome
@@ -103,7 +103,7 @@ func TestWhatIsUnknownWaitsForWhatTheVendorSaidToo(t *testing.T) {
 	}
 }
 
-func TestNotBeforeIsCutToADayAndChangesNoEnd(t *testing.T) {
+func TestAfterIsCutAtADay(t *testing.T) {
 	b, d, s := scriptedSetup(t, impatient(dispatcher.IdempotentWrite))
 	id := b.insert("charge_card")
 	s.next = answering(dispatcher.Refused(dispatcher.Response{Code: "402"}).After(1 << 62))
@@ -118,9 +118,9 @@ func TestNotBeforeIsCutToADayAndChangesNoEnd(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestAnApprovalDoesNotComeBeforeWhatTheVendorSaid(t *testing.T) {
+func TestApprovalWaitsForTheVendor(t *testing.T) {
 	p := impatient(dispatcher.IrreversibleWrite)
-	p.Attempts = 0 // there is no look-up
+	p.Attempts = 0 // there is no lookup
 	b, d, s := scriptedSetup(t, p)
 	id := b.insert("charge_card")
 	b.expect(d, awaiting)

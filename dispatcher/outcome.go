@@ -18,8 +18,8 @@ type Response struct {
 }
 
 // Outcome is what a Send or a Lookup found out about a call. Make one with a constructor: [Delivered], [Refused],
-// [Accepted], [Retry], [Denied], [Dead], [Gone], [Unsent], [Unknown], [Stuck], or in a Lookup [Absent]. The methods add to
-// it: [Outcome.After], [Outcome.ForAccount], [Outcome.Because].
+// [Accepted], [Retry], [Denied], [Dead], [Gone], [Unsent], [Unknown], [Stuck], or in a Lookup [Absent]. The methods add
+// to it: [Outcome.After], [Outcome.ForAccount], [Outcome.Because].
 //
 // The zero Outcome means unknown, so a forgotten outcome never counts as delivered. So does any error that is returned
 // beside an outcome: see [Delivery].
@@ -32,8 +32,8 @@ type Outcome struct {
 	mistake  bool  // the function returned what it may not return
 }
 
-// The kinds of outcome. The history and configuration files use the same names. Where the history uses another name for a
-// kind, it is noted.
+// The kinds of outcome. The history and configuration files use the same names. Where the history uses another name for
+// a kind, it is noted.
 const (
 	outcomeDelivered = intent.OutcomeDelivered
 	outcomeRefused   = intent.OutcomeRefused
@@ -65,46 +65,46 @@ func Refused(r Response) Outcome { return Outcome{kind: outcomeRefused, response
 // Accepted reports that the vendor took the call and finishes it later (202). The call is never sent again.
 //
 // The action's Lookup asks for the result, after [Outcome.After] or the policy's SettlingDelay, whichever is longer. It
-// returns Delivered, Refused, or Accepted again while the vendor still works on the call; then it is asked again after at
-// least a second. An event from the vendor may be faster, with outbox.Resolve. After the policy's CompletionTime the intent
-// is parked.
+// returns Delivered, Refused, or Accepted again while the vendor still works on the call; then it is asked again after
+// at least a second. An event from the vendor may be faster, with outbox.Resolve. After the policy's CompletionTime the
+// intent is parked.
 func Accepted(r Response) Outcome { return Outcome{kind: outcomeAccepted, response: r} }
 
-// Retry reports that the vendor did not act, by its own account, and can be asked again: a 429, or an answer that means "still
-// running under this key". It spends no attempt. The next call waits for [Outcome.After] or the policy's backoff, whichever
-// is longer. Many in a row slow down the destination or the endpoint ([Limits.BreakAfter]).
+// Retry reports that the vendor did not act, by its own account, and can be asked again: a 429, or an answer that means
+// "still running under this key". It spends no attempt. The next call waits for [Outcome.After] or the policy's
+// backoff, whichever is longer. Many in a row slow down the destination or the endpoint ([Limits.BreakAfter]).
 //
 // Every class may be called again after Retry, except that an irreversible write waits for another approval.
 func Retry(r Response) Outcome { return Outcome{kind: outcomeRetry, response: r} }
 
-// Denied reports that the vendor refused the account's credentials (401) and did not act. It spends no attempt and starts
-// no key window. The call is repeated with the policy's backoff, and several in a row open the destination's breaker, so a
-// revoked token costs no intent anything. An irreversible write waits for another approval.
+// Denied reports that the vendor refused the account's credentials (401) and did not act. It spends no attempt and
+// starts no key window. The call is repeated with the policy's backoff, and several in a row open the destination's
+// breaker, so a revoked token costs no intent anything. An irreversible write waits for another approval.
 func Denied(r Response) Outcome { return Outcome{kind: outcomeDenied, response: r} }
 
-// Dead reports that the vendor did not act and will not until a person changes something (404, a malformed request). The
-// intent stays dead (a dead letter) until it is redriven, resolved or cancelled.
+// Dead reports that the vendor did not act and will not until a person changes something (404, a malformed request).
+// The intent stays dead (a dead letter) until it is redriven, resolved or cancelled.
 //
-// A redrive sends the same bytes. If the bytes are wrong, resolve the intent as not sent, cancel it, and insert it again
-// with another part.
+// A redrive sends the same bytes. If the bytes are wrong, resolve the intent as not sent, cancel it, and insert it
+// again with another part.
 func Dead(r Response) Outcome { return Outcome{kind: outcomeDead, response: r} }
 
-// Gone reports that the endpoint did not act and wants no more calls (410). The intent is dead. If its endpoint is a stored
-// one ([Delivery].StoredEndpoint), the endpoint is stopped: it gets no call until a person starts it again. A Lookup must
-// not return Gone.
+// Gone reports that the endpoint did not act and wants no more calls (410). The intent is dead. If its endpoint is a
+// stored one ([Delivery].StoredEndpoint), the endpoint is stopped: it gets no call until a person starts it again. A
+// Lookup must not return Gone.
 func Gone(r Response) Outcome { return Outcome{kind: outcomeGone, response: r} }
 
-// Unsent reports that provably nothing left this process: the name did not resolve, no connection was made, TLS failed. It
-// spends no attempt and starts no key window.
+// Unsent reports that provably nothing left this process: the name did not resolve, no connection was made, TLS failed.
+// It spends no attempt and starts no key window.
 func Unsent(err error) Outcome { return Outcome{kind: outcomeUnsent, reason: err} }
 
-// Unknown reports that the vendor may have acted. From a Send, the action's [Class] decides whether the call is repeated or
-// looked up. From a Lookup, it means that the lookup cannot tell: the intent is parked.
+// Unknown reports that the vendor may have acted. From a Send, the action's [Class] decides whether the call is
+// repeated or looked up. From a Lookup, it means that the lookup cannot tell: the intent is parked.
 func Unknown(r Response) Outcome { return Outcome{kind: outcomeUnknown, response: r} }
 
 // Stuck reports that the vendor may have acted, and that the same call with the same key can never find out: the vendor
-// replays a stored 500, or answers 409 because the payment exists. Whatever its class, the intent is not sent again: it is
-// looked up, or parked if the action has no Lookup. (A [Read] is repeated.)
+// replays a stored 500, or answers 409 because the payment exists. Whatever its class, the intent is not sent again: it
+// is looked up, or parked if the action has no Lookup. (A [Read] is repeated.)
 func Stuck(r Response) Outcome { return Outcome{kind: outcomeStuck, response: r} }
 
 // Absent reports, from a Lookup, that the vendor does not know the delivery key. The lookup is repeated after another
@@ -113,16 +113,16 @@ func Stuck(r Response) Outcome { return Outcome{kind: outcomeStuck, response: r}
 func Absent(r Response) Outcome { return Outcome{kind: outcomeAbsent, response: r} }
 
 // After sets the shortest wait before the next call, as the vendor's Retry-After asks: neither an attempt nor a lookup
-// starts earlier, even if a person approves the intent. It is cut at a day. It has no effect on an intent that is finished,
-// dead or parked.
+// starts earlier, even if a person approves the intent. It is cut at a day. It has no effect on an intent that is
+// finished, dead or parked.
 func (o Outcome) After(d time.Duration) Outcome {
 	o.after = d
 	return o
 }
 
-// ForAccount makes the wait of a [Retry] apply to the whole account, as after a 429: until it is over, this worker claims
-// nothing for the destination, or calls nothing at the call's endpoint. Intents wait with nothing spent; calls that were
-// already claimed are still made. The wait is cut at the destination's MaxBreakDelay.
+// ForAccount makes the wait of a [Retry] apply to the whole account, as after a 429: until it is over, this worker
+// claims nothing for the destination, or calls nothing at the call's endpoint. Intents wait with nothing spent; calls
+// that were already claimed are still made. The wait is cut at the destination's MaxBreakDelay.
 //
 // If no wait is set, the worker chooses one. It grows with each such answer, and ends with a single call
 // ([Limits.BreakAfter]). If the destination has no breaker, only this intent waits.
@@ -131,8 +131,8 @@ func (o Outcome) ForAccount() Outcome {
 	return o
 }
 
-// Because adds an explanation for a person. It is kept in the history and written to the log, where values of the payload
-// are removed.
+// Because adds an explanation for a person. It is kept in the history and written to the log, where values of the
+// payload are removed.
 func (o Outcome) Because(err error) Outcome {
 	o.reason = err
 	return o
@@ -148,7 +148,8 @@ func (o Outcome) WithResponse(r Response) Outcome {
 	return o
 }
 
-// Kind returns the outcome's name in configuration files, such as "refused" or "retry". It is empty for the zero Outcome.
+// Kind returns the outcome's name in configuration files, such as "refused" or "retry". It is empty for the zero
+// Outcome.
 func (o Outcome) Kind() string { return o.kind }
 
 // String describes the outcome without the response's body, such as "retry 429 after 2s for the account".
@@ -169,8 +170,8 @@ func (o Outcome) String() string {
 	return text
 }
 
-// ErrUnsent marks errors of calls of which provably nothing was sent. The client of package dispatcher/httpclient returns
-// such errors. A Send or Lookup that returns one, wrapped or not, has the outcome [Unsent].
+// ErrUnsent marks errors of calls of which provably nothing was sent. The client of package dispatcher/httpclient
+// returns such errors. A Send or Lookup that returns one, wrapped or not, has the outcome [Unsent].
 var ErrUnsent = errors.New("nothing was sent")
 
 // The codes of outcomes that come without a code of the vendor's.

@@ -53,7 +53,7 @@ func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...option) (*bundl
 	return b, d, s
 }
 
-func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
+func TestRefusedFinishesTheIntent(t *testing.T) {
 	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
 	b.vendor.Next("402")
 	id := b.insert("charge_card")
@@ -65,7 +65,7 @@ func TestARefusalFinishesTheIntentWithTheVendorsAnswer(t *testing.T) {
 	}
 }
 
-func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
+func TestRetryThirtyTimesSpendsNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts, p.Backoff, p.MaxBackoff, p.Destination = 1, time.Millisecond, time.Millisecond, "patient"
 	b, d, s := scriptedSetup(t, p)
@@ -88,7 +88,7 @@ func TestThirtyTimesRetryAfterSpendsNoAttempt(t *testing.T) {
 	}
 }
 
-func TestRetryAfterIsHeldToTheSecond(t *testing.T) {
+func TestAfterIsExact(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.Backoff = time.Millisecond
 	b, d, s := scriptedSetup(t, p)
@@ -101,7 +101,7 @@ func TestRetryAfterIsHeldToTheSecond(t *testing.T) {
 	b.expect(d, retried)
 }
 
-func TestDeadRestsUntilAPersonRedrivesIt(t *testing.T) {
+func TestDeadRestsUntilRedriven(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b, d, s := scriptedSetup(t, policyOf(class))
@@ -126,7 +126,7 @@ func (b *bundle) redrive(id [16]byte) {
 	}
 }
 
-func TestRedriveTwiceRunsOncePerRedriveWithTheSameKeyAndBytes(t *testing.T) {
+func TestRedriveUsesTheSameKeyAndBytes(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Attempts = 1
 	b, d, s := scriptedSetup(t, p)
@@ -136,7 +136,7 @@ func TestRedriveTwiceRunsOncePerRedriveWithTheSameKeyAndBytes(t *testing.T) {
 	for range 2 {
 		b.redrive(id)
 		if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err == nil {
-			t.Fatal("a second redrive of what is due already was accepted")
+			t.Fatal("a second redrive of a due intent was accepted")
 		}
 		b.expect(d, dispatcher.Summary{Dead: 1})
 	}
@@ -164,7 +164,7 @@ func TestAttemptsUsedUpMakeTheIntentDead(t *testing.T) {
 	}
 }
 
-func TestThePolicysDeadlineIsHeldOnBothSides(t *testing.T) {
+func TestPolicyDeadline(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.Deadline = time.Hour
 	b, d, s := scriptedSetup(t, p)
@@ -179,7 +179,7 @@ func TestThePolicysDeadlineIsHeldOnBothSides(t *testing.T) {
 	}
 }
 
-func TestAnIntentsOwnDeadlineIsHeldOnBothSides(t *testing.T) {
+func TestIntentDeadline(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
 	in := func(age time.Duration) func(*outbox.Intent) {
 		return func(in *outbox.Intent) { in.Deadline = time.Now().Add(age) }
@@ -194,7 +194,7 @@ func TestAnIntentsOwnDeadlineIsHeldOnBothSides(t *testing.T) {
 	}
 }
 
-func TestAnIntentIsNotSentBeforeItIsDue(t *testing.T) {
+func TestNothingIsSentBeforeDueAt(t *testing.T) {
 	b, d, _ := scriptedSetup(t, policyOf(dispatcher.Read))
 	id := b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
 	b.elapse(59 * time.Minute)
@@ -204,7 +204,7 @@ func TestAnIntentIsNotSentBeforeItIsDue(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
+func TestPanicIsUnknownAndOthersGoOn(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
 	bad := b.insert("charge_card")
 	for range 3 {
@@ -223,7 +223,7 @@ func TestAPanicIsAnUnknownOutcomeAndItsNeighboursGoOn(t *testing.T) {
 	}
 }
 
-func TestAHandlerThatIgnoresItsContextStillHasItsAnswerSettled(t *testing.T) {
+func TestLateOutcomeIsStillSettled(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Timeout = time.Second
 	b := setup(t)
@@ -248,7 +248,7 @@ func lookingUp(o *dispatcher.Outcome, err *error) option {
 	})
 }
 
-func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T) {
+func TestLookupOutcomes(t *testing.T) {
 	evidence := dispatcher.Response{Code: "evidence", Body: []byte("as the vendor's list says")}
 	for _, c := range []struct {
 		name    string
@@ -281,7 +281,7 @@ func TestEachFindingOfALookupEndsTheUnknownOrParksItWithTheEvidence(t *testing.T
 	}
 }
 
-func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *testing.T) {
+func TestResendAfterTwoAbsentLookups(t *testing.T) {
 	for name, resend := range map[string]bool{"parked": false, "sent once more": true} {
 		t.Run(name, func(t *testing.T) {
 			absent, err := dispatcher.Absent(dispatcher.Response{Code: "404"}), error(nil)
@@ -320,7 +320,7 @@ func TestAbsentIsBelievedOnlyTwiceAndSentOnceMoreOnlyWhereThePolicySaysSo(t *tes
 	}
 }
 
-func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
+func TestAcceptedIsLookedUpUntilDone(t *testing.T) {
 	pending, err := dispatcher.Accepted(dispatcher.Response{Code: "202"}).After(time.Minute), error(nil)
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), lookingUp(&pending, &err))
 	s.next = answering(dispatcher.Accepted(dispatcher.Response{Code: "202", Body: []byte("job 7")}).After(time.Minute))
@@ -344,7 +344,7 @@ func TestAnAcceptedCallIsLookedUpUntilItIsDone(t *testing.T) {
 	}
 }
 
-func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
+func TestAcceptedWithoutLookupIsParkedAfterCompletionTime(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = time.Hour
 	b, d, s := scriptedSetup(t, p)
@@ -362,7 +362,7 @@ func TestAnAcceptedCallThatIsNeverCompletedIsParked(t *testing.T) {
 }
 
 // The vendor that has accepted a call and can then not be asked does not get more time by that.
-func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.T) {
+func TestAcceptedIsParkedAfterCompletionTime(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = 5 * time.Hour
 	found, err := dispatcher.Outcome{}, errors.New("the vendor is away")
@@ -383,7 +383,7 @@ func TestAnAcceptedCallThatCannotBeLookedUpIsParkedWhenItsTimeIsOver(t *testing.
 	}
 }
 
-func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) {
+func TestFailedLookupIsRetriedAndNeverSends(t *testing.T) {
 	found, err := dispatcher.Delivered(dispatcher.Response{Code: "200"}), errors.New("the vendor is away")
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts = 3
@@ -408,7 +408,7 @@ func TestALookupThatFailsIsTriedAgainUpToTheAttemptsAndNeverSends(t *testing.T) 
 	}
 }
 
-func TestAnApprovalIsGoodForOneAttemptAndARedriveAsksAgain(t *testing.T) {
+func TestApprovalIsGoodForOneAttempt(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.IrreversibleWrite))
 	id := b.insert("charge_card")
 	b.expect(d, awaiting)
@@ -442,7 +442,7 @@ func TestRejectedIsNeverSent(t *testing.T) {
 	}
 }
 
-func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
+func TestResolvedAsDeliveredRunsApply(t *testing.T) {
 	told := make(chan dispatcher.Settled, 1)
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite),
 		withApply(func(_ context.Context, _ pgx.Tx, _ []byte, o dispatcher.Settled) error {
@@ -469,7 +469,7 @@ func TestAPersonsWordThatItWasDeliveredRunsApplyAndSendsNothing(t *testing.T) {
 	}
 }
 
-func TestAPersonsWordThatItWasNotSentLetsARedriveSendItOnce(t *testing.T) {
+func TestResolvedAsNotSentCanBeRedriven(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b, d, s := scriptedSetup(t, policyOf(class))
@@ -500,7 +500,7 @@ func TestAPersonsWordThatItWasNotSentLetsARedriveSendItOnce(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsCutAtTheResponseCap(t *testing.T) {
+func TestResponseCap(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.ResponseCap = 4
 	b, d, _ := scriptedSetup(t, p)

@@ -5,72 +5,77 @@ import (
 	"time"
 )
 
-// Policy says how an action's intents are delivered. Class is required, and KeyWindow for an [IdempotentWrite]; the
-// zero value of every other field is its default. [Dispatcher.Check] and [Dispatcher.Run] return every contradiction at
-// once, each naming the action and the field.
+// Policy states how an action's intents are delivered. Class is required, and KeyWindow for an [IdempotentWrite]; the
+// zero value of every other field is its default. [Dispatcher.Check] returns every mistake with the action and the
+// field.
 type Policy struct {
-	// Class says what may be repeated. Required.
+	// Class states what may be repeated. Required.
 	Class Class
 
-	// Destination names the vendor account, declared with [Dispatcher.Destination]. Default: one of the action's own
-	// name with default limits. Where it is changed, what the destination before may have seen is not sent to the new one,
-	// nor looked up there: it is parked, but for a [Read].
+	// Destination names the vendor account, declared with [Dispatcher.Destination]. Default: a destination with the
+	// action's name and default limits. If you change it, an intent that the former destination may have seen is
+	// neither sent to nor looked up at the new one: it is parked, except for a [Read].
 	Destination string
 
-	// Timeout bounds one attempt, connecting and reading included. It begins before the claim is sent, so the claim's
-	// round trip counts: a shorter one than a claim takes would be claimed and given back without end. Default 30 s; 100 ms to 1 h.
+	// Timeout limits one attempt, with connecting and reading. It starts before the claim is sent, so it includes the
+	// claim's round trip: with a Timeout shorter than a claim, intents would be claimed and given back without end.
+	// Default 30 s; 100 ms to 1 h.
 	Timeout time.Duration
 
-	// Lease is how long a claim is good for. It must exceed Timeout by 100 ms or more, in which the outcome is written: a
-	// write that may not be repeated is touched only when its lease has run out. Default: Timeout and 10 s; at most 24 h.
+	// Lease is how long a claim is valid. It must exceed Timeout by 100 ms or more, the time in which the outcome is
+	// written. After a kill, a write that may not be repeated waits for the end of its lease. Default: Timeout and 10
+	// s; at most 24 h.
 	Lease time.Duration
 
-	// Attempts is how often an intent may be sent before it is dead; attempts that were provably unsent or that the
-	// vendor put off do not count. Default: as many as fit the KeyWindow, at most 25. For a [NonIdempotentWrite] and an
-	// [IrreversibleWrite] the number bounds look-ups instead: they are sent again only where nothing was sent. More than one is
-	// refused for them where there is no look-up.
+	// Attempts is how often an intent may be sent before it is dead. Attempts that were provably unsent, or after which
+	// the vendor asked to wait, do not count. Default: as many as fit the KeyWindow, at most 25.
+	//
+	// A [NonIdempotentWrite] and an [IrreversibleWrite] are sent again only if nothing was sent; for them Attempts
+	// limits the lookups. Without a Lookup, more than one is a mistake.
 	Attempts int
 
-	// Backoff is the longest wait before the second attempt; it doubles with each further one up to MaxBackoff, and the
-	// wait is drawn between zero and that (full jitter). Defaults: 1 s and 10 min; 1 ms to 30 days.
+	// Backoff is the longest wait before the second attempt. It doubles with each further attempt, up to MaxBackoff.
+	// Each wait is drawn between zero and this length (full jitter). Defaults: 1 s and 10 min; 1 ms to 30 days.
 	Backoff, MaxBackoff time.Duration
 
-	// Deadline is the age after which an intent is dead instead of sent, counted from its insert. An intent's own
-	// deadline holds besides. Default: none; at least 1 s.
+	// Deadline is the age, counted from the insert, at which an intent is dead instead of sent. An intent's own
+	// deadline applies too. Default: none; at least 1 s.
 	Deadline time.Duration
 
 	// KeyWindow is how long the vendor remembers a key, counted from the first attempt that may have reached it.
-	// Required for an IdempotentWrite; [Forever] is a value. Past it, less Timeout and 10 s, nothing is sent: the intent
-	// is looked up, else parked. What was sent under another window is held to the shorter of the two.
+	// Required for an IdempotentWrite; [Forever] is a value. From KeyWindow less Timeout and 10 s on, nothing is sent:
+	// the intent is looked up, or parked. For an intent that was sent under another window, the shorter of both
+	// applies.
 	KeyWindow time.Duration
 
-	// SettlingDelay is how long an outcome stays unknown before it is looked up, so that a call still under way at the
+	// SettlingDelay is how long an outcome stays unknown before it is looked up, so that a call in progress at the
 	// vendor can end. Default 5 s, at least 1 ms; negative: none.
 	SettlingDelay time.Duration
 
-	// ResendAbsent lets a [NonIdempotentWrite] be sent once more after two look-ups, a SettlingDelay apart, have found that
-	// the vendor knows nothing of it. Only where the vendor's look-up misses nothing that it has accepted: else it acts
-	// twice. It needs a look-up, and a direct connection: what a proxy or a sidecar has taken it can send late
-	// ([ThroughProxy]). Default: it is parked for a person.
+	// ResendAbsent sends a [NonIdempotentWrite] once more if two lookups, a SettlingDelay apart, have returned
+	// [Absent]. Set it only if the vendor's lookup finds everything that the vendor has accepted; else the vendor acts
+	// twice. It needs a Lookup, and a direct connection: a proxy or a sidecar can send late what it has taken
+	// ([Delivery].Proxied). Default: such an intent is parked for a person.
 	ResendAbsent bool
 
-	// CompletionTime is how long an accepted call ([Accepted]) may take until its look-up finds it done, or
-	// outbox.Resolve records it; then it is parked. Where there is a look-up it must exceed Timeout and SettlingDelay together,
-	// or nothing would ever be looked up. Default 24 h; 1 s to 90 days.
+	// CompletionTime is how long an accepted call ([Accepted]) may take until a lookup finds it finished or
+	// outbox.Resolve records its end; then it is parked. With a Lookup it must exceed Timeout and SettlingDelay
+	// together, or nothing would be looked up. Default 24 h; 1 s to 90 days.
 	CompletionTime time.Duration
 
-	// ResponseCap is how much of an answer's body is kept, in bytes. Default 64 KiB, at most 1 MiB; negative: nothing.
+	// ResponseCap is how many bytes of a response's body are kept. Default 64 KiB, at most 1 MiB; negative: none.
 	ResponseCap int
 
-	// PassFailed lets the next intent of an ordering key go on past a dead or parked one. Default: it waits until a
-	// person has redriven, resolved or cancelled the failed one.
+	// PassFailed lets the next intent of an ordering key pass a dead or parked one. Default: the next intent waits
+	// until a person has redriven, resolved or cancelled the failed one.
 	PassFailed bool
 }
 
-// windowMargin is kept free at the end of a key window, besides the attempt's own timeout.
+// windowMargin is left at the end of a key window, in addition to the attempt's Timeout.
 const windowMargin = 10 * time.Second
 
-// maxDelay caps what a vendor may ask for with RetryAfter. It is generous, so that no vendor that means it is asked early.
+// maxDelay is the longest wait that a vendor may ask for ([Outcome.After]). It is generous, so that a vendor that asks
+// for hours is not called early.
 const maxDelay = 24 * time.Hour
 
 // defaultAttempts is the most that is sent where Policy.Attempts is zero.

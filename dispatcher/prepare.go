@@ -151,7 +151,8 @@ func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settl
 	return &call, settlement{}
 }
 
-// mayCall reports whether the endpoint of an attempt may be called. If ok is false nothing is sent, and s holds the reason.
+// mayCall reports whether the endpoint of an attempt may be called. If ok is false nothing is sent, and s holds the
+// reason.
 func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
 	row := &c.OutboxQueueClaimRow
 	switch {
@@ -187,8 +188,8 @@ func (d *destination) notSent(ctx context.Context, c *claim, message string, err
 	return s
 }
 
-// givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was sent,
-// nothing is spent, and the intent is due.
+// givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
+// sent, nothing is spent, and the intent is due.
 func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.AttemptsUsed),
 		unsend: row.FirstSend, answer: Response{Code: "given_back"}}

@@ -331,7 +331,7 @@ func postTo(client *http.Client, url string) handler {
 		var op *net.OpError
 		switch {
 		case errors.As(err, &op) && op.Op == "dial":
-			return dispatcher.Unsent(err), nil // this vendor redirects nobody, so the dial was the first
+			return dispatcher.Unsent(err), nil // this vendor never redirects, so the dial was the first
 		case err != nil:
 			return dispatcher.Outcome{}, err
 		case response.Code == "402":

@@ -178,7 +178,7 @@ func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
 }
 
 // As of a worker that was killed between the stop and the end of the intent.
-func TestAnIntentThatStoppedItsEndpointAndIsTakenOverIsNotSentAgain(t *testing.T) {
+func TestOrphanOfAStoppedEndpointIsNotSent(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{dispatcher.IdempotentWrite: "dead", dispatcher.NonIdempotentWrite: "parked"} {
 		t.Run(class.String(), func(t *testing.T) {
 			b, d, s := scriptedSetup(t, storedPolicy(class), storedByPart)
@@ -277,7 +277,7 @@ func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 	b.elapse(time.Minute)
 	b.expect(d, dispatcher.Summary{Unknown: 1})
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'unknown' and attempts_used = 0`); n != 1 || finds != 0 {
-		t.Errorf("%d look-ups, or it counts as looked up", finds)
+		t.Errorf("%d lookups, or it counts as looked up", finds)
 	}
 	back()
 	b.stopEndpoint("to-1") // it is asked all the same what it has

@@ -15,8 +15,9 @@ type Vendor struct {
 	// Key is where the delivery key goes, and its form.
 	Key KeyRules
 
-	// Window is how long the vendor remembers a key, counted from the first attempt that may have reached it. [Forever] is a
-	// value. Zero: not known. It is the default for the KeyWindow of idempotent writes, which may be shorter but not longer.
+	// Window is how long the vendor remembers a key, counted from the first attempt that may have reached it. [Forever]
+	// is a value. Zero: not known. It is the default for the KeyWindow of idempotent writes, which may be shorter but
+	// not longer.
 	Window time.Duration
 
 	// Replay is what the vendor answers to a key that it knows. Required if the vendor takes a key.
@@ -24,10 +25,10 @@ type Vendor struct {
 
 	// Mismatch is what the vendor answers to a key that it knows with another body. Zero: not known.
 	//
-	// An intent sends the same bytes at every attempt. So Mismatch matters only for a Send that makes its body itself, without
-	// [Delivery].Render, and was changed between two attempts. If the vendor refuses the call, the intent is dead or parked
-	// and a person sees why. If the vendor ignores the body, the intent is delivered with the answer to the first body, and
-	// there is no warning.
+	// An intent sends the same bytes at every attempt. So Mismatch matters only for a Send that makes its body itself,
+	// without [Delivery].Render, and was changed between two attempts. If the vendor refuses the call, the intent is
+	// dead or parked and a person sees why. If the vendor ignores the body, the intent is delivered with the answer to
+	// the first body, and there is no warning.
 	Mismatch Mismatch
 }
 
@@ -62,8 +63,8 @@ const (
 	MismatchIgnored                     // the body is not compared: the [Replay] of the first call
 )
 
-// KeyRules is how a vendor takes the key. A delivery key is a UUID of 36 characters. It is sent unchanged if it fits, else
-// converted by [KeyRules.Project].
+// KeyRules is how a vendor takes the key. A delivery key is a UUID of 36 characters. It is sent unchanged if it fits,
+// else converted by [KeyRules.Project].
 type KeyRules struct {
 	Place KeyPlace
 
@@ -73,7 +74,8 @@ type KeyRules struct {
 	// MaxLength is how many characters the vendor takes. Default 255.
 	MaxLength int
 
-	// Alphabet lists the characters that the vendor takes, each once. Their order must never change. Default: visible ASCII.
+	// Alphabet lists the characters that the vendor takes, each once. Their order must never change. Default: visible
+	// ASCII.
 	Alphabet string
 
 	// Quoted makes the header a string of RFC 9651, in double quotes, as in the IETF's draft.
@@ -83,9 +85,10 @@ type KeyRules struct {
 // base36 is the alphabet of converted keys, unless the vendor does not take it.
 const base36 = "0123456789abcdefghijklmnopqrstuvwxyz"
 
-// Project returns the delivery key in the form that the vendor takes: unchanged, else its 32 hex digits, else its 128 bits as
-// a number in base 36 (25 characters), or in the vendor's own alphabet if that lacks base 36 or must be shorter. All keys of a
-// vendor have the same length, and two keys never become one. It returns an error if 128 bits do not fit.
+// Project returns the delivery key in the form that the vendor takes: unchanged, else its 32 hex digits, else its 128
+// bits as a number in base 36 (25 characters), or in the vendor's own alphabet if that lacks base 36 or must be
+// shorter. All keys of a vendor have the same length, and two keys never become one. It returns an error if 128 bits do
+// not fit.
 func (k KeyRules) Project(key uuid.UUID) (string, error) {
 	limit := k.limit()
 	if k.fits() {

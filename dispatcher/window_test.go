@@ -56,7 +56,7 @@ func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
 	}
 }
 
-func TestPastTheKeyWindowWithoutALookupItIsParkedAlsoAfterARedrive(t *testing.T) {
+func TestPastKeyWindowWithoutLookupIsParked(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.vendor.Next("500")
 	id := b.insert("charge_card")
@@ -77,7 +77,7 @@ func TestPastTheKeyWindowWithoutALookupItIsParkedAlsoAfterARedrive(t *testing.T)
 	b.wantCalls(2)
 }
 
-func TestAnOutageLongerThanTheKeyWindowParksNothingThatWasNeverSent(t *testing.T) {
+func TestOutageLongerThanTheKeyWindowParksNothing(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.IdempotentWrite))
 	for range 5 {
 		b.insert("charge_card")

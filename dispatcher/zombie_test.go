@@ -218,7 +218,7 @@ func TestALostLockHasAReadSentAgainByAnotherWorker(t *testing.T) {
 	lostLockIsTakenOver(t, dispatcher.Read)
 }
 
-func TestALostLockHasAnIdempotentWriteSentAgainWithTheSameKeyByAnotherWorker(t *testing.T) {
+func TestLostLockIdempotentWriteIsSentByAnother(t *testing.T) {
 	lostLockIsTakenOver(t, dispatcher.IdempotentWrite)
 }
 
@@ -236,11 +236,11 @@ func lostLockIsTakenOver(t *testing.T, class dispatcher.Class) {
 	g.wantCalls(b, 2)
 }
 
-func TestALostLockLeavesANonIdempotentWriteToItsWorkerWhileTheLeaseHolds(t *testing.T) {
+func TestLostLockNonIdempotentWriteStaysLeased(t *testing.T) {
 	lostLockIsLeft(t, dispatcher.NonIdempotentWrite)
 }
 
-func TestALostLockLeavesAnIrreversibleWriteToItsWorkerWhileTheLeaseHolds(t *testing.T) {
+func TestLostLockIrreversibleWriteStaysLeased(t *testing.T) {
 	lostLockIsLeft(t, dispatcher.IrreversibleWrite)
 }
 

@@ -44,7 +44,7 @@ func get(t testing.TB, on *samekeytest.DB, id uuid.UUID) outbox.Entry {
 }
 
 // newGuardedDB is a database in which a change of state that the table of
-// transitions does not have is an error, whoever makes it.
+// transitions does not have is an error.
 func newGuardedDB(t testing.TB) *samekeytest.DB {
 	t.Helper()
 	on := samekeytest.NewDB(t)
@@ -123,7 +123,7 @@ func newWorker(t testing.TB, on *samekeytest.DB, id int32) *worker {
 	return &worker{t: t, q: db.New(on.Pool), on: on, id: id}
 }
 
-// claim takes what is due of an action, with q or, if it is nil, by itself.
+// claim takes due intents of an action, with q or, if it is nil, by itself.
 func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.OutboxQueueClaimRow {
 	w.t.Helper()
 	if q == nil {
@@ -139,7 +139,7 @@ func (w *worker) claim(q *db.Queries, action string, repeatable bool) []db.Outbo
 	return claims
 }
 
-// claimAnswered takes what is due of an action and has only its Apply to come.
+// claimAnswered takes an answered intent of an action, which has only its Apply left.
 func (w *worker) claimAnswered(action string) []db.OutboxAnsweredClaimRow {
 	w.t.Helper()
 	claims, err := w.q.OutboxAnsweredClaim(w.t.Context(), db.OutboxAnsweredClaimParams{Action: action, Worker: w.id, MaxCount: 100, Lease: time.Minute})

@@ -54,7 +54,7 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 }
 
 // InsertMany writes the intents in the caller's transaction, in one round trip, and returns their ids in the order given.
-// Each intent is treated as [Insert] does. If one breaks the rules, none is written. Intents with the same ordering key keep
+// Each intent is treated as [Insert] does. If one breaks the rules, nothing is written. Intents with the same ordering key keep
 // the order given.
 //
 // Two calls of InsertMany never deadlock with each other. With [samekey.SQL] it makes one round trip per intent.

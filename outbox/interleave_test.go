@@ -91,7 +91,7 @@ func TestLookupOvertakenByADecisionSettlesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := w.settle(lookup, outbox.StatusPending, "absent", ""); n != 0 {
-			t.Errorf("%s: the look-up changed what the person decided", verb)
+			t.Errorf("%s: the lookup changed what the person decided", verb)
 		}
 		if e := get(t, on, id); e.Status != want || e.Worker != 0 {
 			t.Errorf("%s: it is %s, held by %d", verb, e.Status, e.Worker)

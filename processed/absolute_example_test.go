@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/processed"
 )
 
@@ -16,10 +17,10 @@ const lineTables = `
 create table lines (id text primary key, quantity int not null, version int not null default 1);
 create table accounts (id text primary key, balance bigint not null)`
 
-var errChanged = errors.New("somebody else changed it: read it again and decide anew")
+var errChanged = errors.New("another caller changed it: read it again and decide again")
 
-// setQuantity says how it shall be, so that it can be repeated without a key. The
-// version keeps a repetition that comes late from undoing what others did since.
+// setQuantity writes an absolute value, so it can be repeated without a key. The
+// version keeps a late repetition from undoing later changes.
 func setQuantity(ctx context.Context, tx samekey.Tx, line string, quantity, version int) error {
 	tag, err := tx.Exec(ctx, `
 		update lines set quantity = $2, version = $3 + 1
@@ -33,8 +34,7 @@ func setQuantity(ctx context.Context, tx samekey.Tx, line string, quantity, vers
 	return nil
 }
 
-// addCredit says by how much, which counts again with each repetition: it needs a
-// key.
+// addCredit adds an amount. Each repetition would add it again, so it needs a key.
 func addCredit(ctx context.Context, pool *pgxpool.Pool, req processed.Request, account string, amount int64) (processed.Result[int64], error) {
 	return processed.Run(ctx, pool, req, func(ctx context.Context, tx pgx.Tx) (balance int64, err error) {
 		err = tx.QueryRow(ctx, `
@@ -44,10 +44,9 @@ func addCredit(ctx context.Context, pool *pgxpool.Pool, req processed.Request, a
 	})
 }
 
-// A change that says how it shall be needs no key; one that says by how much
-// does.
+// An absolute change needs no key; a relative one does.
 func Example_absoluteState() {
-	_ = func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
+	change := func(ctx context.Context, pool *pgxpool.Pool, req processed.Request) error {
 		for range 3 { // a client that is not sure, three times
 			if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return setQuantity(ctx, tx, "line-1", 3, 1) }); err != nil {
 				return err
@@ -56,8 +55,19 @@ func Example_absoluteState() {
 			if err != nil {
 				return err
 			}
-			fmt.Println(credited.Value, credited.Deduplicated) // 10 false, 10 true, 10 true
+			fmt.Println(credited.Value, credited.Deduplicated)
 		}
 		return nil
 	}
+
+	db, done := exampletb.DB(lineTables, `insert into lines values ('line-1', 1)`, `insert into accounts values ('account-1', 0)`)
+	defer done()
+	key := samekey.Key{Scope: "acme/add_credit", Value: "call-1"}
+	if err := change(context.Background(), db.Pool, processed.Request{Key: key, Payload: []byte(`{"credit":10}`)}); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// 10 false
+	// 10 true
+	// 10 true
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/processed"
 )
 
@@ -21,9 +22,9 @@ type toolCall struct {
 	Arguments json.RawMessage `json:"arguments"`
 }
 
-// keyValues are what the harness sends with the calls of one answer, beside the
-// arguments. It saves all of them before it makes the first, and gives all of them
-// when it resumes, so that an id that the model gave twice is numbered alike.
+// keyValues returns the key values of the calls of one answer. The harness saves
+// all calls before it makes the first one, and passes all of them again when it
+// resumes, so that an id that the model used twice is numbered the same way.
 func keyValues(run, turn string, answer []toolCall) ([]string, error) {
 	ids := make([]string, len(answer))
 	for i, call := range answer {
@@ -32,8 +33,8 @@ func keyValues(run, turn string, answer []toolCall) ([]string, error) {
 	return samekey.ToolCallKeys(ids, run, turn)
 }
 
-// creditTool is the tool. The tenant is who is logged in, and the value comes
-// from the harness; neither is among the arguments, which the model writes.
+// creditTool is the tool. The tenant comes from the login and the value from the
+// harness. Neither is among the arguments, which the model writes.
 func creditTool(ctx context.Context, pool *pgxpool.Pool, tenant, value string, arguments []byte) (processed.Result[int64], error) {
 	var args struct {
 		Account string `json:"account"`
@@ -50,13 +51,13 @@ func creditTool(ctx context.Context, pool *pgxpool.Pool, tenant, value string, a
 	return addCredit(ctx, pool, req, args.Account, args.Amount)
 }
 
-// sameCallAgain tells the harness whether to repeat a call that ended with err,
-// under the same key and after a pause. The model hears of neither.
+// sameCallAgain reports whether the harness repeats a call that ended with err,
+// with the same key and after a pause. The model sees neither.
 func sameCallAgain(err error) bool {
 	return processed.SafeToRetry(err) || errors.Is(err, processed.ErrAmbiguous)
 }
 
-// creditForModel is what the model reads of an answer.
+// creditForModel is the part of an answer that the model reads.
 func creditForModel(res processed.Result[int64]) string {
 	if res.Deduplicated {
 		return fmt.Sprintf(`{"balance":%d,"deduplicated":true,"note":"This call was carried out before, once. Nothing is left to do."}`, res.Value)
@@ -64,8 +65,8 @@ func creditForModel(res processed.Result[int64]) string {
 	return fmt.Sprintf(`{"balance":%d}`, res.Value)
 }
 
-// A harness saves the calls of an answer, makes them, and repeats what it is not
-// sure of.
+// A harness saves the calls of an answer, makes them, and repeats those with an
+// unknown outcome.
 func Example_agent() {
 	call := func(ctx context.Context, pool *pgxpool.Pool, value string, c toolCall) (string, error) {
 		for {
@@ -83,7 +84,7 @@ func Example_agent() {
 			}
 		}
 	}
-	_ = func(ctx context.Context, pool *pgxpool.Pool, run, turn string, answer []toolCall, save func([]toolCall) error) (said []string, err error) {
+	work := func(ctx context.Context, pool *pgxpool.Pool, run, turn string, answer []toolCall, save func([]toolCall) error) (said []string, err error) {
 		if err := save(answer); err != nil { // before the first call: see docs/agents.md
 			return nil, err
 		}
@@ -100,4 +101,16 @@ func Example_agent() {
 		}
 		return said, nil
 	}
+
+	db, done := exampletb.DB(lineTables, `insert into accounts values ('account-1', 0)`)
+	defer done()
+	answer := []toolCall{{ID: "call_1", Tool: "add_credit", Arguments: json.RawMessage(`{"account":"account-1","amount":10}`)}}
+	save := func([]toolCall) error { return nil } // to a file or a table
+	for range 2 {                                 // the harness dies, and does the turn again
+		said, err := work(context.Background(), db.Pool, "run-7", "turn-2", answer, save)
+		fmt.Println(said, err)
+	}
+	// Output:
+	// [{"balance":10}] <nil>
+	// [{"balance":10,"deduplicated":true,"note":"This call was carried out before, once. Nothing is left to do."}] <nil>
 }

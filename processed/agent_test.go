@@ -16,8 +16,8 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// remind is a tool of an agent: a row, and a mail that is sent once for each
-// call. Where midway is not nil it is called before the commit.
+// remind is a tool of an agent: a row, and a mail that is sent once for each call. Where midway is not nil it is called
+// before the commit.
 func remind(ctx context.Context, pool *pgxpool.Pool, value string, arguments []byte, midway func()) (processed.Result[order], error) {
 	key, err := samekey.NewKey(value, "acme", "remind")
 	if err != nil {
@@ -43,8 +43,7 @@ type step struct {
 	Answer    *order // of a step that is done
 }
 
-// run is an agent's run of so many steps. What is saved is a text and survives a
-// process; the rest is the process.
+// run is an agent's run of so many steps. What is saved is a text and survives a process; the rest is the process.
 type run struct {
 	id    string
 	size  int
@@ -57,9 +56,8 @@ type run struct {
 
 var errKilled = errors.New("killed")
 
-// resume goes on from the checkpoint, until the end or until the process is
-// killed at the step and place given. It returns what the steps answered and how
-// many of the calls that it made were replays.
+// resume goes on from the checkpoint, until the end or until the process is killed at the step and place given. It
+// returns what the steps answered and how many of the calls that it made were replays.
 func (r *run) resume(ctx context.Context, pool *pgxpool.Pool, killAt int, place string) (steps []step, replays int, err error) {
 	if r.saved != "" {
 		if err := json.Unmarshal([]byte(r.saved), &steps); err != nil {
@@ -75,8 +73,7 @@ func (r *run) resume(ctx context.Context, pool *pgxpool.Pool, killAt int, place 
 			continue
 		}
 		if i == len(steps) {
-			// The model is asked. It words the same call in another way each time, and
-			// its API gives the call a new id.
+			// The model is asked. It words the same call in another way each time, and its API gives the call a new id.
 			r.asked++
 			steps = append(steps, step{CallID: uuid.NewString(), Arguments: spelledArguments(i, r.asked)})
 			if r.every == 1 {
@@ -117,8 +114,7 @@ func (r *run) resume(ctx context.Context, pool *pgxpool.Pool, killAt int, place 
 	return steps, replays, nil
 }
 
-// spelledArguments are those of a step, all steps' alike but for the order and
-// spelling of what is in them.
+// spelledArguments are those of a step, all steps' alike but for the order and spelling of what is in them.
 func spelledArguments(step, how int) string {
 	return []string{
 		fmt.Sprintf(`{"to": "ann", "in_days": %d.0}`, step%3),
@@ -184,8 +180,8 @@ func TestAgentResumedFromCheckpointCreatesNothingNew(t *testing.T) {
 	}
 }
 
-// A harness that saves each tenth step, or never, repeats more calls, and where
-// its keys are made of run and step it creates no more.
+// A harness that saves each tenth step, or never, repeats more calls, and where its keys are made of run and step it
+// creates no more.
 func TestAgentRestartedFromOldCheckpointCreatesNothingNew(t *testing.T) {
 	const size = 40
 	b := setup(t)
@@ -224,7 +220,7 @@ func TestWantedSecondReminderIsSent(t *testing.T) {
 	arguments := []byte(`{"to":"ann","in_days":3}`)
 	for name, value := range map[string]func(call int) (string, error){
 		"another call id": func(call int) (string, error) { return samekey.ToolCallKey(fmt.Sprint("call_", call), "run-7") },
-		"another turn": func(call int) (string, error) { // of an API that counts anew
+		"another turn": func(call int) (string, error) { // of an API that numbers calls per answer
 			return samekey.ToolCallKey("call_0", "run-7", fmt.Sprint("turn-", call))
 		},
 		"another step": func(call int) (string, error) {

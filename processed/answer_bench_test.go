@@ -20,8 +20,7 @@ type benchOrder struct {
 	Lines    []benchLine `json:"lines"`
 }
 
-// What it costs to make sure, before the commit, that an answer of 1 KB replays as
-// it is.
+// What it costs to make sure, before the commit, that an answer of 1 KB replays as it is.
 func BenchmarkAnswerOf1KB(b *testing.B) {
 	order := benchOrder{ID: "ord_0001", Customer: "cus_0001"}
 	for i := range 10 {

@@ -12,14 +12,12 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// What Run costs beside the bare transaction with the same writes, 16 clients
-// at once:
+// What Run costs beside the bare transaction with the same writes, 16 clients at once:
 //
 //	go test -run '^$' -bench Commit -benchtime 5s ./processed
 //
-// Bare is begin, two inserts (the order, a row as wide as a record), commit:
-// the transaction of somebody who writes such a table by hand. The two take
-// turns, so that both meet the same machine.
+// Bare is begin, two inserts (the order, a row as wide as a record), commit: the transaction of a service that
+// writes such a table by hand. The two take turns, so that both meet the same machine.
 func BenchmarkCommit(b *testing.B) {
 	db := samekeytest.NewDB(b)
 	for _, sql := range []string{

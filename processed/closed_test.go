@@ -11,8 +11,8 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// What Do's function was given takes nothing more when the function has returned:
-// the record is written, and what came later would be part of no request.
+// What Do's function was given takes nothing more when the function has returned: the record is written, and what came
+// later would be part of no request.
 func TestDoClosesItsTransactionWhenTheFunctionReturns(t *testing.T) {
 	ends := map[string]func() error{
 		"answer":  func() error { return nil },
@@ -68,8 +68,7 @@ func TestDoClosesItsTransactionWhenTheFunctionReturns(t *testing.T) {
 	}
 }
 
-// A goroutine that Do's function has left in a statement cannot write to what the
-// caller commits.
+// A goroutine that Do's function has left in a statement cannot write to what the caller commits.
 func TestStatementLeftBehindByDoIsNotCommitted(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"it returned":       func() error { return nil },

@@ -45,8 +45,8 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, began tim
 	if bounded = bounded && q.waits(); bounded {
 		batch.Queue(db.ProcessedEventsSetLockTimeout, max(time.Until(deadline).Milliseconds(), 1))
 	}
-	// The record comes before the intents: an attempt that lost must learn it from the record, and not from an intent whose
-	// payload names a row of the losing attempt.
+	// The record comes before the intents: an attempt that lost must learn it from the record, and not from an intent
+	// whose payload names a row of the losing attempt.
 	m.insertRecord(batch, db.ProcessedEventsInsert, m.recordArgs(began, ans))
 	actions = q.addAll(batch)
 	committed := ""

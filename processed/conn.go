@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// rollbackWithin bounds a rollback, which the caller's context does not cut short. A connection whose transaction cannot
-// be ended is closed.
+// rollbackWithin bounds a rollback, which the caller's context does not cut short. A connection whose transaction
+// cannot be ended is closed.
 const rollbackWithin = 5 * time.Second
 
 // acquire takes a connection from the pool.

@@ -18,8 +18,8 @@ import (
 )
 
 // Do does a request once in a transaction that the caller owns: a pgx.Tx, or samekey.SQL of a *sql.Tx. What fn writes,
-// its intents and the record exist if and only if the caller commits. Until then nobody sees them, and others with the
-// same key get [ErrInFlight].
+// its intents and the record exist if and only if the caller commits. Until then they are invisible to others, who get
+// [ErrInFlight] for the same key.
 //
 // Results and errors are those of [Run], with these differences:
 //
@@ -88,8 +88,8 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	if err != nil {
 		return answer{}, m.doError("look up", err)
 	}
-	// The savepoint exists from here on. At the end it is released, after a rollback to it of whatever must not stay. This
-	// also happens if fn panics, for a caller that recovers.
+	// The savepoint exists from here on. At the end it is released, after a rollback to it of whatever must not stay.
+	// This also happens if fn panics, for a caller that recovers.
 	keep, inside := false, &gate{}
 	defer func() {
 		idle := inside.close()

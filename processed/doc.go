@@ -1,10 +1,10 @@
-// Package processed remembers requests by their idempotency key: the same key with the same request gets the first answer
-// again, and the work is not done twice.
+// Package processed remembers requests by their idempotency key: the same key with the same request gets the first
+// answer again, and the work is not done twice.
 //
 // # Run
 //
-// [Run] owns the transaction. What the function writes, the intents that it inserts and the processed record (idempotency
-// record) with its answer are committed together. Either all of them exist afterwards, or none.
+// [Run] owns the transaction. What the function writes, the intents that it inserts and the processed record
+// (idempotency record) with its answer are committed together. Either all of them exist afterwards, or none.
 //
 //	key, err := samekey.NewKey(r.Header.Get("Idempotency-Key"), tenant, "orders.create")
 //	res, err := processed.Run(ctx, pool, processed.Request{Key: key, Payload: body},
@@ -25,8 +25,8 @@
 //   - [ErrConflict]: the key was used with another request. The caller's mistake.
 //   - [ErrInFlight]: the first attempt is still running. Try again in a moment.
 //   - [ErrAmbiguous]: the connection was lost during COMMIT, and the outcome is unknown. Call again with the same key.
-//   - [*RequestError]: a field of the request is invalid. Its Err is a *samekey.KeyError or *samekey.FingerprintError for
-//     an invalid key or payload.
+//   - [*RequestError]: a field of the request is invalid. Its Err is a *samekey.KeyError or *samekey.FingerprintError
+//     for an invalid key or payload.
 //   - [ErrNested]: a call inside the function of another call. A mistake in the program.
 //   - [*Failure]: the answer is no, and it is stored.
 //   - Any other error of the function. Nothing was stored.
@@ -42,8 +42,8 @@
 //
 // # Do and Once
 //
-// [Do] works in a transaction that you own, of pgx or of database/sql (samekey.SQL), and so with GORM, bun, ent and sqlx.
-// [Once] is for consumers of events, which need no answer.
+// [Do] works in a transaction that you own, of pgx or of database/sql (samekey.SQL), and so with GORM, bun, ent and
+// sqlx. [Once] is for consumers of events, which need no answer.
 //
 // # FindOrCreate
 //
@@ -56,8 +56,8 @@
 //
 // # Retention
 //
-// A record is kept for Request.Retain, 72 hours by default, and then until [Prune] deletes it with its intents. It stays
-// until all of them are finished and forgotten by their vendors. After that the key is new again.
+// A record is kept for Request.Retain, 72 hours by default, and then until [Prune] deletes it with its intents. It
+// stays until all of them are finished and forgotten by their vendors. After that the key is new again.
 //
 // # Limits
 //

@@ -12,42 +12,42 @@ import (
 
 // Find these errors with errors.Is.
 var (
-	// ErrConflict means that the key was used with another request. Nothing was done, and the same call fails again. The
-	// caller has to use a new key for a new operation. An HTTP edge answers 422.
+	// ErrConflict means that the key was used with another request. Nothing was done, and the same call fails again.
+	// The caller has to use a new key for a new operation. An HTTP edge answers 422.
 	ErrConflict = errors.New("processed: the key was used with another request: use a new key for a new operation")
 
-	// ErrInFlight means that another first attempt with this key is running. Nothing was done. Call again in a moment, with
-	// the same key, to get its answer. An HTTP edge answers 409 with Retry-After.
+	// ErrInFlight means that another first attempt with this key is running. Nothing was done. Call again in a moment,
+	// with the same key, to get its answer. An HTTP edge answers 409 with Retry-After.
 	ErrInFlight = errors.New("processed: a request with the same key is still running: try again in a moment")
 
-	// ErrAmbiguous means that the connection was lost while Run committed, and that it was not possible within five seconds
-	// to find out whether the commit happened. Call again with the same key and request until there is an answer: that is
-	// safe, and the only way to know. Do not use another key for the operation meanwhile.
+	// ErrAmbiguous means that the connection was lost while Run committed, and that it was not possible within five
+	// seconds to find out whether the commit happened. Call again with the same key and request until there is an
+	// answer: that is safe, and the only way to know. Do not use another key for the operation meanwhile.
 	ErrAmbiguous = errors.New("processed: the connection was lost during COMMIT, and the outcome is unknown: call again with the same key")
 
-	// ErrAborted means that the function's transaction cannot be committed, although the function returned nil (or an error
-	// after which Run would call it again): a statement failed, the function ended the transaction (and may have begun
-	// another one), or a goroutine is still using it. No record was stored. What a statement of the function committed by
-	// itself stays, with the intents inserted before it. Return the errors of statements. If a statement is expected to
-	// fail, run it in a nested transaction (tx.Begin) and roll that back.
+	// ErrAborted means that the function's transaction cannot be committed, although the function returned nil (or an
+	// error after which Run would call it again): a statement failed, the function ended the transaction (and may have
+	// begun another one), or a goroutine is still using it. No record was stored. What a statement of the function
+	// committed by itself stays, with the intents inserted before it. Return the errors of statements. If a statement
+	// is expected to fail, run it in a nested transaction (tx.Begin) and roll that back.
 	ErrAborted = errors.New("processed: the function's transaction cannot be committed")
 
-	// ErrNested means that the call was made inside the function of another call, where it could never succeed: Run or Once
-	// on the same pool, or any call with the outer call's key. Run needs a second connection, which a busy pool does not
-	// have, and its work would stay committed if the outer call is rolled back. Nothing was done, and the same call fails
-	// again. Call [Do] with the outer transaction and another key, or make the call after the outer one has returned. The
-	// outer call is found through the context passed to its function, so pass that context on.
+	// ErrNested means that the call was made inside the function of another call, where it could never succeed: Run or
+	// Once on the same pool, or any call with the outer call's key. Run needs a second connection, which a busy pool
+	// does not have, and its work would stay committed if the outer call is rolled back. Nothing was done, and the same
+	// call fails again. Call [Do] with the outer transaction and another key, or make the call after the outer one has
+	// returned. The outer call is found through the context passed to its function, so pass that context on.
 	ErrNested = errors.New("processed: the call is nested in another one")
 
 	// ErrAnswerUnstorable means that the answer cannot be stored so that a replay returns the same. Nothing was stored.
-	// Either it takes more than 1 MiB as JSON: answer with a reference to the large part. Or it does not survive JSON: a
-	// string that is not UTF-8, a type that cannot be decoded (an interface with methods), or a type that decodes to
+	// Either it takes more than 1 MiB as JSON: answer with a reference to the large part. Or it does not survive JSON:
+	// a string that is not UTF-8, a type that cannot be decoded (an interface with methods), or a type that decodes to
 	// another value than it encodes. Answer with a type that JSON preserves, or with json.RawMessage.
 	ErrAnswerUnstorable = errors.New("processed: the answer cannot be stored")
 
-	// ErrAnswerUnreadable means that the request was done before, and that its stored answer is not JSON of the type asked
-	// for, such as after a deploy that changed the type. Nothing was done again. Read it with a type that accepts both
-	// forms, or with json.RawMessage.
+	// ErrAnswerUnreadable means that the request was done before, and that its stored answer is not JSON of the type
+	// asked for, such as after a deploy that changed the type. Nothing was done again. Read it with a type that accepts
+	// both forms, or with json.RawMessage.
 	ErrAnswerUnreadable = errors.New("processed: the stored answer does not fit the type asked for")
 )
 

@@ -42,8 +42,7 @@ func (c *coarse) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// answered makes the request twice with a function that returns the value, and
-// returns both answers.
+// answered makes the request twice with a function that returns the value, and returns both answers.
 func answered[T any](t *testing.T, pool *pgxpool.Pool, k string, value T) (first, second processed.Result[T], err error) {
 	run := func() (processed.Result[T], error) {
 		return processed.Run(t.Context(), pool, request(t, k, `1`), func(context.Context, pgx.Tx) (T, error) { return value, nil })
@@ -55,8 +54,8 @@ func answered[T any](t *testing.T, pool *pgxpool.Pool, k string, value T) (first
 	return first, second, err
 }
 
-// exact is a case whose type is erased: it fails unless the two answers are equal
-// and print as wanted, or, where want is "", the first call is refused.
+// exact is a case whose type is erased: it fails unless the two answers are equal and print as wanted, or, where want
+// is "", the first call is refused.
 func exact[T any](value T, want string) func(*testing.T, *bundle, string) {
 	return func(t *testing.T, b *bundle, k string) {
 		t.Helper()
@@ -80,8 +79,7 @@ func exact[T any](value T, want string) func(*testing.T, *bundle, string) {
 	}
 }
 
-// The first caller gets what every replay gives, and what would be another value
-// then is refused now.
+// The first caller gets what every replay gives, and what would be another value then is refused now.
 func TestReplayEqualsTheFirstAnswer(t *testing.T) {
 	zone := time.FixedZone("somewhere", 3*60*60)
 	at := time.Date(2026, 3, 1, 12, 0, 0, 123456789, zone)

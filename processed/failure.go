@@ -126,7 +126,8 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, began time.Ti
 	err := conn.SendBatch(within, batch).Close()
 	switch {
 	case err != nil && conn.IsClosed():
-		// Safe in both cases: a stored failure replays, and otherwise the function runs again. Nothing else was written.
+		// Safe in both cases: a stored failure replays, and otherwise the function runs again. Nothing else was
+		// written.
 		return answer{}, unstored("processed: the connection was lost while failure %d was stored, and nothing else was stored: call again with the same key: %w", failure.statusCode(), err)
 	case replaced(err):
 		return answer{}, m.replacedError()

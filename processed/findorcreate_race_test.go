@@ -14,8 +14,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// What can happen between FindOrCreate's statements, and to them, as the comment
-// in findorcreate.go lists it.
+// What can happen between FindOrCreate's statements, and to them, as the comment in findorcreate.go lists it.
 
 func TestFindOrCreateWaitsForRunningInsert(t *testing.T) {
 	for name, owner := range owners() {
@@ -244,7 +243,7 @@ func TestLockTimeoutAndDeadlockAskToRetryTheTransaction(t *testing.T) {
 			}
 			ok(t, rollback())
 
-			// Each has what the other wants next. Whoever notices first gives way.
+			// Each holds the row that the other wants next. Postgres aborts one of them.
 			tx, _, rollback = owner.begin(t, b, "")
 			_, err = tx.Exec(t.Context(), "set local deadlock_timeout = '10ms'")
 			ok(t, err)
@@ -267,7 +266,7 @@ func TestLockTimeoutAndDeadlockAskToRetryTheTransaction(t *testing.T) {
 	}
 }
 
-// Run runs its function again after 40P01 and 40001: nobody sees the collision.
+// Run calls its function again after 40P01 and 40001: the caller sees no collision.
 func TestRunsThatCollideOverTwoRowsBothSucceed(t *testing.T) {
 	b := setupTickets(t)
 	for _, level := range []pgx.TxIsoLevel{"", pgx.Serializable} {

@@ -311,8 +311,7 @@ func TestErrorInsideDoLeavesTheTransactionUsable(t *testing.T) {
 	b.stored(0, 0, 1)
 }
 
-// The intent goes with the row: a function that fails after it takes both back,
-// and the next one makes both.
+// The intent goes with the row: a function that fails after it takes both back, and the next one makes both.
 func TestIntentExistsIfAndOnlyIfItsRowDoes(t *testing.T) {
 	b := setupTickets(t)
 	own := errors.New("own")
@@ -416,7 +415,7 @@ func TestAbsoluteStateNeedsNoKey(t *testing.T) {
 	if b.count("lines where quantity = 3 and version = 2") != 1 {
 		t.Error("three times 3 is not 3")
 	}
-	ok(t, set(5, 2)) // somebody else
+	ok(t, set(5, 2)) // another customer's setting
 	if err := set(3, 1); !errors.Is(err, errChanged) {
 		t.Errorf("a late repetition: %v", err)
 	}

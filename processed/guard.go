@@ -82,8 +82,8 @@ type gate struct {
 	open   int // running statements
 }
 
-// close lets no further statement begin. It reports whether none is running: otherwise a goroutine that fn left behind
-// is still using the connection.
+// close lets no further statement begin. It reports whether the transaction is idle: otherwise a goroutine that fn
+// left behind is still using the connection.
 func (g *gate) close() (idle bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -10,8 +10,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// late is an argument that is rewritten once the statement is under way in pgx, as
-// pgx.NamedArgs is.
+// late is an argument that is rewritten once the statement is under way in pgx, as pgx.NamedArgs is.
 type late struct{ begun, goOn chan struct{} }
 
 func (l late) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, _ []any) (string, []any, error) {
@@ -20,8 +19,8 @@ func (l late) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, _ []any) 
 	return sql, nil, nil
 }
 
-// A goroutine that the function has left behind in a statement must not find the
-// connection in the hands of the next request.
+// A goroutine that the function has left behind in a statement must not find the connection in the hands of the next
+// request.
 func TestStatementLeftBehindReachesNoOtherTransaction(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"the function returned": func() error { return nil },

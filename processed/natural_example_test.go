@@ -9,12 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed"
 )
 
-// What the same subject is, the database says: one function, used by the column
-// under the constraint and by whoever looks for a ticket.
+// The database defines which subjects are the same: one function, used by the
+// column in the constraint and by every lookup.
 const ticketTables = `
 create function normal_subject(subject text) returns text immutable strict parallel safe
 	language sql return lower(btrim(regexp_replace(subject, '\s+', ' ', 'g')));
@@ -28,9 +29,9 @@ create table tickets (
 	constraint tickets_once_a_day unique (customer, subject_norm, day)
 )`
 
-// findOrCreateTicket returns the id of the customer's ticket of that subject and
-// day. The day comes from the request: by the clock of the server, a retry after
-// midnight would be another ticket.
+// findOrCreateTicket returns the id of the customer's ticket with that subject and
+// day. The day comes from the request: by the server's clock, a retry after
+// midnight would create another ticket.
 func findOrCreateTicket(ctx context.Context, tx samekey.Tx, customer, subject string, day time.Time) (processed.Result[int64], error) {
 	return processed.FindOrCreate(ctx, tx,
 		processed.Statement{SQL: `
@@ -43,14 +44,14 @@ func findOrCreateTicket(ctx context.Context, tx samekey.Tx, customer, subject st
 		pgx.RowTo[int64])
 }
 
-// Ticket is the answer: New is false where an earlier request had made it.
+// Ticket is the answer. New is false if an earlier request created the ticket.
 type Ticket struct {
 	ID  int64 `json:"id"`
 	New bool  `json:"new"`
 }
 
-// openTicket is a request under a key of its own. The customer is written to once,
-// when the ticket is made.
+// openTicket is a request with its own key. The customer gets one mail, when the
+// ticket is created.
 func openTicket(ctx context.Context, pool *pgxpool.Pool, req processed.Request, customer, subject string, day time.Time) (processed.Result[Ticket], error) {
 	return processed.Run(ctx, pool, req, func(ctx context.Context, tx pgx.Tx) (Ticket, error) {
 		found, err := findOrCreateTicket(ctx, tx, customer, subject, day)
@@ -65,10 +66,10 @@ func openTicket(ctx context.Context, pool *pgxpool.Pool, req processed.Request, 
 	})
 }
 
-// Two people of one customer report the same thing, each under a key of his own:
+// Two people of one customer report the same problem, each with their own key:
 // one ticket, one mail.
 func ExampleFindOrCreate() {
-	_ = func(ctx context.Context, pool *pgxpool.Pool, first, second processed.Request) error {
+	report := func(ctx context.Context, pool *pgxpool.Pool, first, second processed.Request) error {
 		day := time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 		opened, err := openTicket(ctx, pool, first, "acme", "Printer on fire", day)
 		if err != nil {
@@ -78,7 +79,17 @@ func ExampleFindOrCreate() {
 		if err != nil {
 			return err
 		}
-		fmt.Println(opened.Value.New, joined.Value.New, opened.Value.ID == joined.Value.ID) // true false true
+		fmt.Println(opened.Value.New, joined.Value.New, opened.Value.ID == joined.Value.ID)
 		return nil
 	}
+
+	db, done := exampletb.DB(ticketTables)
+	defer done()
+	request := func(value string) processed.Request {
+		return processed.Request{Key: samekey.Key{Scope: "acme/tickets.open", Value: value}, Payload: []byte(`{}`)}
+	}
+	if err := report(context.Background(), db.Pool, request("first"), request("second")); err != nil {
+		fmt.Println(err)
+	}
+	// Output: true false true
 }

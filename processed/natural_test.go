@@ -9,8 +9,8 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// A key with a NULL in it equals no other, so each call would make a row; and so it
-// would with a find that looks for something else.
+// A key with a NULL in it equals no other, so each call would make a row; and so it would with a find that looks for
+// something else.
 func TestRowThatFindMissesIsRefused(t *testing.T) {
 	for name, owner := range owners() {
 		t.Run(name, func(t *testing.T) {
@@ -39,8 +39,8 @@ func TestRowThatFindMissesIsRefused(t *testing.T) {
 				t.Errorf("%d rows", n)
 			}
 
-			// Found with its NULLs where the constraint lets each be a row of its own: the
-			// second call makes two, and says so.
+			// Found with its NULLs where the constraint lets each be a row of its own: the second call makes two, and
+			// says so.
 			same := processed.Statement{SQL: "select id from seats where hall = $1 and seat is not distinct from nullif($2, '')", Args: []any{"A", nil}}
 			for _, want := range []string{"", "more than one row"} {
 				tx, commit, rollback := owner.begin(t, b, "")

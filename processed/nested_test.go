@@ -17,7 +17,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// refusedNested fails unless err says that a call is nested, and names both keys.
+// refusedNested fails unless err reports a nested call and names both keys.
 func refusedNested(t *testing.T, err error, keys ...samekey.Key) {
 	t.Helper()
 	if !errors.Is(err, processed.ErrNested) || processed.SafeToRetry(err) {
@@ -154,8 +154,7 @@ func TestRunInDoThatGetsNoConnectionSaysWhy(t *testing.T) {
 	}
 }
 
-// A goroutine that was started inside may go on with the context: nothing is held
-// any more.
+// A goroutine that was started inside may go on with the context: nothing is held any more.
 func TestContextOutlivesItsCall(t *testing.T) {
 	b := setup(t)
 	pool := b.pool(b.db.DSN, 1, nil)

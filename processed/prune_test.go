@@ -26,8 +26,8 @@ func (b *bundle) prune(how processed.Pruning) processed.Pruned {
 	return done
 }
 
-// finish does what a worker does to an intent: the queue row goes, the history
-// says so. The window is an SQL expression.
+// finish does what a worker does to an intent: the queue row goes, the history says so. The window is an SQL
+// expression.
 func (b *bundle) finish(k, part, window string) {
 	b.t.Helper()
 	b.exec("delete from samekey.outbox_queue q using samekey.outbox o where o.id = q.id and o.idem_key = $1 and o.part = $2", k, part)
@@ -189,8 +189,7 @@ func TestIntentsWithoutRecordHaveTheirOwnRetention(t *testing.T) {
 	}
 }
 
-// The interleavings that the comment in prune.go names. The pruner's
-// transaction is open while others come.
+// The interleavings that the comment in prune.go names. The pruner's transaction is open while others come.
 func TestPruneAgainstCallsWithTheSameKey(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

@@ -12,8 +12,7 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 )
 
-// What an intent costs does not grow with the number that is queued: each is found
-// by its name.
+// What an intent costs does not grow with the number that is queued: each is found by its name.
 func TestAnIntentCostsTheSameInALongQueue(t *testing.T) {
 	intents := make([]keyed.Intent, 20_000)
 	for i := range intents {

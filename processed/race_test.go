@@ -93,7 +93,7 @@ func TestTwentyCallsOnOneKeyLeaveThePoolToOthers(t *testing.T) {
 			}
 		})
 	}
-	others.Wait() // the first still runs, and nobody waited for it
+	others.Wait() // none of them waited for the first, which still runs
 	if _, err := pool.Exec(ctx, "select 1"); err != nil {
 		t.Errorf("an unrelated query: %v", err)
 	}
@@ -104,9 +104,8 @@ func TestTwentyCallsOnOneKeyLeaveThePoolToOthers(t *testing.T) {
 	b.stored(1, 1, 1)
 }
 
-// With the lock turned off, two first attempts run side by side. The winner is
-// stopped in the middle of its COMMIT, its record written and not yet visible;
-// the loser has to wait for it.
+// With the lock turned off, two first attempts run side by side. The winner is stopped in the middle of its COMMIT, its
+// record written and not yet visible; the loser has to wait for it.
 func TestPrimaryKeyAloneLetsOneAttemptWin(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
@@ -174,7 +173,7 @@ func (b *bundle) waiting(event string) {
 	deadline := time.Now().Add(20 * time.Second)
 	for b.count("pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and wait_event = $1", event) == 0 {
 		if time.Now().After(deadline) {
-			b.t.Fatalf("nobody waits for a lock of type %s", event)
+			b.t.Fatalf("no session waits for a lock of type %s", event)
 		}
 	}
 }
@@ -184,7 +183,7 @@ func TestRecordPrunedAfterLostInsertMeansOneMoreRun(t *testing.T) {
 	acquired := 0
 	pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) {
 		config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
-			if acquired++; acquired == 2 { // the loser comes back for its look-up
+			if acquired++; acquired == 2 { // the loser comes back for its lookup
 				_, err := b.db.Exec(ctx, "with r as (delete from samekey.processed_events), q as (delete from samekey.outbox_queue) delete from samekey.outbox")
 				return err == nil, err
 			}

@@ -94,8 +94,7 @@ func TestPayloadIsComparedUnderTheStoredVersion(t *testing.T) {
 	if _, err := run("raw", samekey.FingerprintBytes(text)); err != nil {
 		t.Fatal(err)
 	}
-	// A release that gives the text again can still compare with what an older one
-	// stored under another version.
+	// A release that gives the text again can still compare with what an older one stored under another version.
 	if res, err := run("raw", text); err != nil || !res.Deduplicated {
 		t.Errorf("text against a raw fingerprint: %+v, %v", res, err)
 	}

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// maxTries bounds the attempts at one transaction. The pauses between them are at most 2, 4, 8, .. 250 ms, and half of
-	// that on average, so the last attempt starts after about 400 ms. By then two dozen transactions that all want the
-	// same row are done.
+	// maxTries bounds the attempts at one transaction. The pauses between them are at most 2, 4, 8, .. 250 ms, and half
+	// of that on average, so the last attempt starts after about 400 ms. By then two dozen transactions that all want
+	// the same row are done.
 	maxTries   = 10
 	firstPause = 2 * time.Millisecond
 	maxPause   = 250 * time.Millisecond

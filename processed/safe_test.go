@@ -21,7 +21,7 @@ type driverError string
 func (e driverError) Error() string    { return "driver: " + string(e) }
 func (e driverError) SQLState() string { return string(e) }
 
-// Nothing was stored, and nothing was wrong with what was asked for.
+// Nothing was stored, and the request itself was valid.
 func TestSessionEndedByTheServerIsSafeToRetry(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(ctx context.Context, tx samekey.Tx) error
@@ -68,7 +68,7 @@ func TestSessionEndedByTheServerIsSafeToRetry(t *testing.T) {
 				t.Errorf("Do: SafeToRetry is not %v: %v", c.safe, err)
 			}
 			_ = tx.Rollback(t.Context())
-			b.mustPlace(request(t, "k", `2`), order{"o1", 7}) // as if nobody had come
+			b.mustPlace(request(t, "k", `2`), order{"o1", 7}) // the key is unused
 		})
 	}
 }
@@ -163,8 +163,7 @@ func TestATimeoutBehindAnOrderingKeyIsSafeToRetry(t *testing.T) {
 	}
 }
 
-// The batch that commits waits no longer than the caller, and it is certain that
-// nothing was stored.
+// The batch that commits waits no longer than the caller, and it is certain that nothing was stored.
 func TestADeadlineBehindAnOrderingKeyIsADeadline(t *testing.T) {
 	for name, keys := range map[string][]string{"one": {"held"}, "several": {"free", "held"}} {
 		t.Run(name, func(t *testing.T) {
@@ -190,8 +189,8 @@ func TestADeadlineBehindAnOrderingKeyIsADeadline(t *testing.T) {
 	}
 }
 
-// Cancelled without a deadline, the commit goes on for its grace; then it is found
-// out that nothing was stored, and the caller's cancellation is the reason.
+// Cancelled without a deadline, the commit goes on for its grace; then it is found out that nothing was stored, and the
+// caller's cancellation is the reason.
 func TestACancellationBehindAnOrderingKeyIsACancellation(t *testing.T) {
 	b := setup(t)
 	b.holdOrder("held")
@@ -207,8 +206,7 @@ func TestACancellationBehindAnOrderingKeyIsACancellation(t *testing.T) {
 	b.stored(0, 0, 0)
 }
 
-// A connection that a pooler or somebody has robbed of its prepared statements is
-// not used again.
+// A connection that lost its prepared statements, as behind a pooler, is not used again.
 func TestAConnectionWithoutItsStatementsIsReplaced(t *testing.T) {
 	b := setup(t)
 	pool := b.pool(b.db.DSN, 1, nil)

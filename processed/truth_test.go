@@ -30,8 +30,8 @@ var endings = []string{
 	"insert into orders values ('own', 1); rollback work; start transaction",
 }
 
-// An error after which something stayed committed must not say that nothing did:
-// the text is refused before any of it is executed.
+// An error after which something stayed committed must not say that nothing did: the text is refused before any of it
+// is executed.
 func TestTextThatEndsTheTransactionIsRefused(t *testing.T) {
 	for i, text := range endings {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -94,8 +94,7 @@ func ended(text string) map[string]act {
 	}
 }
 
-// A serialization failure that comes after it must not have the function run again:
-// its rows would be there twice.
+// A serialization failure that comes after it must not have the function run again: its rows would be there twice.
 func TestFunctionThatEndedItsTransactionIsNotRunAgain(t *testing.T) {
 	b := setup(t)
 	simple := b.pool(b.db.DSN, 2, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })

@@ -81,7 +81,7 @@ func TestSwallowedSQLErrorStoresNothing(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "processed_events_pkey") || processed.SafeToRetry(err) || calls != 1 {
 		t.Errorf("%d calls, %v", calls, err)
 	}
-	// Rolled back by itself, the failed statement harms nobody.
+	// A failed statement that is rolled back by itself does no harm.
 	err = b.run("k", func(ctx context.Context, tx pgx.Tx) error {
 		nested, err := tx.Begin(ctx)
 		if err != nil {
@@ -140,7 +140,7 @@ func TestErrorsPanicsAndCancelledContextsStoreNothing(t *testing.T) {
 	if _, err := processed.Run(ended, b.db.Pool, request(t, "k", `1`), never); !errors.Is(err, context.Canceled) || processed.SafeToRetry(err) {
 		t.Errorf("cancelled before it began: %v", err)
 	}
-	// The key is as free as if nobody had come.
+	// The key is unused.
 	b.mustPlace(request(t, "k", `2`), order{"o1", 7})
 	b.stored(1, 1, 1)
 }
@@ -166,7 +166,7 @@ func TestTheFunctionCannotEndTheTransactionOfRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.stored(1, 1, 1)
-	// Afterwards the connection may be somebody else's.
+	// Afterwards another caller may use the connection.
 	if _, err := kept.Exec(t.Context(), "select 1"); !errors.Is(err, pgx.ErrTxClosed) {
 		t.Errorf("a statement after Run: %v", err)
 	}

@@ -60,8 +60,8 @@ func (r rewriter) RewriteQuery(context.Context, *pgx.Conn, string, []any) (strin
 	return string(r), nil, nil
 }
 
-// undoers is a pool on whose connections statements that deal with savepoints are
-// prepared under names that say nothing of them.
+// undoers is a pool on whose connections statements that deal with savepoints are prepared under names that say nothing
+// of them.
 func (b *bundle) undoers() *pgxpool.Pool {
 	return b.pool(b.db.DSN, 2, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -75,8 +75,8 @@ func (b *bundle) undoers() *pgxpool.Pool {
 	})
 }
 
-// What a rollback to a savepoint takes back is what came after the savepoint, rows
-// and intents alike, however the two statements reach the database.
+// What a rollback to a savepoint takes back is what came after the savepoint, rows and intents alike, however the two
+// statements reach the database.
 func TestEveryUndoRemovesItsIntents(t *testing.T) {
 	commit, rollback := pgx.Tx.Commit, pgx.Tx.Rollback
 	raw := func(text string) act {
@@ -198,8 +198,8 @@ func TestEveryUndoRemovesItsIntents(t *testing.T) {
 	}
 }
 
-// The record and the intents are those of the transaction that Run began, and of
-// no other that a statement put in its place.
+// The record and the intents are those of the transaction that Run began, and of no other that a statement put in its
+// place.
 func TestRunNoticesThatItsTransactionWasReplaced(t *testing.T) {
 	b := setup(t)
 	simple := b.pool(b.db.DSN, 2, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })

@@ -184,8 +184,7 @@ func TestAProcessThatDiesInsideTheFunctionLeavesTheKeyFree(t *testing.T) {
 	b.stored(1, 1, 1)
 }
 
-// whenFree places the order as soon as the server has noticed the end of who
-// held the key.
+// whenFree places the order as soon as the server has noticed the end of who held the key.
 func (b *bundle) whenFree(req processed.Request, o order) {
 	b.t.Helper()
 	deadline := time.Now().Add(10 * time.Second)

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// AssertOneEffect fails the test unless the vendor acted exactly once under
-// key (the delivery key, as it was on the wire). The failure shows the ledger
-// of that key.
+// AssertOneEffect fails the test unless the vendor acted exactly once for this key: the delivery key, as sent. The failure
+// shows the ledger of the key.
 func AssertOneEffect(t testing.TB, vendor interface{ Ledger() Ledger }, key string) {
 	t.Helper()
 	ledger := vendor.Ledger()
@@ -19,8 +18,8 @@ func AssertOneEffect(t testing.TB, vendor interface{ Ledger() Ledger }, key stri
 	}
 }
 
-// AssertEffects fails the test unless the vendor acted exactly n times in all.
-// The failure shows the ledger, and the operations that had two effects.
+// AssertEffects fails the test unless the vendor acted exactly n times in all. The failure shows the ledger, and the
+// operations that had several effects.
 func AssertEffects(t testing.TB, vendor interface{ Ledger() Ledger }, n int) {
 	t.Helper()
 	ledger := vendor.Ledger()
@@ -29,8 +28,7 @@ func AssertEffects(t testing.TB, vendor interface{ Ledger() Ledger }, n int) {
 	}
 }
 
-// describe prints the calls of a key, or all of them (at most 50), as a
-// failing test shows them.
+// describe prints the calls of a key, or of all keys, for a failing test. It prints at most 50.
 func (l Ledger) describe(key string) string {
 	const most = 50
 	var b strings.Builder

@@ -11,7 +11,7 @@ import (
 )
 
 // maxTrips bounds the round trips of one request: one that has more repeats
-// something for ever.
+// something endlessly.
 const maxTrips = 200
 
 // point is a moment of a request: before or after the database did what its

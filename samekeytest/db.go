@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -14,9 +13,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/samekey/samekey/internal/sqlstate"
 	"github.com/samekey/samekey/schema"
 )
 
@@ -31,35 +30,29 @@ const advice = databaseVariable + ` is not set: these tests need a Postgres serv
       docker run --rm -e POSTGRES_PASSWORD=postgres -p 127.0.0.1:54329:5432 postgres:17
       export ` + databaseVariable + `=postgres://postgres:postgres@127.0.0.1:54329/postgres`
 
-// patience bounds each step on the server. A database takes about 50 ms; only a
-// server that is overloaded or gone takes longer than this.
+// patience limits each step on the server. A database takes about 50 ms; only an overloaded or lost server takes longer.
 const patience = 60 * time.Second
 
-// DB is a database that belongs to one test. Its pool is embedded, so that a DB
-// can be queried as it is, and db.Pool is what goes to the code under test.
+// DB is the database of one test. Query it directly, and pass db.Pool to the code under test.
 type DB struct {
 	*pgxpool.Pool
 
-	// DSN is the URL or connection string of this database, for code that opens
-	// connections of its own: a second pool, a worker in a process, database/sql.
+	// DSN is the URL or connection string of this database, for code that opens its own connections: a second pool, a worker
+	// process, database/sql.
 	DSN string
 }
 
-// NewDB returns a migrated database that no other test sees, on the server
-// named by SAMEKEY_TEST_DATABASE_URL, and drops it at the end of the test, with
-// whatever is still connected to it.
+// NewDB returns a migrated database that no other test uses, on the server in the environment variable
+// SAMEKEY_TEST_DATABASE_URL. It is dropped at the end of the test, together with its connections.
 //
-// The first call on a server migrates a template; each database is a copy of
-// it, in tens of milliseconds. The template's name holds [schema.Digest]:
-// another version of the migrations gets a template of its own, and test
-// binaries that run at the same time share one.
+// The first call on a server migrates a template. Each database is a copy of it, made in tens of milliseconds. The template's
+// name contains [schema.Digest], so another version of the migrations gets its own template, and test binaries that run at
+// the same time share one.
 //
-// The test fails at once where the variable is not set or the server cannot be
-// reached: a test that needs a database is never skipped in silence. It also
-// fails if a connection of the pool was not given back within ten seconds of
-// its end.
+// The test fails at once if the variable is not set or the server cannot be reached: no test is skipped silently. It also
+// fails if a connection of the pool is not released within ten seconds of the test's end.
 //
-// The pool has 16 connections, unless the DSN says pool_max_conns.
+// The pool has 16 connections, unless the DSN has pool_max_conns.
 func NewDB(t testing.TB) *DB {
 	t.Helper()
 	server := serverDSN(t)
@@ -68,8 +61,7 @@ func NewDB(t testing.TB) *DB {
 	})
 }
 
-// NewEmptyDB is [NewDB] without the migration: a database in which nothing is
-// yet, for tests of migrations themselves.
+// NewEmptyDB is [NewDB] without the migration, for tests of migrations.
 func NewEmptyDB(t testing.TB) *DB {
 	t.Helper()
 	return newDB(t, serverDSN(t), func(context.Context, *pgx.Conn) (string, error) {
@@ -128,8 +120,7 @@ func newDB(t testing.TB, server string, template func(context.Context, *pgx.Conn
 	return &DB{Pool: pool, DSN: dsn}
 }
 
-// closePool says so where a connection was never given back, instead of waiting
-// for it until the test binary times out.
+// closePool reports a connection that is never released, instead of waiting for it until the test binary times out.
 func closePool(t testing.TB, pool *pgxpool.Pool, within time.Duration) {
 	t.Helper()
 	closed := make(chan struct{})
@@ -140,13 +131,13 @@ func closePool(t testing.TB, pool *pgxpool.Pool, within time.Duration) {
 	select {
 	case <-closed:
 	case <-time.After(within):
-		t.Errorf("samekeytest: %d connections were not given back to the pool: close rows, end transactions, stop workers before the test ends",
+		t.Errorf("samekeytest: %d connections were not released to the pool: close rows, end transactions, stop workers before the test ends",
 			pool.Stat().AcquiredConns())
 	}
 }
 
-// ensureTemplate returns the name of a database that holds the schema and that
-// nobody can connect to. Of several processes that come at once, one builds it.
+// ensureTemplate returns the name of a migrated database that accepts no connections. Of several processes at once, one
+// builds it.
 func ensureTemplate(ctx context.Context, conn *pgx.Conn, server, fingerprint string, migrate func(context.Context, *pgxpool.Pool) error) (string, error) {
 	template := "samekey_template_" + fingerprint[:min(16, len(fingerprint))]
 	ready := func() (ready bool, err error) {
@@ -160,7 +151,7 @@ func ensureTemplate(ctx context.Context, conn *pgx.Conn, server, fingerprint str
 		_, err := conn.Exec(ctx, "select "+function+"(hashtextextended($1, 0))", template)
 		return err
 	}
-	// The lock goes with the connection too, also when this process is killed.
+	// The lock also ends with the connection, if this process is killed.
 	if err := lock("pg_advisory_lock"); err != nil {
 		return "", err
 	}
@@ -174,8 +165,7 @@ func ensureTemplate(ctx context.Context, conn *pgx.Conn, server, fingerprint str
 	return template, nil
 }
 
-// buildTemplate works under another name, so that a template that exists is a
-// finished one, and what a killed process left is thrown away.
+// buildTemplate works under another name, so that an existing template is complete. It drops what a killed process left.
 func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string, migrate func(context.Context, *pgxpool.Pool) error) error {
 	draft := template + "_draft"
 	for _, statement := range []string{
@@ -199,7 +189,7 @@ func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string,
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	// A copy needs a source that nobody is connected to.
+	// A database can be copied only if it has no connections.
 	for _, statement := range []string{
 		"alter database " + quote(draft) + " allow_connections false",
 		"alter database " + quote(draft) + " rename to " + quote(template),
@@ -211,8 +201,7 @@ func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string,
 	return nil
 }
 
-// onServer runs do on a connection of its own: a pool that outlives the test
-// would look like a leak to the test's leak detector.
+// onServer runs do on its own connection: a pool that outlives the test would look like a leak to the test's leak detector.
 func onServer(ctx context.Context, server string, do func(context.Context, *pgx.Conn) error) error {
 	conn, err := pgx.Connect(ctx, server)
 	if err != nil {
@@ -220,7 +209,7 @@ func onServer(ctx context.Context, server string, do func(context.Context, *pgx.
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	err = do(ctx, conn)
-	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "42501" {
+	if sqlstate.Of(err) == sqlstate.Denied {
 		return fmt.Errorf("the role of %s must be allowed to create databases (alter role .. createdb): %w", databaseVariable, err)
 	}
 	return err
@@ -233,7 +222,7 @@ func execute(statement string) func(context.Context, *pgx.Conn) error {
 	}
 }
 
-// withDatabase is dsn, which is a URL or a list of keywords, for another database.
+// withDatabase returns dsn, a URL or a list of keywords, for another database.
 func withDatabase(dsn, name string) (string, error) {
 	if !strings.HasPrefix(dsn, "postgres://") && !strings.HasPrefix(dsn, "postgresql://") {
 		return dsn + " dbname=" + name, nil // the last one counts
@@ -252,7 +241,7 @@ func withDatabase(dsn, name string) (string, error) {
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// databaseName starts with the test's name, for a person who looks at the server.
+// databaseName starts with the test's name, for people who look at the server.
 func databaseName(test string) string {
 	test = strings.Trim(notInName.ReplaceAllString(strings.ToLower(test), "_"), "_")
 	var random [6]byte

@@ -77,7 +77,7 @@ func TestLeakedConnectionFailsTheTest(t *testing.T) {
 	}
 	failed := runWith(t, func(t testing.TB) { closePool(t, pool, 50*time.Millisecond) })
 	kept.Release()
-	if !strings.Contains(failed, "1 connections were not given back") {
+	if !strings.Contains(failed, "1 connections were not released") {
 		t.Errorf("got %q", failed)
 	}
 }

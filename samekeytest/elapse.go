@@ -10,19 +10,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Elapse lets d pass for all that is stored: afterwards every row of the
-// Postgres schema samekey is d older. Due times come, leases and deadlines run
-// out, key windows close and retention ends, without a wait; a test stands on
-// both sides of a limit by two calls, 59 s and then 2 s around a limit of 60 s.
+// Elapse makes everything stored in the Postgres schema samekey older by d. Intents become due, leases and deadlines expire,
+// key windows close and retention ends, without a wait. To test both sides of a limit of 60 s, call it with 59 s and then
+// 2 s.
 //
-// It moves each timestamptz column of each table, all in one transaction, as
-// found in the catalog, so that a column added later moves too. It moves
-// neither River's tables, nor what a program holds in memory: a running
-// dispatcher finds what has become due at its next full scan, within about a
-// second. The times inside UUIDs stay.
+// It moves every timestamptz column of every table back, in one transaction. It reads the columns from the catalog, so new
+// columns move too. It moves neither River's tables nor what a program has in memory: a running dispatcher finds due intents
+// at its next full scan, within about a second. The times inside UUIDs stay.
 //
-// A negative d moves everything into the future. The test fails if a row stays
-// locked for ten seconds: end open transactions first.
+// A negative d moves everything into the future. The test fails if a row stays locked for ten seconds: end open transactions
+// first.
 func Elapse(t testing.TB, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, d time.Duration) {
@@ -49,8 +46,8 @@ func Elapse(t testing.TB, db interface {
 	}
 }
 
-// elapseStatements holds one UPDATE for each table that stores a time.
-// Partitions move through their parent; generated columns follow by themselves.
+// elapseStatements returns one UPDATE per table with times. Partitions move with their parent, and generated columns by
+// themselves.
 func elapseStatements(ctx context.Context, tx pgx.Tx) ([]string, error) {
 	rows, err := tx.Query(ctx, `
 		select c.relname, array_agg(a.attname::text order by a.attnum)

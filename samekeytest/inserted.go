@@ -14,19 +14,16 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// AssertInserted fails the test, at once, unless exactly one intent of this
-// action exists, and returns it with its history. It sees what is committed;
-// over a transaction, what that one sees. An intent that is finished counts as
-// well: a worker may have been faster than the test.
+// AssertInserted stops the test unless exactly one intent of this action exists, and returns it with its history. It sees
+// committed intents, or what a transaction sees. Finished intents count too, since a worker may be faster than the test.
 //
-// With an intent like the one expected it counts those that have the fields set
-// in it: Key, Part, ContentType, OrderingKey, Headers (each of them) and
-// Payload, where bytes must be the same bytes and any other value must mean the
-// same JSON. The other fields are not looked at.
+// With like, only intents with the same fields count. It compares the fields that are set in like: Key, Part, ContentType,
+// OrderingKey, each of the Headers, and Payload. Bytes must be equal; any other payload must be the same JSON value. Other
+// fields are not compared.
 //
 //	charge := samekeytest.AssertInserted(t, db, "charge_card", outbox.Intent{Key: key, Payload: Charge{Amount: 500}})
 //
-// The failure shows the intents that are there.
+// The failure shows the existing intents.
 func AssertInserted(t testing.TB, db samekey.Tx, action string, like ...outbox.Intent) outbox.Entry {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -90,7 +87,7 @@ func isPayload(stored []byte, want any) bool {
 	return err == nil && got == wanted
 }
 
-// described is what was asked for, without the key itself.
+// described prints what was expected, without the key itself.
 func described(like []outbox.Intent) string {
 	var b strings.Builder
 	for _, in := range like {
@@ -120,7 +117,7 @@ func text(payload any) string {
 	return fmt.Sprintf("%+v", payload)
 }
 
-// intents prints the newest ones, as a failing test shows them.
+// intents prints the newest intents, for a failing test.
 func intents(ctx context.Context, db samekey.Tx) string {
 	page, err := outbox.List(ctx, db, outbox.Filter{Limit: 50})
 	if err != nil {

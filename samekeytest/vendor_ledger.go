@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Ledger is what a [Vendor] saw and did, up to the moment it was asked.
+// Ledger is what a [Vendor] received and did so far.
 type Ledger struct {
 	Calls    []VendorCall   `json:"calls"`    // every whole POST on the wire, in order of arrival
 	Effects  []VendorRecord `json:"effects"`  // every effect, in order
-	Declined []VendorRecord `json:"declined"` // every stored decision that is no effect
+	Declined []VendorRecord `json:"declined"` // every stored decision without an effect
 	Counts   VendorCounts   `json:"counts"`
 }
 
@@ -26,21 +26,20 @@ type VendorCall struct {
 	Call       int64      `json:"call"` // 1, 2, ... in order of arrival
 	Path       string     `json:"path"` // with the query
 	Key        string     `json:"key"`
-	Nth        int        `json:"nth,omitempty"`     // the how-manieth call of its key
-	Attempt    int        `json:"attempt,omitempty"` // as the caller said; 0 if it did not
+	Nth        int        `json:"nth,omitempty"`     // position among the calls with this key, starting at 1
+	Attempt    int        `json:"attempt,omitempty"` // from the AttemptHeader, or 0
 	BodyHash   string     `json:"body_hash"`         // SHA-256, hex
 	Identity   string     `json:"identity"`
 	Fault      Fault      `json:"fault,omitempty"`
 	Effect     bool       `json:"effect,omitempty"`   // this call made the effect
-	Replayed   bool       `json:"replayed,omitempty"` // its key had its answer already
-	Status     int        `json:"status,omitempty"`   // as answered; 0 if it was not
+	Replayed   bool       `json:"replayed,omitempty"` // the key had its answer already
+	Status     int        `json:"status,omitempty"`   // of the answer; 0 if there was none
 	ClientGone bool       `json:"client_gone,omitempty"`
 	Arrived    time.Time  `json:"arrived"`
-	Ended      *time.Time `json:"ended,omitempty"` // nil while it is open, or if the vendor died with it
+	Ended      *time.Time `json:"ended,omitempty"` // nil while it is open, or if the vendor was killed meanwhile
 }
 
-// VendorRecord is a decision that the vendor made and remembers: an effect, or
-// a decline.
+// VendorRecord is a decision that the vendor remembers: an effect or a decline.
 type VendorRecord struct {
 	Call     int64        `json:"call"` // the call that made it
 	Key      string       `json:"key"`
@@ -55,7 +54,7 @@ type VendorRecord struct {
 func (r VendorRecord) effect() bool     { return r.Answer.Status >= 200 && r.Answer.Status < 300 }
 func (r VendorRecord) business() string { return r.Path + " " + r.Identity }
 
-// VendorCounts are a ledger's sums, cheap enough to poll.
+// VendorCounts are the totals of a ledger, cheap enough to poll.
 type VendorCounts struct {
 	Open     int            `json:"open"`     // calls open right now
 	MaxOpen  int            `json:"max_open"` // the most that were open at once
@@ -74,9 +73,8 @@ type VendorDouble struct {
 	Effects  []VendorRecord
 }
 
-// Doubles returns the operations, by path and identity, that had more than one
-// effect, in order of their first: the harm that idempotency is there to
-// prevent, whatever keys the calls came under.
+// Doubles returns the operations, by path and identity, that had more than one effect, under one key or several. They are in
+// the order of their first effects.
 func (l Ledger) Doubles() []VendorDouble {
 	var order []string
 	by := map[string][]VendorRecord{}
@@ -96,7 +94,7 @@ func (l Ledger) Doubles() []VendorDouble {
 	return doubles
 }
 
-// KeyCounts are what one key came to.
+// KeyCounts are the totals of one key.
 type KeyCounts struct {
 	Calls, Effects, Replays, Faults int
 }
@@ -123,9 +121,8 @@ func (l Ledger) ByKey() map[string]KeyCounts {
 	return by
 }
 
-// Ledger returns a copy of the ledger. A call is in it from its arrival, an
-// effect before its answer is sent, and a call's end before its client can have
-// read the whole answer.
+// Ledger returns a copy of the ledger. A call is in it from its arrival, an effect before its answer is sent, and a call's
+// end before its client can have read the whole answer.
 func (v *Vendor) Ledger() Ledger {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -137,7 +134,7 @@ func (v *Vendor) Ledger() Ledger {
 	}
 }
 
-// Counts returns the ledger's sums.
+// Counts returns the totals of the ledger.
 func (v *Vendor) Counts() VendorCounts {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -151,7 +148,7 @@ func (v *Vendor) counts() VendorCounts {
 	}
 }
 
-// WaitEffects waits until n effects or more have been made.
+// WaitEffects waits until there are at least n effects.
 func (v *Vendor) WaitEffects(ctx context.Context, n int) error {
 	return v.waitFor(ctx, n, "effects", func() int { return len(v.effects) })
 }
@@ -163,8 +160,7 @@ type event struct {
 	Record *VendorRecord `json:"record,omitempty"`
 }
 
-// append writes one event; a write that has returned survives the death of this
-// process. v.mu is held.
+// append writes one event. A write that has returned survives the end of this process. v.mu is held.
 func (v *Vendor) append(e event) error {
 	if v.broken != nil || v.file == nil {
 		return v.broken
@@ -188,7 +184,7 @@ func (v *Vendor) openLedger(path string) error {
 	if err != nil {
 		return fmt.Errorf("samekeytest: vendor ledger: %w", err)
 	}
-	// A vendor killed in mid-write leaves half a line, whose answer was not sent.
+	// A vendor that was killed during a write leaves half a line. Its answer was not sent.
 	if err := file.Truncate(whole); err != nil {
 		_ = file.Close()
 		return fmt.Errorf("samekeytest: vendor ledger: %w", err)
@@ -198,7 +194,7 @@ func (v *Vendor) openLedger(path string) error {
 	return v.append(event{Kind: "start"})
 }
 
-// load replays the file into memory and returns the length of its whole lines.
+// load replays the file into memory and returns the length of its complete lines.
 func (v *Vendor) load(path string) (int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -220,11 +216,11 @@ func (v *Vendor) load(path string) (int64, error) {
 	return int64(whole), nil
 }
 
-// apply replays one event; it says false if the event makes no sense here.
+// apply replays one event. It returns false if the event cannot follow the ones before it.
 func (v *Vendor) apply(e event) bool {
 	switch {
 	case e.Kind == "start":
-		v.open = 0 // what was open died with the vendor
+		v.open = 0 // open calls ended with the vendor
 	case e.Kind == "call" && e.Call != nil:
 		if e.Call.Call != int64(len(v.calls))+1 {
 			return false
@@ -250,8 +246,7 @@ func (v *Vendor) apply(e event) bool {
 
 func (v *Vendor) has(call int64) bool { return call >= 1 && call <= int64(len(v.calls)) }
 
-// ReadLedger reads a vendor's ledger file, also while the vendor is writing it
-// or after it was killed.
+// ReadLedger reads a vendor's ledger file, even while the vendor writes it or after the vendor was killed.
 func ReadLedger(path string) (Ledger, error) {
 	v, err := NewVendor(nil)
 	if err != nil {

@@ -52,7 +52,7 @@ func TestAVendorStartedOnItsLedgerRemembersItsKeys(t *testing.T) {
 	if err := v.WaitOpen(testContext(t), 1); err != nil {
 		t.Fatal(err)
 	}
-	// What a killed vendor leaves: no line says that k3 ended, and one is torn.
+	// What a killed vendor leaves: no line reports that k3 ended, and one is torn.
 	image, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -5,65 +5,59 @@ import (
 	"net/http"
 )
 
-// VendorOptions says how a [Vendor] behaves. The zero value honours keys and
-// answers every call 201 with an id.
+// VendorOptions configures a [Vendor]. The zero value honors keys and answers every call with 201 and an id.
 type VendorOptions struct {
-	// KeyHeader carries the key, bare or quoted. Default "Idempotency-Key".
+	// KeyHeader is the header with the key, bare or quoted. Default: Idempotency-Key.
 	KeyHeader string
 
-	// AttemptHeader carries the caller's attempt number, which goes into the
-	// ledger. Default "Samekey-Attempt"; a call without it has attempt 0.
+	// AttemptHeader is the header with the caller's attempt number, for the ledger. Default: Samekey-Attempt. A call without
+	// it has attempt 0.
 	AttemptHeader string
 
-	// IgnoreKeys makes a vendor that does not honour keys: a call needs none,
-	// and each one is an effect.
+	// IgnoreKeys makes the vendor ignore keys: a call needs no key, and each call is an effect.
 	IgnoreKeys bool
 
-	// ConflictStatus answers a key that comes back with another body or path.
-	// Default 422; some vendors say 409.
+	// ConflictStatus answers a key that is reused with another body or path. Default: 422. Some vendors use 409.
 	ConflictStatus int
 
-	// Answer is the business rule. It runs once per key (per call with
-	// IgnoreKeys), possibly for several calls at once. Default: 201 and an id.
+	// Answer is the business rule. It runs once per key (once per call with IgnoreKeys), possibly for several calls at once.
+	// Default: 201 and an id.
 	Answer func(VendorRequest) VendorAnswer
 
-	// Identity names the business operation that a body asks for, such as its
-	// order id ([IdentityField]), so that two effects of one operation are seen
-	// as a double under whatever keys they came. Default, and where it returns
-	// "": the key, or without one the body's hash.
+	// Identity returns the business operation that a body asks for, such as its order id ([IdentityField]). Two effects of one
+	// operation then count as a double even under two keys. Default, and if it returns "": the key, or the body's hash if
+	// there is no key.
 	Identity func(body []byte) string
 
-	// LedgerFile keeps the ledger as JSON lines; each effect is written to it
-	// before its answer is sent. A vendor started on an existing file remembers
-	// its keys and goes on. Default: in memory only.
+	// LedgerFile stores the ledger as JSON lines. Each effect is written before its answer is sent. A vendor that starts with
+	// an existing file remembers its keys. Default: in memory only.
 	LedgerFile string
 
 	// Faults are the faults to start with; see [Vendor.SetFaults].
 	Faults FaultPlan
 
-	// Script, if set, decides the fault of each call that neither
-	// [Vendor.Next] nor the plan has one for.
+	// Script decides the fault of each call for which neither Next nor the plan has one. It returns "" for no fault.
 	Script func(VendorCall) Fault
 }
 
-// VendorRequest is a call as the business rule sees it.
+// VendorRequest is the input of the business rule.
 type VendorRequest struct {
-	Call   int64 // the call's number in the ledger, never used twice
+	Call   int64 // the call's number in the ledger
 	Path   string
 	Key    string
 	Header http.Header
 	Body   []byte
 }
 
-// VendorAnswer is what the vendor decided. It is stored under the key and
-// replayed byte for byte. A 2xx is an effect; anything else is not.
+// VendorAnswer is the vendor's decision. It is stored under the key and replayed byte for byte. A 2xx is an effect; any other
+// status is not.
 type VendorAnswer struct {
 	Status int         `json:"status"`
 	Header http.Header `json:"header,omitempty"` // Content-Type defaults to application/json
 	Body   []byte      `json:"body"`
 
-	// Forget stores nothing, as for a failed validation: the same key is judged
-	// anew. It is ignored for a 2xx.
+	// Forget stores nothing, as for a failed validation: the next call with this key is decided again. It is ignored for a
+	// 2xx.
 	Forget bool `json:"-"`
 }
 

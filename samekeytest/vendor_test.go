@@ -265,7 +265,7 @@ func TestVendorKeepsDeclinesUnlessTheRuleForgets(t *testing.T) {
 	found := get(t, v.URL+"/lookup?key=k")
 	wantStatus(t, found, 200)
 	if found.header.Get("Stored-Status") != "402" || !strings.Contains(found.body, "card_declined") {
-		t.Errorf("look-up: %v %s", found.header, found.body)
+		t.Errorf("lookup: %v %s", found.header, found.body)
 	}
 	wantStatus(t, get(t, v.URL+"/lookup?key=k2"), 404)
 	wantStatus(t, get(t, v.URL+"/lookup"), 400)

@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// IdentityField returns a function for [VendorOptions] that takes a body's
-// identity from the member of that name, a string or a number, of a JSON object.
+// IdentityField returns a function for VendorOptions.Identity: it reads this member, a string or a number, of a JSON body.
 func IdentityField(name string) func(body []byte) string {
 	return func(body []byte) string {
 		var object map[string]json.RawMessage
@@ -31,8 +30,7 @@ func IdentityField(name string) func(body []byte) string {
 	}
 }
 
-// parseKey reads the key's header: bare, or a quoted string of a structured
-// field, which is the same value.
+// parseKey reads the key from its header, bare or as a quoted string of a structured field.
 func parseKey(values []string) (string, error) {
 	switch len(values) {
 	case 0:
@@ -100,11 +98,10 @@ func writeHead(w http.ResponseWriter, a VendorAnswer) {
 
 func write(w http.ResponseWriter, a VendorAnswer) {
 	writeHead(w, a)
-	_, _ = w.Write(a.Body) // a client that went is no error of the vendor's
+	_, _ = w.Write(a.Body) // a client that has gone is no error of the vendor's
 }
 
-// drop closes the connection without an answer, or resets it, so that the
-// client reads ECONNRESET instead of EOF.
+// drop closes the connection without an answer. With reset, the client reads ECONNRESET instead of EOF.
 func drop(w http.ResponseWriter, reset bool) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {

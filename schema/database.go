@@ -8,15 +8,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ErrEncoding is returned where the database's encoding is not UTF8. Keys that are derived from text would differ between
-// Go and SQL, and payloads could not be kept. Nothing was changed. Create the database with `encoding 'UTF8'` (and
-// `template template0`), and move the data there with pg_dump.
+// ErrEncoding means that the encoding of the database is not UTF8: keys derived from text would differ between Go and
+// SQL, and some payloads could not be stored. Nothing was changed. Create a database with `encoding 'UTF8'` and
+// `template template0`, and move the data with pg_dump.
 var ErrEncoding = errors.New("schema: the database's encoding is not UTF8")
 
-// ErrSequences is returned by [Check] where a sequence starts at 1 although its table has rows: logical replication copies
-// rows and no sequences, so that after a switchover numbers are given out twice, and workers cannot record what happened.
-// Nothing was changed. Run `worker migrate` or call [Migrate], which sets the sequences behind the rows.
-var ErrSequences = errors.New("schema: a sequence starts again although its table has rows, as after a switchover by logical replication")
+// ErrSequences means that a sequence starts at 1 although its table has rows. Logical replication copies rows but no
+// sequences, so after a switchover numbers would be used twice and workers could not write to the history. Run
+// `worker migrate` or call [Migrate], which repairs the sequences. [Check] returns it.
+var ErrSequences = errors.New("schema: a sequence starts at 1 although its table has rows, as after a switchover by logical replication")
 
 func checkEncoding(ctx context.Context, db DB) error {
 	var encoding string
@@ -29,9 +29,9 @@ func checkEncoding(ctx context.Context, db DB) error {
 	return nil
 }
 
-// checkSequences asks whether the history's numbers were never drawn although it has rows. It needs two statements: one
-// that names a table is refused to a role that may not read it, whatever its conditions are. The application's role may
-// not, and writes no history.
+// checkSequences checks whether the sequence of the history was never used although the history has rows. It needs two
+// statements: Postgres refuses a statement that names a table to a role that may not read it, whatever the conditions
+// are. The application's role may not read the history, and never writes it.
 func checkSequences(ctx context.Context, db DB) error {
 	const (
 		fresh = `select coalesce((select last_value is null from pg_catalog.pg_sequences
@@ -53,8 +53,8 @@ func checkSequences(ctx context.Context, db DB) error {
 	return nil
 }
 
-// restartSequences sets each sequence of the schema that was never drawn from behind the rows of its table. It reads
-// tables only where that is so.
+// restartSequences sets each sequence that was never used to the highest number in its table. It reads the tables of
+// those sequences only.
 const restartSequences = `
 do $$
 declare
@@ -79,7 +79,7 @@ end $$`
 
 func repairSequences(ctx context.Context, conn *pgx.Conn) error {
 	if _, err := conn.Exec(ctx, restartSequences); err != nil {
-		return fmt.Errorf("schema: set the sequences behind their rows: %w", explain(err, conn))
+		return fmt.Errorf("schema: repair the sequences: %w", explain(err, conn))
 	}
 	return nil
 }

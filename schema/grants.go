@@ -10,27 +10,27 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Roles names the two roles that work with the tables, neither of which owns them. They must exist; one that is left
-// empty gets nothing. The same role in both places gets the sum.
+// Roles names the two roles that use the tables. Neither owns them, and both must exist. An empty name gets no grants.
+// If one role has both names, it gets the grants of both.
 type Roles struct {
-	// App is the application's: it runs processed.Run and outbox.Insert. It can write an intent but not read one back,
-	// and can read and add what is remembered of requests, but change neither. It keeps the endpoints (outbox/endpoints), and
-	// cannot read back their secrets.
+	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
+	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
+	// read their secrets.
 	App string
-	// Worker is the worker's, and that of people who look at intents, redrive and resolve them. It can change the work,
-	// but not an intent once written, nor the history but by adding to it, until it prunes both.
+	// Worker is the role of the worker, and of operators who list, redrive and resolve intents. It can change the
+	// queue. It cannot change an intent, and can only add to the history, until it prunes both.
 	Worker string
 }
 
-// enqueues are the functions that write an intent, one for each type of a payload.
+// enqueues are the functions that write an intent, one per type of payload.
 const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
 	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text)`
 
-// appGrants: an intent is written by samekey.enqueue, which runs as its owner. The two tables of versions are for Check. The
-// small functions read and write nothing: key_lock is for processed; with the others SQL in another language makes an id of
-// its own, tells a vendor's record by its delivery key, or finds the key that a log line means. own_scope is for processed.
+// appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
+// versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
+// creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
@@ -39,8 +39,8 @@ var appGrants = []string{
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 
-// workerGrants: an update of a single column is what `for update` asks for, and the column the least harmful one. An Apply
-// may call processed.Do in its transaction, and so inserts into processed_events.
+// workerGrants: `for update` needs UPDATE on one column, so some grants name the most harmless column. An Apply may
+// call processed.Do in its transaction, which inserts into processed_events.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
@@ -61,12 +61,12 @@ var workerGrants = []string{
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
 }
 
-// Grants is the SQL that gives an application's role and the worker's role what they need in the schema, and takes away
-// whatever else they had there. Run it in one transaction, as the owner of the tables, after each migration: it says
-// the same however often it runs. The names are quoted as they stand; an empty one is left out. Neither may be the owner,
-// whose own rights it would take away.
+// Grants returns the SQL that gives the application's role and the worker's role what they need in the schema, and
+// revokes everything else they had there. Run it in one transaction, as the owner of the tables, after each migration.
+// It may run any number of times. It quotes the names, and skips an empty one. Neither role may be the owner, who would
+// lose its own rights.
 //
-// What the application's own tables need it cannot know: grant that to the worker's role where an Apply uses them.
+// It does not know the application's own tables: if an Apply uses them, grant the worker's role access yourself.
 func Grants(app, worker string) string {
 	var b strings.Builder
 	for _, role := range []string{app, worker} {
@@ -90,11 +90,11 @@ func Grants(app, worker string) string {
 	return b.String()
 }
 
-// Grant runs [Grants] in a transaction: both roles have exactly what they need afterwards, or nothing changed. The pool's
-// role must own the tables, and neither of the two may. It may run in several processes at once, and any number of times, also while they work.
+// Grant runs the SQL of [Grants] in one transaction. The role of the pool must own the tables, and neither of the two
+// roles may. It may run in several processes at once, any number of times, and while the roles are in use.
 func Grant(ctx context.Context, pool *pgxpool.Pool, roles Roles) error {
 	if roles.App == "" && roles.Worker == "" {
-		return errors.New("schema: Grant: both Roles.App and Roles.Worker are empty: name at least one")
+		return errors.New("schema: Grant: Roles.App and Roles.Worker are empty: set at least one")
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
@@ -107,7 +107,7 @@ func Grant(ctx context.Context, pool *pgxpool.Pool, roles Roles) error {
 			return err
 		}
 		if owns != nil {
-			return fmt.Errorf("role %q owns tables of the schema and would lose its own rights: name another", *owns)
+			return fmt.Errorf("role %q owns tables of the schema and would lose its own rights: use another role", *owns)
 		}
 		_, err = tx.Exec(ctx, Grants(roles.App, roles.Worker))
 		return err

@@ -1,17 +1,17 @@
-// Package schema makes the tables of samekey, and River's beside them, in the Postgres schema "samekey".
+// Package schema creates samekey's tables and River's in the Postgres schema "samekey".
 //
-// Call [Migrate] once before anything else, from a deployment step (`worker migrate`) or at the start of a service:
+// Call [Migrate] once before anything else, from a deployment step (`worker migrate`) or when a service starts:
 //
 //	if err := schema.Migrate(ctx, pool); err != nil { ... }
 //
-// It may run in several processes at once and any number of times. [Check] tells a program at its start whether the
-// database fits it. Teams with a migration tool of their own take the statements from [All]. [Grants] gives an
+// Migrate may run in several processes at once and any number of times. A program calls [Check] at its start to learn
+// whether the database fits it. A team with its own migration tool gets the statements from [All]. [Grants] gives the
 // application's role and the worker's role what they need, and no more.
 //
-// Migrate needs River's migrations, so a service that calls it pulls in River, which processed and outbox alone do not: leave
-// it to the deployment step (`worker migrate`), or to a program of its own, where that matters.
+// Migrate needs River's migrations, so a program that imports this package depends on River. The packages processed and
+// outbox do not. To keep River out of a service, run Migrate in the deployment step.
 //
-// A migration is never edited after its release: a change is a new file with the next number.
+// A migration does not change after its release. A change is a new file with the next number.
 package schema
 
 import (
@@ -35,21 +35,21 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// Name is the Postgres schema that holds samekey's tables and River's. It is fixed, so that SQL written by hand, by a
-// trigger or in another language finds them.
+// Name is the Postgres schema of samekey's tables and River's. It is fixed, so SQL written by hand, in a trigger or in
+// another language can rely on it.
 const Name = "samekey"
 
-// ErrTooNew is returned where the database was migrated by a newer release than this one. Nothing was changed. Deploy
-// the newer release, or wait until its roll-out has reached this process.
+// ErrTooNew means that a newer release migrated the database. Nothing was changed. Deploy the newer release, or wait
+// until its rollout reaches this process.
 var ErrTooNew = errors.New("schema: the database is newer than this release of samekey")
 
-// ErrTooOld is returned by [Check] where migrations are missing. Run `worker migrate` or call [Migrate].
+// ErrTooOld means that migrations are missing. Run `worker migrate` or call [Migrate]. [Check] returns it.
 var ErrTooOld = errors.New("schema: the database lacks migrations of this release of samekey")
 
 //go:embed migrations/*.sql
 var files embed.FS
 
-// own holds samekey's migrations in their order: own[i] has version i+1.
+// own holds samekey's migrations in order: own[i] has version i+1.
 var own = load()
 
 type migration struct {
@@ -77,11 +77,11 @@ func load() []migration {
 	return out
 }
 
-// Latest is the version that this release needs: the number of its last migration.
+// Latest returns the schema version that this release needs.
 func Latest() int { return len(own) }
 
-// Digest names this release's migrations, samekey's and River's: it changes whenever one of them does.
-// samekeytest names its template databases by it.
+// Digest returns a hash of this release's migrations, samekey's and River's. samekeytest names its template databases
+// by it.
 func Digest() string {
 	digest := sha256.New()
 	for _, m := range own {
@@ -95,12 +95,12 @@ func Digest() string {
 	return hex.EncodeToString(digest.Sum(nil))[:16]
 }
 
-// DB is what a look at the schema needs: a pool, a connection or a transaction.
+// DB is a pool, a connection or a transaction.
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Version says which of samekey's migrations the database has: 0 where none was run.
+// Version returns the schema version of the database, or 0 if it has no samekey schema.
 func Version(ctx context.Context, db DB) (int, error) {
 	var version int
 	err := db.QueryRow(ctx, `select coalesce(max(version), 0)::int from samekey.migrations`).Scan(&version)
@@ -113,8 +113,9 @@ func Version(ctx context.Context, db DB) (int, error) {
 	return version, nil
 }
 
-// Check reports whether the database fits this release: nil, or an error that is [ErrTooOld] or [ErrTooNew] and names
-// both versions, [ErrEncoding] or [ErrSequences]. A worker calls it at its start. A newer River is not too new: it works with the tables of its successors.
+// Check reports whether the database fits this release. It returns nil, or an error that is [ErrTooOld] or [ErrTooNew]
+// and names both versions, [ErrEncoding] or [ErrSequences]. A worker calls it at its start. River's tables may be newer
+// than this release: River works with the tables of later versions.
 func Check(ctx context.Context, db DB) error {
 	if err := checkEncoding(ctx, db); err != nil {
 		return err
@@ -145,7 +146,7 @@ func checkRiver(ctx context.Context, db DB) error {
 	const sql = `select coalesce(max(version), 0)::int from samekey.river_migration where line = 'main'`
 	var version int
 	err = db.QueryRow(ctx, sql).Scan(&version)
-	if missing(err, "42703") { // its first versions have no "line"
+	if missing(err, "42703") { // the first versions of the table have no column "line"
 		err = nil
 	}
 	switch {
@@ -157,17 +158,19 @@ func checkRiver(ctx context.Context, db DB) error {
 	return nil
 }
 
-// missing says whether a table or its schema is not there, or what else is named by the codes.
+// missing reports whether err says that a table or its schema does not exist, or has one of the codes.
 func missing(err error, codes ...string) bool {
 	return slices.Contains(append(codes, "42P01", "3F000"), sqlstate.Of(err))
 }
 
-// Migrate brings the database to this release: samekey's migrations and River's, each committed by itself, under one
-// session lock. Afterwards all of them are there; where it fails or is killed, those that were committed stay and the
-// next call goes on. A database that is up to date is left untouched. It needs a direct connection (no PgBouncer in
-// transaction mode) whose role may create the schema, and returns [ErrTooNew] before changing anything where a newer
-// release was there first, or [ErrEncoding]. Sequences that logical replication left at their start are set behind the
-// rows of their tables. A River of the application's own in another schema is left alone.
+// Migrate brings the database to this release: it runs samekey's migrations and River's. Each one commits on its own,
+// all under one session lock. If Migrate fails or is killed, the committed migrations stay and the next call continues.
+// An up-to-date database is left untouched. Migrate also repairs sequences that logical replication left at their
+// start.
+//
+// It needs a direct connection (no PgBouncer in transaction mode) and a role that owns the schema or may create it. It
+// returns [ErrTooNew] or [ErrEncoding] before it changes anything. It does not touch a River of the application's own
+// in another schema.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	conn, err := connect(ctx, pool)
 	if err != nil {
@@ -202,7 +205,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	return repairSequences(ctx, conn)
 }
 
-// connect opens a connection of its own, outside the pool: the lock must not take the only one that a pool has.
+// connect opens a connection outside the pool, which may have only one.
 func connect(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
 	config := pool.Config()
 	if config.BeforeConnect != nil {
@@ -214,14 +217,15 @@ func connect(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
 	if err != nil || config.AfterConnect == nil {
 		return conn, err
 	}
-	if err := config.AfterConnect(ctx, conn); err != nil { // such as `set role`: who owns the tables
+	if err := config.AfterConnect(ctx, conn); err != nil { // it may run `set role`, which decides who owns the tables
 		_ = conn.Close(context.WithoutCancel(ctx))
 		return nil, err
 	}
 	return conn, nil
 }
 
-// prepareSQL makes the place where migrations are recorded. It asks first: `if not exists` needs the right to create.
+// prepareSQL creates the schema and the table of migrations. It checks first, since `if not exists` needs the right to
+// create even if they exist.
 const prepareSQL = `
 do $$ begin
     if to_regnamespace('samekey') is null then create schema samekey; end if;
@@ -241,13 +245,13 @@ func prepare(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// explain adds what to do where the role lacks a right.
+// explain adds what to do if the role lacks a right.
 func explain(err error, conn *pgx.Conn) error {
 	if sqlstate.Of(err) != "42501" {
 		return err
 	}
 	config := conn.Config()
-	return fmt.Errorf("%w: migrate as the owner of schema %q, or, where there is none yet, as a role that may create one "+
+	return fmt.Errorf("%w: migrate as the owner of the schema %q, or, if it does not exist, as a role that may create it "+
 		"(grant create on database %s to %s)", err, Name,
 		pgx.Identifier{config.Database}.Sanitize(), pgx.Identifier{config.User}.Sanitize())
 }

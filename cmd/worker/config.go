@@ -1,22 +1,17 @@
 package main
 
 import (
-	"cmp"
-	"context"
-	"errors"
-	"maps"
 	"net/netip"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpvendor"
+	"github.com/samekey/samekey/outbox"
 )
 
 // config is what a file says.
@@ -25,33 +20,33 @@ type config struct {
 	worker       dispatcher.Config
 	destinations []*destination
 	actions      []*action
-	warnings     []string // what is allowed and probably wrong, each with its line
+	places       map[string]entry // of the items of dispatcher.ConfigError
+	warnings     []string         // about what is allowed and probably wrong, each with its line
 }
 
 type destination struct {
 	httpvendor.Destination
 	preset string // its name in the file
 	at     entry
-	lines  map[string]int
 	client *httpvendor.Client
 }
 
 type action struct {
 	httpvendor.Action
+	name        string
 	at          entry
-	lines       map[string]int
 	destination string
 	secrets     []string // in its headers
 }
 
-// load reads and checks a file. The error holds every mistake, each with its line.
+// load reads and checks a file. The error has every mistake, each with its line.
 func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{file: file, lookupEnv: lookupEnv}
-	c := &config{file: file}
+	r := &reader{file: file, lookupEnv: lookupEnv, lines: map[string]int{}}
+	c := &config{file: file, places: map[string]entry{"dispatcher": {path: "actions", line: 1}}}
 	if top := r.parse(data); top != nil {
 		c.read(r, top)
 		c.check(r)
@@ -60,22 +55,14 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 	return c, r.err()
 }
 
-// register makes the handlers, once load has found no mistake.
-func (c *config) register(d *dispatcher.Dispatcher) error {
-	var errs []error
+// register registers all actions. The file was checked by load.
+func (c *config) register(d *dispatcher.Dispatcher) {
 	for _, dest := range c.destinations {
-		errs = append(errs, dest.client.Register(d, c.actionsOf(dest)...))
+		dest.client.Register(d)
 	}
-	return errors.Join(errs...)
-}
-
-func (c *config) actionsOf(dest *destination) (out []httpvendor.Action) {
 	for _, a := range c.actions {
-		if a.destination == dest.Name {
-			out = append(out, a.Action)
-		}
+		dispatcher.Handle(d, outbox.NewAction[[]byte](a.name), httpvendor.Delivery[[]byte](c.destination(a.destination).client, a.Action))
 	}
-	return out
 }
 
 func (c *config) destination(name string) *destination {
@@ -88,7 +75,8 @@ func (c *config) destination(name string) *destination {
 }
 
 func (c *config) read(r *reader, top ast.Node) {
-	lines := r.fields(entry{path: "", line: 1, node: top}, map[string]func(entry){
+	at := entry{path: "", line: 1, node: top}
+	has := r.fields(at, map[string]func(entry){
 		"worker": func(e entry) { c.readWorker(r, e) },
 		"destinations": func(e entry) {
 			for _, at := range r.entries(e) {
@@ -96,6 +84,7 @@ func (c *config) read(r *reader, top ast.Node) {
 			}
 		},
 		"actions": func(e entry) {
+			c.places["dispatcher"] = e
 			for _, at := range r.entries(e) {
 				c.actions = append(c.actions, readAction(r, at))
 			}
@@ -105,29 +94,26 @@ func (c *config) read(r *reader, top ast.Node) {
 		return
 	}
 	for _, name := range []string{"destinations", "actions"} {
-		if _, ok := lines[name]; !ok {
-			r.fail(1, "%s is missing", name)
+		if !has[name] {
+			r.fail(entry{path: name, line: 1}, "missing")
 		}
 	}
 }
 
 func (c *config) readWorker(r *reader, at entry) {
-	lines := r.fields(at, map[string]func(entry){
+	c.places["dispatcher.Config"] = at
+	r.fields(at, map[string]func(entry){
 		"name":           func(e entry) { c.worker.Name, _, _ = r.text(e) },
 		"sweep_interval": func(e entry) { c.worker.SweepInterval = r.duration(e) },
 		"stop_timeout":   func(e entry) { c.worker.StopTimeout = r.duration(e) },
 		"retention":      func(e entry) { c.worker.Retention = r.duration(e) },
 	})
-	config := c.worker
-	d := dispatcher.New(nil, &config)
-	d.Handle("check", dispatcher.Policy{Class: dispatcher.Read}, nothing)
-	r.explain(d.Check(), at, lines)
 }
 
 func readDestination(r *reader, at entry) *destination {
 	preset, made := readPreset(r, at)
 	dest := &destination{Destination: made, preset: preset, at: at}
-	presetRules := dest.Rules // behind the file's own, whose numbers are in mistakes
+	presetRules := dest.Rules // come after the file's own, which are numbered in mistakes
 	dest.Name, dest.Rules = at.name, nil
 	secret := func(e entry) string {
 		value, secrets, _ := r.text(e)
@@ -135,8 +121,7 @@ func readDestination(r *reader, at entry) *destination {
 		return value
 	}
 	var mismatch dispatcher.Mismatch
-	var ruleLines, lookupLines map[string]int
-	dest.lines = r.fields(at, map[string]func(entry){
+	has := r.fields(at, map[string]func(entry){
 		"preset":     func(entry) {}, // see readPreset
 		"url":        func(e entry) { dest.URL = secret(e) },
 		"endpoint":   func(e entry) { dest.Endpoint, _ = r.raw(e) },
@@ -152,8 +137,8 @@ func readDestination(r *reader, at entry) *destination {
 		},
 		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
 		"json_answers":    func(e entry) { dest.JSONAnswers = readBool(r, e) },
-		"rules":           func(e entry) { dest.Rules, ruleLines = readRules(r, e) },
-		"lookup":          func(e entry) { dest.Lookup, lookupLines = readLookup(r, e) },
+		"rules":           func(e entry) { dest.Rules = readRules(r, e, sends) },
+		"lookup":          func(e entry) { dest.Lookup = readLookup(r, e) },
 		"concurrency":     func(e entry) { dest.Limits.Concurrency = r.number(e, 1, 10_000) },
 		"rate":            func(e entry) { dest.Limits.Rate = readRate(r, e) },
 		"burst":           func(e entry) { dest.Limits.Burst = r.number(e, 1, 1_000_000) },
@@ -165,18 +150,16 @@ func readDestination(r *reader, at entry) *destination {
 		"proxy":           func(e entry) { dest.Proxy = secret(e) },
 		"allow_private":   func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})
-	if mismatch != 0 || dest.Vendor.Replay == dispatcher.ReplayNothing { // which a preset's does not go with
+	if mismatch != 0 || dest.Vendor.Replay == dispatcher.ReplayNothing { // which the preset's does not fit
 		dest.Vendor.Mismatch = mismatch
 	}
-	if dest.lines["url"] > 0 && dest.lines["endpoint"] == 0 {
+	if has["url"] && !has["endpoint"] {
 		dest.Endpoint = "" // one receiver, whatever the preset says
-		if dest.lines["concurrency"] == 0 {
+		if !has["concurrency"] {
 			dest.Limits.Concurrency = 0
 		}
 	}
 	dest.Rules = append(dest.Rules, presetRules...)
-	maps.Copy(dest.lines, ruleLines)
-	maps.Copy(dest.lines, lookupLines)
 	return dest
 }
 
@@ -188,7 +171,7 @@ func readRanges(r *reader, e entry) (out []netip.Prefix) {
 		}
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			r.fail(at.line, "%s: %q is no range of addresses: want such as 10.0.0.0/8 or fd00::/8", at.path, text)
+			r.fail(at, "%q is not a range of addresses such as 10.0.0.0/8 or fd00::/8", text)
 			continue
 		}
 		out = append(out, prefix)
@@ -212,27 +195,25 @@ func readWindow(r *reader, e entry) time.Duration {
 }
 
 func readAction(r *reader, at entry) *action {
-	a := &action{at: at}
-	a.Name = at.name
+	a := &action{name: at.name, at: at}
 	p := &a.Policy
 	value := func(e entry) string {
 		text, secrets, _ := r.text(e)
 		a.secrets = append(a.secrets, secrets...)
 		return text
 	}
-	var ruleLines, lookupLines map[string]int
-	a.lines = r.fields(at, map[string]func(entry){
+	r.fields(at, map[string]func(entry){
 		"destination":     func(e entry) { a.destination, _ = r.raw(e) },
 		"request":         func(e entry) { a.Request, _ = r.raw(e) },
 		"body":            func(e entry) { a.Body = readBody(r, e) },
-		"rules":           func(e entry) { a.Rules, ruleLines = readRules(r, e) },
-		"lookup":          func(e entry) { a.Lookup, lookupLines = readLookup(r, e) },
+		"rules":           func(e entry) { a.Rules = readRules(r, e, sends) },
+		"lookup":          func(e entry) { a.Lookup = readLookup(r, e) },
 		"headers":         func(e entry) { a.Headers = readHeaders(r, e, value) },
-		"success":         func(e entry) { a.Success = readStatuses(r, e) },
+		"delivered":       func(e entry) { a.Delivered = readStatuses(r, e) },
 		"refused":         func(e entry) { a.Refused = readStatuses(r, e) },
-		"wait":            func(e entry) { a.Wait = readStatuses(r, e) },
+		"retry":           func(e entry) { a.Retry = readStatuses(r, e) },
 		"accepted":        func(e entry) { a.Accepted = readStatuses(r, e) },
-		"class":           func(e entry) { p.Class = readClass(r, e) },
+		"class":           func(e entry) { p.Class, _ = oneOf(r, e, classes) },
 		"timeout":         func(e entry) { p.Timeout = r.duration(e) },
 		"lease":           func(e entry) { p.Lease = r.duration(e) },
 		"attempts":        func(e entry) { p.Attempts = r.number(e, 1, 1000) },
@@ -246,18 +227,7 @@ func readAction(r *reader, at entry) *action {
 		"resend_absent":   func(e entry) { p.ResendAbsent = readBool(r, e) },
 		"completion_time": func(e entry) { p.CompletionTime = r.duration(e) },
 	})
-	maps.Copy(a.lines, ruleLines)
-	maps.Copy(a.lines, lookupLines)
 	return a
-}
-
-func readClass(r *reader, e entry) dispatcher.Class {
-	text, ok := r.raw(e)
-	class, known := dispatcher.ParseClass(text)
-	if ok && !known {
-		r.fail(e.line, "%s: %q is none of read, idempotent_write, non_idempotent_write, irreversible_write", e.path, text)
-	}
-	return class
 }
 
 func readStatuses(r *reader, e entry) (out httpvendor.Statuses) {
@@ -268,14 +238,14 @@ func readStatuses(r *reader, e entry) (out httpvendor.Statuses) {
 		}
 		statuses, err := httpvendor.ParseStatuses(text)
 		if err != nil {
-			r.fail(at.line, "%s: %v", at.path, err)
+			r.fail(at, "%v", err)
 		}
 		out = append(out, statuses...)
 	}
 	return out
 }
 
-// readDelay and readCap: 0 means none, which a policy says by a negative value.
+// In readDelay and readCap 0 means none, which is a negative value in a policy.
 func readDelay(r *reader, e entry) time.Duration {
 	if text, _ := scalar(e.node); text == "0" || text == "0s" {
 		return -1
@@ -290,7 +260,7 @@ func readCap(r *reader, e entry) int {
 	return r.number(e, 0, 1<<20)
 }
 
-// readBreakAfter: 0 means that there is no breaker.
+// readBreakAfter reads 0 as no breaker, which is a negative value in limits.
 func readBreakAfter(r *reader, e entry) int {
 	if text, _ := scalar(e.node); text == "0" {
 		return -1
@@ -300,7 +270,7 @@ func readBreakAfter(r *reader, e entry) int {
 
 var rates = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:/(s|m|h))?$`)
 
-// readRate reads such as 25, 25/s or 600/m: calls a second.
+// readRate reads a rate such as 25, 25/s or 600/m, and returns calls a second.
 func readRate(r *reader, e entry) float64 {
 	text, ok := r.raw(e)
 	if !ok {
@@ -308,195 +278,17 @@ func readRate(r *reader, e entry) float64 {
 	}
 	m := rates.FindStringSubmatch(text)
 	if m == nil {
-		r.fail(e.line, "%s: %q is not a rate: want such as 25 (a second), 600/m or 10/h", e.path, text)
+		r.fail(e, "%q is not a rate such as 25 (a second), 600/m or 10/h", text)
 		return 0
 	}
 	n, err := strconv.ParseFloat(m[1], 64)
 	if err != nil || n == 0 {
-		r.fail(e.line, "%s: %q is not more than 0", e.path, text)
+		r.fail(e, "%q is not more than 0", text)
 	}
 	return n / map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[m[2]]
 }
 
 func readOrdering(r *reader, e entry) (passFailed bool) {
-	text, ok := r.raw(e)
-	if ok && text != "wait" && text != "pass_failed" {
-		r.fail(e.line, "%s: %q is neither wait nor pass_failed", e.path, text)
-	}
-	return text == "pass_failed"
-}
-
-// check asks the packages that will work with the values, item by item, so that each mistake finds its line.
-func (c *config) check(r *reader) {
-	for _, dest := range c.destinations {
-		for _, a := range c.actions {
-			if a.destination == dest.Name {
-				dest.Secrets = append(dest.Secrets, a.secrets...)
-			}
-		}
-		var err error
-		dest.client, err = httpvendor.New(dest.Destination)
-		r.explain(err, dest.at, dest.lines)
-		d := dispatcher.New(nil, nil)
-		d.Destination(dest.Name, dest.Limits)
-		if dest.client != nil {
-			d.Vendor(dest.Name, dest.client.Vendor())
-		}
-		var options []dispatcher.Option
-		if dest.Endpoint != "" {
-			options = append(options, dispatcher.WithEndpoint(func(*dispatcher.Call) string { return "" }))
-		}
-		d.Handle("check", dispatcher.Policy{Class: dispatcher.Read, Destination: dest.Name}, nothing, options...)
-		r.explain(d.Check(), dest.at, dest.lines)
-	}
-	for _, a := range c.actions {
-		c.checkAction(r, a)
-	}
-}
-
-func (c *config) checkAction(r *reader, a *action) {
-	line := cmp.Or(a.lines["destination"], a.at.line)
-	dest := c.destination(a.destination)
-	switch {
-	case dest == nil && a.destination == "":
-		r.fail(line, "%s.destination is missing", a.at.path)
-	case dest == nil:
-		r.fail(line, "%s.destination: %q is not among the destinations (%s)", a.at.path, a.destination, c.names())
-	}
-	client, window := anyClient, time.Duration(0)
-	if dest != nil {
-		window = dest.Vendor.Window
-		if dest.client != nil {
-			client = dest.client
-		}
-	}
-	if a.Policy.Class == dispatcher.IdempotentWrite && a.Policy.KeyWindow == 0 {
-		a.Policy.KeyWindow = window
-	}
-	_, options, err := client.Handler(a.Action)
-	r.explain(err, a.at, a.lines)
-	if dest != nil && dest.client == nil && dest.Lookup != nil { // it could not be made, and is not missing
-		options = append(options, dispatcher.WithLookup(noLookup))
-	}
-	d, policy := dispatcher.New(nil, nil), a.Policy
-	if dest != nil {
-		policy.Destination = dest.Name
-		d.Destination(dest.Name, dispatcher.Limits{})
-		d.Vendor(dest.Name, client.Vendor())
-	}
-	d.Handle(a.Name, policy, nothing, options...)
-	r.explain(withoutDestinations(d.Check()), a.at, a.lines)
-}
-
-// withoutDestinations leaves out what was said of the destinations already.
-func withoutDestinations(err error) error {
-	return errors.Join(slices.DeleteFunc(split(err), func(one error) bool {
-		return strings.HasPrefix(one.Error(), "dispatcher: destination ")
-	})...)
-}
-
-func (c *config) names() string {
-	names := map[string]bool{}
-	for _, dest := range c.destinations {
-		names[dest.Name] = true
-	}
-	return strings.Join(slices.Sorted(maps.Keys(names)), ", ")
-}
-
-// anyClient stands in for one that could not be made, so that its actions are checked too.
-var anyClient = func() *httpvendor.Client {
-	client, err := httpvendor.New(httpvendor.Destination{Name: "any", URL: "https://vendor.invalid"})
-	if err != nil {
-		panic(err)
-	}
-	return client
-}()
-
-// nothing is a handler for a policy that is only checked.
-func nothing(context.Context, *dispatcher.Call) (dispatcher.Answer, error) {
-	return dispatcher.Answer{}, nil
-}
-
-func noLookup(context.Context, *dispatcher.Call, []byte) (dispatcher.Finding, error) {
-	return dispatcher.Finding{}, nil
-}
-
-// explain turns each of the joined errors of a package, "package: item: Field words", into a mistake at the line of the
-// field or else of the item, in the file's own names.
-func (r *reader) explain(err error, at entry, lines map[string]int) {
-	for _, one := range split(err) {
-		_, text, _ := strings.Cut(one.Error(), ": ")
-		line, path := at.line, at.path
-		if m := aboutField.FindStringSubmatch(text); m != nil {
-			name := fileNames[m[1]]
-			line, path, text = cmp.Or(lines[name], at.line), join(path, name), m[2]
-			if n := ruleNumber.FindStringSubmatch(text); n != nil {
-				if name == "lookup" {
-					path += ".rules"
-				}
-				line, path, text = cmp.Or(lines[name+" "+n[1]], line), path+"["+n[1]+"]", n[2]
-			}
-		}
-		if !r.failed(path) {
-			r.fail(line, "%s: %s", path, translate.Replace(text))
-		}
-	}
-}
-
-// fileNames are the names of fields, in Go and in the file.
-var fileNames = map[string]string{
-	"Name": "name", "URL": "url", "Endpoint": "endpoint", "PerEndpoint": "per_endpoint", "Headers": "headers", "KeyWindow": "key_window", "Vendor": "key", "Vendor.Key": "key",
-	"Vendor.Window": "key_window", "Vendor.Replay": "replay", "Vendor.Mismatch": "mismatch", "Auth": "auth", "WebhookSecrets": "webhook_secrets", "AllowPrivate": "allow_private", "Rules": "rules",
-	"Concurrency": "concurrency", "Rate": "rate", "Burst": "burst",
-	"BreakAfter": "break_after", "BreakDelay": "break_delay", "MaxBreakDelay": "max_break_delay", "CAFile": "ca_file", "Proxy": "proxy", "Request": "request", "Body": "body", "Lookup": "lookup",
-	"Success": "success", "Refused": "refused", "Wait": "wait", "Accepted": "accepted", "Class": "class",
-	"Destination": "destination", "Timeout": "timeout", "Lease": "lease", "Attempts": "attempts", "Backoff": "backoff",
-	"MaxBackoff": "max_backoff", "Deadline": "deadline", "SettlingDelay": "settling_delay", "ResponseCap": "response_cap",
-	"PassFailed": "ordering", "ResendAbsent": "resend_absent", "CompletionTime": "completion_time",
-	"SweepInterval": "sweep_interval", "StopTimeout": "stop_timeout", "Retention": "retention",
-}
-
-// words are more of what the packages' errors say, and the file's words for it.
-var words = []string{
-	"dispatcher.Forever", "forever", "register one with WithLookup", "give it a lookup", "the vendor's Window", "the vendor's key_window",
-	"Key.Name: ", "", "MaxLength", "max_length", "Alphabet", "alphabet", "Quoted", "quoted", "Status", "status", "Header", "header",
-	"Field", "field", "Values", "values", "Means", "means", "Format", "format", "Template", "template",
-}
-
-var (
-	aboutField = regexp.MustCompile(`^(?:[^ ]+: |destination "[^"]*": |Config\.)(` + alternatives() + `)[ .](.*)$`)
-	ruleNumber = regexp.MustCompile(`^(?:has rule )?number ([0-9]+): (.*)$`)
-	translate  = func() *strings.Replacer {
-		pairs := slices.Clone(words)
-		for _, name := range slices.Backward(slices.Sorted(maps.Keys(fileNames))) {
-			if name != "URL" { // a word of its own
-				pairs = append(pairs, name, fileNames[name])
-			}
-		}
-		return strings.NewReplacer(pairs...)
-	}()
-)
-
-// alternatives are the names, the longer of two that begin alike first.
-func alternatives() string {
-	names := slices.Sorted(maps.Keys(fileNames))
-	slices.Reverse(names)
-	for i, name := range names {
-		names[i] = regexp.QuoteMeta(name)
-	}
-	return strings.Join(names, "|")
-}
-
-func split(err error) []error {
-	if err == nil {
-		return nil
-	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var out []error
-		for _, one := range joined.Unwrap() {
-			out = append(out, split(one)...)
-		}
-		return out
-	}
-	return []error{err}
+	passFailed, _ = oneOf(r, e, map[string]bool{"wait": false, "pass_failed": true})
+	return passFailed
 }

@@ -19,7 +19,23 @@ func loadText(t *testing.T, text string, env map[string]string) (*config, error)
 	})
 }
 
-func TestTheFileOfTheDesignIsRead(t *testing.T) {
+// wantMistakes compares all mistakes. In want, FILE is the file and DIR its folder.
+func wantMistakes(t *testing.T, c *config, err error, want string) {
+	t.Helper()
+	text := ""
+	if err != nil {
+		text = err.Error() + "\n"
+	}
+	text = strings.ReplaceAll(strings.ReplaceAll(text, c.file, "FILE"), filepath.Dir(c.file), "DIR")
+	if text != strings.TrimPrefix(want, "\n") {
+		t.Errorf("the mistakes are\n%s\nwant%s", text, want)
+	}
+	if strings.Contains(text, "s3cret") {
+		t.Error("a secret is printed")
+	}
+}
+
+func TestDesignFileIsRead(t *testing.T) {
 	token := writeFile(t, "stripe", "sk_live_1\n")
 	c, err := loadText(t, `
 destinations:
@@ -27,7 +43,7 @@ destinations:
            headers: {Authorization: "Bearer ${file:`+token+`}"}}
 actions:
   charge_card: {destination: stripe, request: POST /v1/charges, class: idempotent_write,
-                timeout: 20s, success: 200-299, refused: [402]}
+                timeout: 20s, delivered: 200-299, refused: [402]}
 `, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -38,13 +54,11 @@ actions:
 		t.Errorf("%+v", stripe.Destination)
 	}
 	if charge.Request != "POST /v1/charges" || charge.Policy.Class != dispatcher.IdempotentWrite || charge.Policy.Timeout != 20*time.Second ||
-		fmt.Sprint(charge.Success, charge.Refused) != "[[200 299]] [[402 402]]" {
+		fmt.Sprint(charge.Delivered, charge.Refused) != "[[200 299]] [[402 402]]" {
 		t.Errorf("%+v", charge.Action)
 	}
 	d := dispatcher.New(nil, &c.worker)
-	if err := c.register(d); err != nil {
-		t.Error(err)
-	}
+	c.register(d)
 	if err := d.Check(); err != nil {
 		t.Error(err)
 	}
@@ -78,8 +92,8 @@ actions:
     settling_delay: 0
     response_cap: 0
     ordering: pass_failed
-    success: [200, 201-202]
-    wait: 409
+    delivered: [200, 201-202]
+    retry: 409
   pay_on:
     destination: bank
     request: POST /pay
@@ -107,10 +121,10 @@ actions:
 		Class: dispatcher.IdempotentWrite, Timeout: time.Minute, Lease: 90 * time.Second, Attempts: 5, Backoff: 2 * time.Second,
 		MaxBackoff: 90 * time.Second, Deadline: 48 * time.Hour, KeyWindow: 30 * 24 * time.Hour, SettlingDelay: -1, ResponseCap: -1, PassFailed: true,
 	}
-	if pay.Policy != want || pay.Headers["X-A"] != "7" || fmt.Sprint(pay.Success, pay.Wait) != "[[200 200] [201 202]] [[409 409]]" {
+	if pay.Policy != want || pay.Headers["X-A"] != "7" || fmt.Sprint(pay.Delivered, pay.Retry) != "[[200 200] [201 202]] [[409 409]]" {
 		t.Errorf("%+v", pay.Action)
 	}
-	want = dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, ResponseCap: 1000, SettlingDelay: time.Second}
+	want = dispatcher.Policy{Class: dispatcher.IdempotentWrite, ResponseCap: 1000, SettlingDelay: time.Second}
 	if payOn.Policy != want {
 		t.Errorf("%+v", payOn.Policy)
 	}
@@ -125,14 +139,13 @@ func loadTextAgain(t *testing.T, c *config, env map[string]string) (*config, err
 	})
 }
 
-func TestEveryMistakeOfAFileIsReportedAtOnceWithItsLine(t *testing.T) {
-	empty := writeFile(t, "empty", "\n")
-	_, err := loadText(t, `worker: {stop_timeout: 5, sweep_interval: 2h}
+func TestMistakesInAFile(t *testing.T) {
+	c, err := loadText(t, `worker: {stop_timeout: 5, sweep_interval: 2h}
 destinations:
   stripe:
     url: "ftp://u:s3cret@api.stripe.com"
     key: {heder: x}
-    headers: {Authorization: "Bearer ${env:NOPE}", Host: s3cret, A: "$HOME", B: "${file:no/such}", C: "${file:`+empty+`}"}
+    headers: {Authorization: "Bearer ${env:NOPE}", Host: s3cret, A: "$HOME", B: "${file:no/such}", C: "${file:/dev/null}"}
     concurrency: many
   Stripe: {url: "https://x:${env:SECRET}"}
   stripe: {}
@@ -145,54 +158,43 @@ actions:
     lease: 3
     refused: [402,
       4xx]
-    success: 200-499
+    delivered: 200-499
     colour: red
   a: {destination: stripe, request: GET /, class: idempotent_write, timeout: 1h}
   b:
   c: {destination: stripe, request: GET /, class: read, key_window: 4h, lease: 1s}
 extra: 1
 `, map[string]string{"SECRET": "s3cret"})
-	want := []string{
-		":1: worker.stop_timeout: \"5\" is not a duration",
-		":1: worker.sweep_interval: 2h0m0s is outside 10ms to 1m",
-		":4: destinations.stripe.url: must begin with https:// or http://",
-		":5: destinations.stripe.key.heder is not known: want one of alphabet, field, header",
-		":6: destinations.stripe.headers.Authorization: environment variable NOPE is not set",
-		":6: destinations.stripe.headers.A: a $ must be",
-		":6: destinations.stripe.headers.B: open ",
-		":6: destinations.stripe.headers.C: file " + empty + " is empty",
-		":6: destinations.stripe.headers: \"Host\" cannot be set",
-		":7: destinations.stripe.concurrency: \"many\" is not a whole number",
-		":8: destinations.Stripe.url: is not a valid URL",
-		":8: destinations.Stripe: destination \"Stripe\": use 1 to 56 lowercase letters",
-		":9: destinations.stripe is there twice, first in line 3",
-		":12: actions.charge_card.destination: \"strip\" is not among the destinations (Stripe, stripe)",
-		":13: actions.charge_card.request: must be a method and a path",
-		":14: actions.charge_card.class: \"idempotent\" is none of",
-		":15: actions.charge_card.timeout: 2h0m0s is outside 100ms to 1h",
-		":16: actions.charge_card.lease: \"3\" is not a duration",
-		":18: actions.charge_card.refused: want statuses",
-		":20: actions.charge_card.colour is not known: want one of accepted, attempts, backoff",
-		":21: actions.a.key_window: is missing",
-		":22: actions.b is empty",
-		":23: actions.c.lease: 1s is not longer than timeout 30s by 100ms or more",
-		":23: actions.c.key_window: 4h0m0s has no meaning for read",
-		":24: extra is not known",
-	}
-	for _, text := range want {
-		if err == nil || !strings.Contains(err.Error(), "worker.yaml"+text) {
-			t.Errorf("missing: %s", text)
-		}
-	}
-	if err != nil && strings.Contains(err.Error(), "s3cret") {
-		t.Errorf("a secret is printed: %v", err)
-	}
-	if t.Failed() {
-		t.Log(err)
-	}
+	wantMistakes(t, c, err, `
+FILE:1: worker.stop_timeout: "5" is not a duration such as 500ms, 20s, 24h or 7d
+FILE:1: worker.sweep_interval: 2h is outside the range 10ms to 1m
+FILE:4: destinations.stripe.url: must begin with https:// or http://
+FILE:5: destinations.stripe.key.heder: unknown field: use one of alphabet, field, header, max_length, quoted
+FILE:6: destinations.stripe.headers.Authorization: environment variable NOPE is not set or empty
+FILE:6: destinations.stripe.headers.A: a $ must be ${env:NAME}, ${file:/path}, or $$ for a $
+FILE:6: destinations.stripe.headers.B: open DIR/no/such: no such file or directory
+FILE:6: destinations.stripe.headers.C: file /dev/null is empty
+FILE:6: destinations.stripe.headers.Host: "Host" belongs to the connection and cannot be set
+FILE:7: destinations.stripe.concurrency: "many" is not a whole number from 1 to 10000
+FILE:8: destinations.Stripe.url: is not a valid URL
+FILE:8: destinations.Stripe: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"
+FILE:9: destinations.stripe: defined twice, first in line 3
+FILE:12: actions.charge_card.destination: "strip" is not one of the destinations (Stripe, stripe)
+FILE:13: actions.charge_card.request: must be a method and a path, such as "POST /v1/charges"
+FILE:14: actions.charge_card.class: "idempotent" is not one of idempotent_write, irreversible_write, non_idempotent_write, read
+FILE:15: actions.charge_card.timeout: 2h is outside the range 100ms to 1h
+FILE:16: actions.charge_card.lease: "3" is not a duration such as 500ms, 20s, 24h or 7d
+FILE:18: actions.charge_card.refused[2]: use statuses and ranges of them, such as 200-299, 404
+FILE:20: actions.charge_card.colour: unknown field: use one of accepted, attempts, backoff, body, class, completion_time, deadline, delivered, destination, headers, key_window, lease, lookup, max_backoff, ordering, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
+FILE:21: actions.a.key_window: missing: say for how long the vendor remembers a key (forever is a value); its destination does not say it
+FILE:22: actions.b: empty
+FILE:23: actions.c.lease: 1s must be longer than timeout (30s) by at least 100ms
+FILE:23: actions.c.key_window: not allowed for read: only an idempotent_write has one
+FILE:24: extra: unknown field: use one of actions, destinations, worker
+`)
 }
 
-func TestFilesThatAreNoConfigurationAreRefused(t *testing.T) {
+func TestFilesThatAreNotConfigurations(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                             ":1: the file is empty",
 		"# nothing\n":                  ":1: the file is empty",
@@ -200,14 +202,14 @@ func TestFilesThatAreNoConfigurationAreRefused(t *testing.T) {
 		"just text":                    "must be a mapping",
 		"[1, 2]":                       "must be a mapping",
 		"destinations: {}\n---\na: 1":  ":3: a second document",
-		"destinations:\n":              ":1: destinations is empty",
-		"destinations: {}\n":           ":1: actions is missing",
-		"x: &a 1\n":                    ":1: x is not known",
-		"destinations: &a {}\n":        ":1: destinations must be a mapping",
+		"destinations:\n":              ":1: destinations: empty",
+		"destinations: {}\n":           ":1: actions: missing",
+		"x: &a 1\n":                    ":1: x: unknown field",
+		"destinations: &a {}\n":        ":1: destinations: must be a mapping",
 		"destinations: {s: {<<: {}}}":  "<< is not supported",
-		"destinations: {s: {url: []}}": "destinations.s.url must be a single value",
-		"destinations: {s: {url: }}":   "destinations.s.url is empty",
-		"destinations: {s: [a]}":       "destinations.s must be a mapping",
+		"destinations: {s: {url: []}}": "destinations.s.url: must be a single value",
+		"destinations: {s: {url: }}":   "destinations.s.url: empty",
+		"destinations: {s: [a]}":       "destinations.s: must be a mapping",
 	} {
 		if _, err := loadText(t, text, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
@@ -218,7 +220,7 @@ func TestFilesThatAreNoConfigurationAreRefused(t *testing.T) {
 	}
 }
 
-func TestAnActionsSecretsAreItsDestinationsToo(t *testing.T) {
+func TestSecretsOfActionsAreTheDestinationsToo(t *testing.T) {
 	c, err := loadText(t, `
 actions:
   a: {destination: one, request: GET /, class: read, headers: {X-Token: "t ${env:A}"}}
@@ -235,7 +237,7 @@ destinations:
 	}
 }
 
-func TestWaitIsAMistakeWhereNothingMayBeRepeated(t *testing.T) {
+func TestRetryNeedsAClassThatAllowsRepeats(t *testing.T) {
 	_, err := loadText(t, `
 destinations: {bank: {url: "https://bank.example"}}
 actions:
@@ -243,14 +245,14 @@ actions:
     destination: bank
     request: POST /wires
     class: irreversible_write
-    wait: [409]
+    retry: [409]
 `, nil)
-	if err == nil || !strings.Contains(err.Error(), ":8: actions.wire.wait: must be empty for irreversible_write") {
+	if err == nil || !strings.Contains(err.Error(), ":8: actions.wire.retry: not allowed for irreversible_write") {
 		t.Error(err)
 	}
 }
 
-func TestTheDeploymentInTheDocsLoadsAndHasTheTimeToStop(t *testing.T) {
+func TestKubernetesFileLoadsAndHasTimeToStop(t *testing.T) {
 	data, err := os.ReadFile("../../docs/kubernetes.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -278,11 +280,11 @@ func TestTheDeploymentInTheDocsLoadsAndHasTheTimeToStop(t *testing.T) {
 
 func TestConfigCheckPrintsWhatItFinds(t *testing.T) {
 	good := writeFile(t, "worker.yaml", "destinations: {a: {url: \"https://a.example\"}}\nactions: {ask: {destination: a, request: GET /, class: read}}\n")
-	if code, stdout, stderr := call(nil, "config", "check", "-config", good); code != 0 || !strings.Contains(stdout, "1 destinations and 1 actions") || stderr != "" {
+	if code, stdout, stderr := call(nil, "config", "check", "-config", good); code != 0 || !strings.Contains(stdout, "1 destinations and 1 actions, no mistakes") || stderr != "" {
 		t.Errorf("%d %q %q", code, stdout, stderr)
 	}
 	bad := writeFile(t, "worker.yaml", "destinations: {}\n")
-	if code, stdout, stderr := call(map[string]string{"WORKER_CONFIG": bad}, "config", "check"); code != 2 || stdout != "" || !strings.Contains(stderr, bad+":1: actions is missing") {
+	if code, stdout, stderr := call(map[string]string{"WORKER_CONFIG": bad}, "config", "check"); code != 2 || stdout != "" || !strings.Contains(stderr, bad+":1: actions: missing") {
 		t.Errorf("%d %q %q", code, stdout, stderr)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// knownHosts are the API hosts of vendors that have a preset, by the preset. A name that begins with a dot stands for all
-// hosts below it.
+// knownHosts are the API hosts of vendors that have a preset, by preset. A name that begins with a dot matches all hosts
+// below it.
 var knownHosts = map[string][]string{
 	"stripe":   {"api.stripe.com"},
 	"adyen":    {".adyen.com", ".adyenpayments.com"},
@@ -19,7 +19,7 @@ var knownHosts = map[string][]string{
 	"mail":     {"api.postmarkapp.com", "api.sendgrid.com", "api.mailgun.net", "api.eu.mailgun.net"},
 }
 
-// presetOf returns the preset for the host of a URL, or "" where no preset is known for it.
+// presetOf returns the preset for the host of a URL, or "".
 func presetOf(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -36,20 +36,17 @@ func presetOf(address string) string {
 	return ""
 }
 
-// warn finds what is allowed and probably wrong: a destination that calls a known vendor without the vendor's preset. Then
-// the worker takes the vendor's answers by the general rules only, and sends JSON to a vendor that may want forms.
+// warn adds a warning for each destination that calls a known vendor without the vendor's preset. That is allowed, but the
+// worker then judges answers by the general rules only, and sends JSON to a vendor that may want forms.
 func (c *config) warn(r *reader) {
 	for _, dest := range c.destinations {
 		want := presetOf(dest.URL)
 		if want == "" || dest.preset == want || dest.preset == noPreset {
 			continue
 		}
-		line := dest.at.line
-		if dest.lines["url"] > 0 {
-			line = dest.lines["url"]
-		}
+		line := r.lineOf(join(dest.at.path, "url"), dest.at.line)
 		c.warnings = append(c.warnings, fmt.Sprintf("%s:%d: %s.url is a known host, and the destination does not have `preset: %s`. Without the preset, "+
-			"samekey does not know in which form this vendor takes the key, how long it keeps it, and what its answers mean. "+
-			"Set the preset, or `preset: %s` where the file says all of this", r.file, line, dest.at.path, want, noPreset))
+			"samekey does not know where this vendor takes the key, how long it remembers it, and what its answers mean. "+
+			"Set the preset, or `preset: %s` if the file says all of this", r.file, line, dest.at.path, want, noPreset))
 	}
 }

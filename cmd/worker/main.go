@@ -1,11 +1,11 @@
-// Command worker delivers the intents of samekey's outbox to vendors over HTTP. It needs no Go code of yours: one YAML
-// file names the vendors and what is asked of them.
+// Command worker delivers the intents (outbox messages) of samekey to vendors over HTTP. It needs no Go code: one YAML file
+// names the vendors and the requests to them.
 //
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
 //	worker migrate [-app-role r] [-worker-role r] [-print | -for tool -dir folder]
-//	worker config check [-config file]     all mistakes of the file, with their lines
+//	worker config check [-config file]     print all mistakes in the file, with their lines
 //	worker pause -destination d -reason t  stop the calls to a destination, or of one -action, on every worker
-//	worker resume -destination d -reason t go on
+//	worker resume -destination d -reason t continue them
 //	worker version
 //
 // docs/worker.md is the reference: each field with its default, limits and unit, the environment, probes, signals and
@@ -34,7 +34,7 @@ func main() {
 	os.Exit(m.main(os.Args[1:]))
 }
 
-// worker is the program, with what it needs from outside.
+// worker is the program and what it needs from outside.
 type worker struct {
 	stdout, stderr io.Writer
 	lookupEnv      func(string) (string, bool)
@@ -44,12 +44,12 @@ const usage = `worker delivers the intents of samekey's outbox to vendors over H
 
 usage:
   worker run [-config file]            deliver until SIGTERM, SIGINT or SIGHUP (DATABASE_URL names the database)
-  worker migrate [flags]               make or update the tables, then grant roles what they need
-  worker config check [-config file]   check the configuration; it needs no database
-  worker pause, worker resume          stop the calls to a destination, and go on
+  worker migrate [flags]               create or update the tables, then grant roles what they need
+  worker config check [-config file]   check the configuration; needs no database
+  worker pause, worker resume          stop the calls to a destination, and continue them
   worker version
 
-"worker <command> -h" tells a command's flags and environment.
+"worker <command> -h" prints a command's flags and environment variables.
 Exit codes: 0 done or stopped, 1 failed, 2 configuration or usage.
 `
 
@@ -83,7 +83,7 @@ func (m *worker) main(args []string) int {
 	case "":
 		m.print(m.stderr, usage)
 	default:
-		m.print(m.stderr, fmt.Sprintf("worker: %q is no command\n\n%s", command, usage))
+		m.print(m.stderr, fmt.Sprintf("worker: unknown command %q\n\n%s", command, usage))
 	}
 	return mistaken
 }
@@ -92,19 +92,20 @@ func (m *worker) print(w io.Writer, text string) { _, _ = io.WriteString(w, text
 
 const runUsage = `usage: worker run [-config file]
 
-Delivers intents until SIGTERM, SIGINT or SIGHUP, then finishes what is under way. A second signal ends it at once.
+Delivers intents (outbox messages) until SIGTERM, SIGINT or SIGHUP, then lets calls in progress finish. A second signal ends
+it at once.
 
 environment:
   DATABASE_URL   the database, such as postgres://user:password@host:5432/name (required)
-  WORKER_CONFIG  the configuration file, where -config is not given (default worker.yaml)
-  LISTEN_ADDR    where /healthz and /readyz listen (default :8080; "off": nowhere)
+  WORKER_CONFIG  the configuration file, unless -config is given (default worker.yaml)
+  LISTEN_ADDR    the address for /healthz and /readyz (default :8080; "off" for none)
   LOG_LEVEL      debug, info, warn, error (default info)
   LOG_FORMAT     json or text (default json)
 
 flags:
 `
 
-// flags parses a command's flags; done says that there is nothing more to do.
+// flags parses a command's flags. If done is true, the command ends with the code.
 func (m *worker) flags(set *flag.FlagSet, help string, args []string) (code int, done bool) {
 	set.SetOutput(m.stderr)
 	set.Usage = func() {
@@ -117,7 +118,7 @@ func (m *worker) flags(set *flag.FlagSet, help string, args []string) (code int,
 	case err != nil:
 		return mistaken, true
 	case set.NArg() > 0:
-		m.print(m.stderr, fmt.Sprintf("worker: %q is too much\n\n", set.Arg(0)))
+		m.print(m.stderr, fmt.Sprintf("worker: unexpected argument %q\n\n", set.Arg(0)))
 		set.Usage()
 		return mistaken, true
 	}
@@ -148,7 +149,8 @@ func (m *worker) run(args []string) int {
 			for _, warning := range config.warnings {
 				slog.Warn("worker: " + warning)
 			}
-			return config.register(d)
+			config.register(d)
+			return nil
 		}
 	}
 	return daemon.Exec(options)
@@ -156,8 +158,8 @@ func (m *worker) run(args []string) int {
 
 const checkUsage = `usage: worker config check [-config file]
 
-Reads the configuration with all secrets that it names, and prints every mistake as file:line: text. What is allowed and
-probably wrong, such as a known vendor's host without the vendor's preset, is printed as a warning; the exit code is 0.
+Reads the configuration with all its secrets, and prints every mistake as file:line: field: text. It prints a warning for
+what is allowed but probably wrong, such as a known vendor's host without the vendor's preset; the exit code is then 0.
 
 flags:
 `
@@ -180,11 +182,11 @@ func (m *worker) config(args []string) int {
 	for _, warning := range config.warnings {
 		m.print(m.stderr, "warning: "+warning+"\n")
 	}
-	m.print(m.stdout, fmt.Sprintf("%s: %d destinations and %d actions are in order\n", *file, len(config.destinations), len(config.actions)))
+	m.print(m.stdout, fmt.Sprintf("%s: %d destinations and %d actions, no mistakes\n", *file, len(config.destinations), len(config.actions)))
 	return 0
 }
 
-// interruptible is a context for a command that just ends when it is told to.
+// interruptible returns a context that ends at a signal, for a command that has nothing to finish.
 func interruptible() (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGHUP, os.Interrupt)
 }

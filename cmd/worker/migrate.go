@@ -13,26 +13,26 @@ import (
 
 const migrateUsage = `usage: worker migrate [-app-role role] [-worker-role role] [-print | -for tool -dir folder]
 
-Makes or updates samekey's tables and River's beside them, in the Postgres schema "samekey". It may be run any number of
-times and in several processes at once. Then it grants the roles that are named what they need, and no more.
+Creates or updates the tables of samekey and River in the Postgres schema "samekey", then grants the named roles what they
+need and no more. You can run it any number of times, and in several processes at once.
 
--for writes the migrations as files for a tool of your own instead, one file for each, numbered behind those in the folder.
-After an upgrade it adds the new ones and leaves the rest. -print prints all in one, for psql without --single-transaction.
-Both need no database.
+-for writes the migrations as files for your migration tool instead, one file each, numbered after those in the folder. After
+an upgrade it adds the new ones and does not change the others. -print prints all migrations, for psql without
+--single-transaction. Both need no database.
 
 environment:
-  DATABASE_URL  the database, over a direct connection, as a role that owns the schema or may create it
+  DATABASE_URL  the database, over a direct connection, with a role that owns the schema or may create it
 
 flags:
 `
 
 func (m *worker) migrate(args []string) int {
 	set := flag.NewFlagSet("worker migrate", flag.ContinueOnError)
-	show := set.Bool("print", false, "print the statements instead")
+	show := set.Bool("print", false, "print the statements and change nothing")
 	forTool := set.String("for", "", "write files for this `tool` instead: goose or golang-migrate")
-	dir := set.String("dir", "", "the `folder` of the tool's files, which must exist")
-	app := set.String("app-role", "", "the application's `role`, which must exist")
-	worker := set.String("worker-role", "", "the worker's `role`, which must exist")
+	dir := set.String("dir", "", "the existing `folder` of the tool's files")
+	app := set.String("app-role", "", "the application's existing `role`")
+	worker := set.String("worker-role", "", "the worker's existing `role`")
 	if code, done := m.flags(set, migrateUsage, args); done {
 		return code
 	}
@@ -65,7 +65,7 @@ func (m *worker) migrate(args []string) int {
 func (m *worker) migrateFiles(name, dir string, roles schema.Roles) int {
 	t, known := tools[name]
 	if !known || dir == "" {
-		m.print(m.stderr, "worker: -for takes goose or golang-migrate, and -dir the folder of its files\n")
+		m.print(m.stderr, "worker: -for must be goose or golang-migrate, and -dir the folder of its files\n")
 		return mistaken
 	}
 	names, err := migrationFiles(dir, t, roles)
@@ -77,12 +77,12 @@ func (m *worker) migrateFiles(name, dir string, roles schema.Roles) int {
 		return failed
 	}
 	if len(names) == 0 {
-		m.print(m.stderr, "worker: the folder has all migrations of this release\n")
+		m.print(m.stderr, "worker: the folder already has all migrations of this release\n")
 	}
 	return 0
 }
 
-var errDatabaseURL = errors.New("DATABASE_URL names no database: want such as postgres://user:password@host:5432/name")
+var errDatabaseURL = errors.New("DATABASE_URL is not set to a database, such as postgres://user:password@host:5432/name")
 
 func (m *worker) migrateDatabase(roles schema.Roles) error {
 	return m.onDatabase(func(ctx context.Context, pool *pgxpool.Pool) error {
@@ -96,7 +96,7 @@ func (m *worker) migrateDatabase(roles schema.Roles) error {
 	})
 }
 
-// onDatabase does something on the database that DATABASE_URL names, until a signal comes.
+// onDatabase runs a function on the database in DATABASE_URL. A signal ends its context.
 func (m *worker) onDatabase(do func(context.Context, *pgxpool.Pool) error) error {
 	url, _ := m.lookupEnv("DATABASE_URL")
 	config, err := pgxpool.ParseConfig(url) // its error may hold the password

@@ -11,18 +11,15 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// A tool is a migration tool that people have already: how it names its files,
-// and what stands around the statements in each.
+// tool is a migration tool: how it names its files, and what surrounds the statements in each file.
 type tool struct {
 	suffix       string
 	digits       int
 	before, more string
 }
 
-// Each file is one statement to the tool: a tool that splits statements itself
-// would cut the functions in dollar quotes. Each runs in a transaction of its
-// own, which is what the enum of River's needs, and none needs to run outside
-// of one.
+// Each file is one statement for the tool: a tool that splits statements itself would cut functions in dollar quotes. Each
+// file runs in a transaction of its own, as River's enum needs.
 var tools = map[string]tool{
 	"goose": {suffix: ".sql", digits: 5,
 		before: "-- +goose Up\n-- +goose StatementBegin\n", more: "-- +goose StatementEnd\n"},
@@ -31,16 +28,15 @@ var tools = map[string]tool{
 
 var numbered = regexp.MustCompile(`^(\d+)_(.+)$`)
 
-// migrationFiles writes a file for each migration that dir has none of yet,
-// numbered behind those that are there, and returns their names. What is there
-// is left alone: after an upgrade only the new ones are written.
+// migrationFiles writes a file for each migration that the folder lacks, numbered after the existing files, and returns
+// their names. It changes no existing file, so after an upgrade it writes only the new migrations.
 func migrationFiles(dir string, t tool, roles schema.Roles) (names []string, err error) {
 	steps, err := schema.All()
 	if err != nil {
 		return nil, err
 	}
 	if roles != (schema.Roles{}) {
-		// Rights are granted again after each migration, so its name is that of the last.
+		// Rights are granted again after each migration, so the file has the name of the last one.
 		last := map[string]string{}
 		for _, step := range steps {
 			last[step.Line] = fmt.Sprintf("%s_%04d", step.Line, step.Version)
@@ -59,7 +55,7 @@ func migrationFiles(dir string, t tool, roles schema.Roles) (names []string, err
 		}
 		number, err := strconv.ParseUint(parts[1], 10, 63)
 		if err != nil {
-			return nil, fmt.Errorf("%s: its number is too large to go on behind it", entry.Name())
+			return nil, fmt.Errorf("%s: its number is too large to continue after it", entry.Name())
 		}
 		there[strings.TrimSuffix(parts[2], t.suffix)] = true
 		if number >= next {

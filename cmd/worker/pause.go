@@ -15,36 +15,36 @@ import (
 
 const pauseUsage = `usage: worker pause -destination name [-action name] [-for duration] -reason text [-actor name]
 
-Stops the calls to a destination, or of one of its actions, on every worker, within a second. What is due waits.
+Stops the calls to a destination, or of one of its actions, on every worker within a second. Intents that are due wait.
 
 environment:
-  DATABASE_URL  the database, as the worker's role
+  DATABASE_URL  the database, with the worker's role
 
 flags:
 `
 
 const resumeUsage = `usage: worker resume -destination name [-action name] -reason text [-actor name]
 
-Ends the pauses of a destination, also one made in River, or those of one of its actions.
+Ends the pauses of a destination, including one made in River, or those of one of its actions.
 
 environment:
-  DATABASE_URL  the database, as the worker's role
+  DATABASE_URL  the database, with the worker's role
 
 flags:
 `
 
-// pause pauses, or resumes.
+// pause is the commands pause and resume.
 func (m *worker) pause(command, help string, args []string) int {
 	set := flag.NewFlagSet("worker "+command, flag.ContinueOnError)
 	var what outbox.Target
 	var by outbox.By
 	set.StringVar(&what.Destination, "destination", "", "the destination's `name`")
-	set.StringVar(&what.Action, "action", "", "one action's `name`; without it, all actions of the destination")
-	set.StringVar(&by.Actor, "actor", userName(), "who does it: a `name`; default: the system's user")
-	set.StringVar(&by.Reason, "reason", "", "why: a `text` for the next person who looks")
+	set.StringVar(&what.Action, "action", "", "an action's `name` (default: all actions of the destination)")
+	set.StringVar(&by.Actor, "actor", userName(), "your `name`, for the record")
+	set.StringVar(&by.Reason, "reason", "", "the reason, a `text` for the record")
 	var limit time.Duration
 	if command == "pause" {
-		set.DurationVar(&limit, "for", 0, "ends by itself after this `duration`, such as 2h; without it, somebody has to resume")
+		set.DurationVar(&limit, "for", 0, "end the pause after this `duration`, such as 2h (default: until worker resume)")
 	}
 	if code, done := m.flags(set, help, args); done {
 		return code

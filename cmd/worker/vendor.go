@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -12,7 +11,7 @@ import (
 	"github.com/samekey/samekey/dispatcher/httpvendor"
 )
 
-// What the file says of vendors: presets, where keys go, who calls, what is sent, what answers mean, look-ups.
+// What the file says about vendors: presets, where keys go, authentication, bodies, rules and lookups.
 
 var presets = map[string]func() httpvendor.Destination{
 	"stripe": httpvendor.Stripe, "adyen": httpvendor.Adyen, "paypal": httpvendor.PayPal, "square": httpvendor.Square,
@@ -24,7 +23,7 @@ var presets = map[string]func() httpvendor.Destination{
 // noPreset is the word for a destination that says everything itself.
 const noPreset = "none"
 
-// readPreset looks for a destination's preset, wherever it stands among its fields.
+// readPreset finds a destination's preset among its fields.
 func readPreset(r *reader, at entry) (name string, dest httpvendor.Destination) {
 	mapping, ok := at.node.(ast.MapNode)
 	if !ok {
@@ -50,7 +49,7 @@ func oneOf[T any](r *reader, e entry, known map[string]T) (value T, ok bool) {
 		return value, false
 	}
 	if value, ok = known[text]; !ok {
-		r.fail(e.line, "%s: %q is none of %s", e.path, text, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		r.fail(e, "%q is not one of %s", text, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 	}
 	return value, ok
 }
@@ -83,15 +82,15 @@ func readKey(r *reader, e entry, vendor *dispatcher.Vendor) {
 	place := func(place dispatcher.KeyPlace) func(entry) {
 		return func(e entry) { key.Place = place; key.Name, _ = r.raw(e) }
 	}
-	lines := r.fields(e, map[string]func(entry){
+	has := r.fields(e, map[string]func(entry){
 		"header":     place(dispatcher.KeyInHeader),
 		"field":      place(dispatcher.KeyInBody),
 		"max_length": func(e entry) { key.MaxLength = r.number(e, 1, 255) },
 		"alphabet":   func(e entry) { key.Alphabet, _ = r.raw(e) },
 		"quoted":     func(e entry) { key.Quoted = readBool(r, e) },
 	})
-	if lines["header"] > 0 && lines["field"] > 0 {
-		r.fail(e.line, "%s has header and field: the key goes into one of them", e.path)
+	if has["header"] && has["field"] {
+		r.fail(e, "has both header and field, but the key goes into one of them")
 	}
 }
 
@@ -121,66 +120,66 @@ func readBody(r *reader, e entry) (body httpvendor.Body) {
 	return body
 }
 
-// readRules reads a list of rules, and the line of each.
-func readRules(r *reader, e entry) (rules []httpvendor.Rule, lines map[string]int) {
-	lines = map[string]int{}
-	for i, at := range r.items(e) {
+var classes = map[string]dispatcher.Class{}
+
+// The outcomes that rules may have, by their names.
+var sends, lookups = map[string]outcome{}, map[string]outcome{}
+
+type outcome = func(dispatcher.Response) dispatcher.Outcome
+
+func init() {
+	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
+		classes[class.String()] = class
+	}
+	for _, of := range []outcome{
+		dispatcher.Delivered, dispatcher.Refused, dispatcher.Accepted, dispatcher.Retry, dispatcher.Denied, dispatcher.Dead,
+		dispatcher.Gone, dispatcher.Unknown, dispatcher.Stuck, dispatcher.Absent,
+	} {
+		name := of(dispatcher.Response{}).Kind()
+		sends[name], lookups[name] = of, of
+	}
+	delete(sends, "absent")
+	delete(lookups, "gone")
+}
+
+// readRules reads a list of rules.
+func readRules(r *reader, e entry, outcomes map[string]outcome) (rules []httpvendor.Rule) {
+	for _, at := range r.items(e) {
 		var rule httpvendor.Rule
-		fields := matchFields(r, &rule.Match)
-		fields["means"] = func(e entry) {
-			text, _ := r.raw(e)
-			rule.Means = httpvendor.Meaning(text)
-		}
-		fields["reason"] = func(e entry) { rule.Reason, _ = r.raw(e) }
-		r.fields(at, fields)
+		r.fields(at, map[string]func(entry){
+			"status": func(e entry) { rule.Status = readStatuses(r, e) },
+			"header": func(e entry) { rule.Header, _ = r.raw(e) },
+			"field":  func(e entry) { rule.Field, _ = r.raw(e) },
+			"values": func(e entry) {
+				for _, at := range r.list(e) {
+					value, _ := r.raw(at)
+					rule.Values = append(rule.Values, value)
+				}
+			},
+			"outcome": func(e entry) { rule.Outcome, _ = oneOf(r, e, outcomes) },
+			"reason":  func(e entry) { rule.Reason, _ = r.raw(e) },
+		})
 		rules = append(rules, rule)
-		lines[fmt.Sprintf("rules %d", i+1)] = at.line
 	}
-	return rules, lines
+	return rules
 }
 
-func matchFields(r *reader, match *httpvendor.Match) map[string]func(entry) {
-	return map[string]func(entry){
-		"status": func(e entry) { match.Status = readStatuses(r, e) },
-		"header": func(e entry) { match.Header, _ = r.raw(e) },
-		"field":  func(e entry) { match.Field, _ = r.raw(e) },
-		"values": func(e entry) {
-			for _, at := range r.list(e) {
-				value, _ := r.raw(at)
-				match.Values = append(match.Values, value)
-			}
-		},
-	}
-}
-
-// readLookup reads a look-up: with rules, or with list and field, which make the rules of a log of what was sent.
-func readLookup(r *reader, e entry) (lookup *httpvendor.Lookup, lines map[string]int) {
-	lookup, lines = &httpvendor.Lookup{}, map[string]int{}
+// readLookup reads a lookup: with rules, or with list and field, which make the rules for a log of what was sent.
+func readLookup(r *reader, e entry) *httpvendor.Lookup {
+	lookup := &httpvendor.Lookup{}
 	var list, field string
-	at := r.fields(e, map[string]func(entry){
+	has := r.fields(e, map[string]func(entry){
 		"request": func(e entry) { lookup.Request, _ = r.raw(e) },
 		"body":    func(e entry) { lookup.Body, _ = r.raw(e) },
 		"list":    func(e entry) { list, _ = r.raw(e) },
 		"field":   func(e entry) { field, _ = r.raw(e) },
-		"rules": func(e entry) {
-			for i, at := range r.items(e) {
-				var rule httpvendor.LookupRule
-				fields := matchFields(r, &rule.Match)
-				fields["means"] = func(e entry) {
-					text, _ := r.raw(e)
-					rule.Means = httpvendor.Finding(text)
-				}
-				r.fields(at, fields)
-				lookup.Rules = append(lookup.Rules, rule)
-				lines[fmt.Sprintf("lookup %d", i+1)] = at.line
-			}
-		},
+		"rules":   func(e entry) { lookup.Rules = readRules(r, e, lookups) },
 	})
 	switch {
-	case (at["list"] > 0) != (at["field"] > 0):
-		r.fail(e.line, "%s has one of list and field: both say where the key is in a log of what was sent", e.path)
+	case has["list"] != has["field"]:
+		r.fail(e, "has only one of list and field: together they say where the key is in a log of what was sent")
 	case list != "":
 		lookup.Rules = append(lookup.Rules, httpvendor.SentLog(lookup.Request, list, field).Rules...)
 	}
-	return lookup, lines
+	return lookup
 }

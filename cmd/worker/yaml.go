@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,12 +17,14 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// reader walks a YAML file and keeps every mistake with its line. It goes by the file's own tree: a decoder into structs
-// stops at its first error.
+// reader walks the tree of a YAML file and keeps every mistake with its line. (A decoder into structs stops at its first
+// error.)
 type reader struct {
 	file      string
 	lookupEnv func(string) (string, bool)
+	lines     map[string]int // of each path in the file
 	mistakes  []mistake
+	unread    []string // paths of values that could not be read
 }
 
 type mistake struct {
@@ -29,18 +32,41 @@ type mistake struct {
 	text string
 }
 
-func (r *reader) fail(line int, format string, args ...any) {
-	r.mistakes = append(r.mistakes, mistake{line, fmt.Sprintf(format, args...)})
+// entry is a value in the file: its path from the top, such as "actions.pay.timeout", its name, its line and its node.
+type entry struct {
+	path string
+	name string
+	line int
+	node ast.Node
 }
 
-// failed says whether there is a mistake about a path already, of which another would only be the consequence.
+// fail notes that an entry could not be read.
+func (r *reader) fail(e entry, format string, args ...any) {
+	r.mistake(e.line, e.path, format, args...)
+	r.unread = append(r.unread, e.path)
+}
+
+// mistake notes a mistake about a path.
+func (r *reader) mistake(line int, path, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if path != "" {
+		text = path + ": " + text
+	}
+	r.mistakes = append(r.mistakes, mistake{line, text})
+}
+
+// failed reports whether a value at a path, a part of it, or what it is a part of could not be read. Another mistake about
+// it would only follow from that one.
 func (r *reader) failed(path string) bool {
-	return slices.ContainsFunc(r.mistakes, func(m mistake) bool {
-		return strings.HasPrefix(m.text, path+":") || strings.HasPrefix(m.text, path+" ")
-	})
+	return slices.ContainsFunc(r.unread, func(unread string) bool { return within(path, unread) || within(unread, path) })
 }
 
-// err joins the mistakes in the order of their lines, each as "file:line: text".
+func within(path, whole string) bool {
+	rest, ok := strings.CutPrefix(path, whole)
+	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+}
+
+// err joins the mistakes in the order of their lines, each as "file:line: path: text".
 func (r *reader) err() error {
 	slices.SortStableFunc(r.mistakes, func(a, b mistake) int { return a.line - b.line })
 	var errs []error
@@ -56,9 +82,9 @@ func (r *reader) parse(data []byte) ast.Node {
 	if err != nil {
 		var syntax *yaml.SyntaxError
 		if errors.As(err, &syntax) {
-			r.fail(syntax.Token.Position.Line, "%s", syntax.Message)
+			r.mistake(syntax.Token.Position.Line, "", "%s", syntax.Message)
 		} else {
-			r.fail(1, "not YAML")
+			r.mistake(1, "", "not YAML")
 		}
 		return nil
 	}
@@ -70,31 +96,23 @@ func (r *reader) parse(data []byte) ast.Node {
 	}
 	switch len(bodies) {
 	case 0:
-		r.fail(1, "the file is empty: want destinations and actions")
+		r.mistake(1, "", "the file is empty: it needs destinations and actions")
 		return nil
 	case 1:
 		return bodies[0]
 	}
-	r.fail(bodies[1].GetToken().Position.Line, "a second document: want one")
+	r.mistake(bodies[1].GetToken().Position.Line, "", "a second document: the file must have one")
 	return nil
 }
 
-// entry is a member of a mapping: what it is called from the top, where it stands, and its value.
-type entry struct {
-	path string
-	name string
-	line int
-	node ast.Node
-}
-
-// entries are the members of a mapping, without those that are there twice.
+// entries are the members of a mapping, without repeated ones.
 func (r *reader) entries(at entry) []entry {
 	mapping, ok := at.node.(ast.MapNode)
 	if !ok {
 		if at.node == nil || at.node.Type() == ast.NullType {
-			r.fail(at.line, "%s is empty", at.path)
+			r.fail(at, "empty")
 		} else {
-			r.fail(at.line, "%s must be a mapping (name: value)", at.path)
+			r.fail(at, "must be a mapping (name: value)")
 		}
 		return nil
 	}
@@ -104,42 +122,39 @@ func (r *reader) entries(at entry) []entry {
 		key := it.Key()
 		line := key.GetToken().Position.Line
 		if key.IsMergeKey() {
-			r.fail(line, "<< is not supported: write it out")
+			r.mistake(line, at.path, "<< is not supported: repeat the fields")
 			continue
 		}
 		name, ok := scalar(key)
 		if !ok {
-			r.fail(line, "%s: a name must be plain text", at.path)
+			r.mistake(line, at.path, "a name must be plain text")
 			continue
 		}
 		if first, twice := lines[name]; twice {
-			r.fail(line, "%s is there twice, first in line %d", join(at.path, name), first)
+			r.mistake(line, join(at.path, name), "defined twice, first in line %d", first)
 			continue
 		}
 		lines[name] = line
-		out = append(out, entry{path: join(at.path, name), name: name, line: line, node: it.Value()})
+		e := entry{path: join(at.path, name), name: name, line: line, node: it.Value()}
+		r.lines[e.path] = line
+		out = append(out, e)
 	}
 	return out
 }
 
-// fields calls a function for each member; a name that has none is a mistake.
-func (r *reader) fields(at entry, known map[string]func(entry)) (lines map[string]int) {
-	lines = map[string]int{}
+// fields calls a function for each member, and returns which there are. A name that has no function is a mistake.
+func (r *reader) fields(at entry, known map[string]func(entry)) (has map[string]bool) {
+	has = map[string]bool{}
 	for _, e := range r.entries(at) {
 		set := known[e.name]
 		if set == nil {
-			names := make([]string, 0, len(known))
-			for name := range known {
-				names = append(names, name)
-			}
-			slices.Sort(names)
-			r.fail(e.line, "%s is not known: want one of %s", e.path, strings.Join(names, ", "))
+			r.fail(e, "unknown field: use one of %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 			continue
 		}
-		lines[e.name] = e.line
+		has[e.name] = true
 		set(e)
 	}
-	return lines
+	return has
 }
 
 func join(path, name string) string {
@@ -149,7 +164,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// scalar is a node's text as it stands in the file, without its quotes.
+// scalar is a node's text as it is written in the file, without its quotes.
 func scalar(node ast.Node) (string, bool) {
 	switch n := node.(type) {
 	case *ast.StringNode:
@@ -162,21 +177,21 @@ func scalar(node ast.Node) (string, bool) {
 	return "", false
 }
 
-// raw reads a text in which nothing is expanded.
+// raw reads a text and expands nothing in it.
 func (r *reader) raw(e entry) (string, bool) {
 	text, ok := scalar(e.node)
 	switch {
 	case e.node == nil || e.node.Type() == ast.NullType || ok && text == "":
-		r.fail(e.line, "%s is empty: leave it out for its default", e.path)
+		r.fail(e, "empty: remove the field to get its default")
 		return "", false
 	case !ok:
-		r.fail(e.line, "%s must be a single value", e.path)
+		r.fail(e, "must be a single value")
 	}
 	return text, ok
 }
 
-// text reads a text with its ${env:..} and ${file:..} expanded, and tells what they expanded to. Mistakes quote the file,
-// never the value.
+// text reads a text and expands ${env:..} and ${file:..} in it. It also returns what they were expanded to. Mistakes quote
+// the file, never the value.
 func (r *reader) text(e entry) (value string, secrets []string, ok bool) {
 	raw, ok := r.raw(e)
 	if !ok {
@@ -184,7 +199,7 @@ func (r *reader) text(e entry) (value string, secrets []string, ok bool) {
 	}
 	value, secrets, err := r.expand(raw)
 	if err != nil {
-		r.fail(e.line, "%s: %v", e.path, err)
+		r.fail(e, "%v", err)
 		return "", nil, false
 	}
 	return value, secrets, true
@@ -206,7 +221,7 @@ func (r *reader) expand(raw string) (value string, secrets []string, err error) 
 		case part[1] == "file":
 			got, err = r.secretFile(part[2])
 		default:
-			err = errors.New("a $ must be ${env:NAME}, ${file:/path}, or $$ for itself")
+			err = errors.New("a $ must be ${env:NAME}, ${file:/path}, or $$ for a $")
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -221,14 +236,14 @@ func (r *reader) expand(raw string) (value string, secrets []string, err error) 
 func (r *reader) env(name string) (string, error) {
 	value, ok := r.lookupEnv(name)
 	if !ok || value == "" {
-		return "", fmt.Errorf("environment variable %s is not set, or empty", name)
+		return "", fmt.Errorf("environment variable %s is not set or empty", name)
 	}
 	return value, nil
 }
 
 const maxSecretFile = 64 << 10
 
-// secretFile reads a file that a relative path names from the configuration's folder. One newline at its end is cut.
+// secretFile reads a file. A relative path starts at the configuration's folder. One newline at the end is removed.
 func (r *reader) secretFile(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(filepath.Dir(r.file), path)
@@ -250,8 +265,8 @@ func (r *reader) secretFile(path string) (string, error) {
 
 var days = regexp.MustCompile(`^[0-9]{1,5}d$`)
 
-// duration reads such as 20s, 1h30m or 7d. Zero and less are mistakes: where they mean something, the caller looks
-// first.
+// duration reads a duration such as 20s, 1h30m or 7d. Zero and negative ones are mistakes. If they mean something, the caller
+// checks for them first.
 func (r *reader) duration(e entry) time.Duration {
 	text, ok := r.raw(e)
 	if !ok {
@@ -264,9 +279,9 @@ func (r *reader) duration(e entry) time.Duration {
 	}
 	switch {
 	case err != nil:
-		r.fail(e.line, "%s: %q is not a duration: want such as 500ms, 20s, 24h or 7d", e.path, text)
+		r.fail(e, "%q is not a duration such as 500ms, 20s, 24h or 7d", text)
 	case d <= 0:
-		r.fail(e.line, "%s: %s is not more than 0", e.path, text)
+		r.fail(e, "%s is not more than 0", text)
 	}
 	return max(d, 0)
 }
@@ -279,7 +294,7 @@ func (r *reader) number(e entry, low, high int) int {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < low || n > high {
-		r.fail(e.line, "%s: %q is not a whole number from %d to %d", e.path, text, low, high)
+		r.fail(e, "%q is not a whole number from %d to %d", text, low, high)
 		return 0
 	}
 	return n
@@ -289,7 +304,7 @@ func (r *reader) number(e entry, low, high int) int {
 func (r *reader) items(e entry) (out []entry) {
 	sequence, ok := e.node.(*ast.SequenceNode)
 	if !ok {
-		r.fail(e.line, "%s must be a list (each of its items begins with - )", e.path)
+		r.fail(e, "must be a list (each item begins with - )")
 		return nil
 	}
 	for i, value := range sequence.Values {
@@ -299,20 +314,24 @@ func (r *reader) items(e entry) (out []entry) {
 				line = it.Key().GetToken().Position.Line
 			}
 		}
-		out = append(out, entry{path: fmt.Sprintf("%s[%d]", e.path, i+1), line: line, node: value})
+		item := entry{path: fmt.Sprintf("%s[%d]", e.path, i+1), line: line, node: value}
+		r.lines[item.path] = line
+		out = append(out, item)
 	}
 	return out
 }
 
-// list reads a sequence of single values, or one that stands for itself.
+// list reads a sequence of single values, or a single value.
 func (r *reader) list(e entry) []entry {
 	sequence, ok := e.node.(*ast.SequenceNode)
 	if !ok {
 		return []entry{e}
 	}
 	var out []entry
-	for _, value := range sequence.Values {
-		out = append(out, entry{path: e.path, name: e.name, line: value.GetToken().Position.Line, node: value})
+	for i, value := range sequence.Values {
+		item := entry{path: fmt.Sprintf("%s[%d]", e.path, i+1), name: e.name, line: value.GetToken().Position.Line, node: value}
+		r.lines[item.path] = item.line
+		out = append(out, item)
 	}
 	return out
 }

@@ -1,4 +1,5 @@
-// Package httpclient is the HTTP client for handlers and lookups in Go. It sends nothing that an attempt may not send any more.
+// Package httpclient is the HTTP client for handlers and lookups in Go. It sends nothing that an attempt may not send
+// any more.
 //
 //	client, err := httpclient.New(nil) // once
 //	..
@@ -21,29 +22,31 @@
 //
 // # What it guarantees
 //
-//   - Nothing is sent after the attempt's deadline, or after the handler has returned. The clock is read before each write(2), so
-//     a process that was stopped past its lease sends nothing when it continues. A plain http.Client has only the context's
-//     timer, which fires some time after the process continues.
-//   - An attempt that ends without the whole answer leaves nothing behind: its connection is reset, and what the kernel had
-//     queued is dropped, also when the process is killed. With a plain http.Client the kernel goes on retransmitting a request
-//     that timed out. It can arrive after a lookup has found nothing and the intent was sent again.
-//   - An attempt of a write is one request on the wire. net/http does not repeat it. A redirect is the answer, and is not
-//     followed. A second request of the attempt is refused once the first may have been sent. A lookup, and the handler of a
-//     [dispatcher.Read], may make several.
-//   - The error says whether something was sent. If provably nothing was, by any request of the attempt, it is a
-//     [dispatcher.ErrUnsent]: return it as it is, or wrapped. With any other error the vendor may have acted.
+//   - Nothing is sent after the attempt's deadline, or after Send has returned. The clock is read before each
+//     write(2), so a process that was stopped past its lease sends nothing when it continues. A plain http.Client
+//     has only the context's timer, which fires some time after the process continues.
+//   - An attempt that ends without the whole response leaves nothing behind. Its connection is reset, and what the
+//     kernel had queued is dropped, also when the process is killed. With a plain http.Client the kernel goes on
+//     retransmitting a request that timed out. It can arrive after a lookup has found nothing and the intent was
+//     sent again.
+//   - An attempt of a write is one request on the wire. net/http does not repeat it. A redirect is the response, and
+//     is not followed. A second request of the attempt is refused once the first may have been sent. A Lookup, and
+//     the Send of a [dispatcher.Read], may make several.
+//   - The error states whether something was sent. If provably nothing was, by any request of the attempt, it is a
+//     [dispatcher.ErrUnsent]: return it unchanged, or wrapped. After any other error the vendor may have acted.
 //
 // # Limits
 //
-// A request needs the context that the handler was given, or one made from it. Without it the request is refused, since nothing
-// would guard it. Read the body of the answer to its end, or close it.
+// A request needs the context of the Send or Lookup, or one derived from it. Without it the request is refused, since
+// nothing would guard it. Read the response's body to its end, or close it.
 //
-// The guarantees are about what this client sends. A handler that also sends in other ways must guard them itself, and must
-// not return this client's error as its own. A clock that stands still, as on a suspended machine, extends the deadline.
+// The guarantees are about what this client sends. A Send that also sends in other ways must guard them itself, and
+// must not return this client's error as its own. A clock that stands still, as on a suspended machine, extends the
+// deadline.
 //
-// What another program has taken cannot be taken back: a proxy, or a sidecar such as Envoy, can send it late. So a request
-// by a proxy is refused for an action with Policy.ResendAbsent, and its intent is dead, unsent. A sidecar cannot be seen: call the
-// vendor around it, or leave ResendAbsent out (docs/vendors.md).
+// What another program has taken cannot be taken back: a proxy, or a sidecar such as Envoy, can send it late. So a
+// request through a proxy is refused for an action with Policy.ResendAbsent, and its intent is dead, unsent. A sidecar
+// cannot be seen: call the vendor around it, or leave ResendAbsent out (docs/vendors.md).
 package httpclient
 
 import (
@@ -61,10 +64,11 @@ import (
 
 // New returns a client. Make one for each vendor when the program starts: it keeps connections.
 //
-// Transport holds settings such as TLSClientConfig and Proxy. It is copied. Nil means: no proxy, TLS 1.2 or later, 32 idle
-// connections for each host, which are closed after 30 seconds. Requests are HTTP/1.1 in any case, since a connection that several attempts share
-// cannot be reset for one of them. Dial, DialTLS and DialTLSContext hide the socket and are refused; DialContext must
-// return a socket. The client's Timeout and Jar may be set; its CheckRedirect must stay.
+// Transport holds settings such as TLSClientConfig and Proxy. It is copied. Nil means: no proxy, TLS 1.2 or later, 32
+// idle connections for each host, which are closed after 30 seconds. Requests are HTTP/1.1 in any case, since a
+// connection that several attempts share cannot be reset for one of them. Dial, DialTLS and DialTLSContext hide the
+// socket and are refused; DialContext must return a socket. The client's Timeout and Jar may be set; its CheckRedirect
+// must stay.
 func New(transport *http.Transport) (*http.Client, error) {
 	if transport == nil {
 		transport = &http.Transport{
@@ -142,7 +146,8 @@ func (g *guarded) open(attempt *wire.Attempt, r *http.Request) (*wire.Wire, erro
 	return w, nil
 }
 
-// unsent marks the error of a request of which nothing was sent, unless another request of the attempt may have been sent.
+// unsent marks the error of a request of which nothing was sent, unless another request of the attempt may have been
+// sent.
 func unsent(attempt *wire.Attempt, err error) error {
 	if attempt.Sent() {
 		return err

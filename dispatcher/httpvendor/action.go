@@ -163,7 +163,7 @@ func (o *operation) setBody(m mistakes) {
 
 func (o *operation) setRules(m mistakes) {
 	u := ofOneClass
-	if !o.repeatable {
+	if class := o.action.Policy.Class; class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite {
 		u = ofOnce
 	}
 	for i, rule := range o.action.Rules {

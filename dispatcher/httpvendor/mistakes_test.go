@@ -131,8 +131,8 @@ func TestMistakesInActions(t *testing.T) {
 		{idempotent, dispatcher.Vendor{}, Action{Request: "GET /", Body: Body{Format: JSON}}, []string{"Body: not allowed: a GET has no body"}},
 		{idempotent, inBody, Action{Request: "GET /"}, []string{"Request: a GET has no body for the vendor's key"}},
 		{idempotent, inBody, Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"k", "v"}, {"x", "v"}, {"x", "v"}, {"", "v"}, {"y", "{{"}}}}, []string{
-			`Body.Fields[1]: "k" carries the delivery key and cannot be set`, `Body.Fields[3]: "x" is set twice`, "Body.Fields[4]: has no name",
-			`Body.Fields[5]: "y": is no template: 1: unclosed action`}},
+			`Body.Fields["k"]: carries the delivery key and cannot be set`, `Body.Fields["x"]: set twice`, "Body.Fields[4]: has no name",
+			`Body.Fields["y"]: is no template: 1: unclosed action`}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Rules: []Rule{
 			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry}, {Outcome: dispatcher.Dead}, {Match: Match{Status: status(1, 2)}, Outcome: dispatcher.Absent},
 			{Match: Match{Header: "X", Field: "/a"}, Outcome: dispatcher.Dead}, {Match: Match{Values: []string{"x"}, Status: status(400, 400)}, Outcome: dispatcher.Dead},

@@ -79,19 +79,19 @@ func newBody(b Body, keyField string, m mistakes) body {
 	}
 	seen := map[string]bool{}
 	for i, f := range b.Fields {
-		at := m.at("Fields", i)
+		at := m.in(fmt.Sprintf("Fields[%q]", f.Name))
 		switch {
 		case f.Name == "":
-			at.add("", "has no name")
+			m.at("Fields", i).add("", "has no name")
 		case f.Name == keyField:
-			at.add("", "%.40q carries the delivery key and cannot be set", f.Name)
+			at.add("", "carries the delivery key and cannot be set")
 		case seen[f.Name]:
-			at.add("", "%.40q is set twice", f.Name)
+			at.add("", "set twice")
 		}
 		seen[f.Name] = true
 		t, err := parseTemplate(f.Value, asText)
 		if err != nil {
-			at.add("", "%.40q: %v", f.Name, err)
+			at.add("", "%v", err)
 		}
 		out.fields = append(out.fields, field{f.Name, t})
 	}

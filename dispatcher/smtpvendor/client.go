@@ -20,40 +20,40 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// Vendor is what is known of SMTP: the key goes into the Message-ID, and nothing is deduplicated by it. [Handle] registers
-// it.
+// Vendor describes SMTP: the key goes into the Message-ID, by which no server deduplicates. [Delivery] sets it.
 func Vendor() dispatcher.Vendor {
 	return dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInMessageID}}
 }
 
-// Server is where mails are handed over, and as whom.
+// Server is the mail server (relay) and the account that mails are sent with.
 type Server struct {
-	// Host is the server's name, for which its certificate must be valid. Required.
+	// Host is the server's name. Its certificate must be valid for this name. Required.
 	Host string
 
 	// Port is 587 by default, 465 with ImplicitTLS.
 	Port int
 
-	// ImplicitTLS begins with TLS. Default: STARTTLS, without which nothing is sent.
+	// ImplicitTLS starts the connection with TLS. Default: STARTTLS; if the server does not offer it, nothing is sent.
 	ImplicitTLS bool
 
-	// Plaintext sends without TLS, for a relay on this host. It excludes ImplicitTLS and credentials.
+	// Plaintext sends without TLS, for a relay on this host. It is not allowed with ImplicitTLS or credentials.
 	Plaintext bool
 
-	// RootCAs are the authorities that may have signed the server's certificate. Default: the system's.
+	// RootCAs are the certificate authorities for the server's certificate. Default: the system's.
 	RootCAs *x509.CertPool
 
-	// Username and Password log in, if they are set.
+	// Username and Password are the credentials. Default: none.
 	Username, Password string
 
-	// Hello is the name that is given in EHLO. Default: this host's.
+	// Hello is the name in EHLO. Default: this host's name.
 	Hello string
 }
 
-// Client hands mails over to one server. It is safe for concurrent use, and has nothing to close.
+// Client sends mails to one server. It is safe for concurrent use and needs no Close.
 type Client struct{ server Server }
 
-// New makes a client; the error holds every mistake at once, and no credentials. Nothing is connected yet.
+// New makes a client. It connects to nothing. The error is dispatcher.ConfigErrors with every mistake, and never contains
+// credentials.
 func New(server Server) (*Client, error) {
 	if server.Port == 0 {
 		server.Port = 587
@@ -67,44 +67,44 @@ func New(server Server) (*Client, error) {
 	if server.Hello == "" {
 		server.Hello = "localhost"
 	}
-	var errs []error
-	fail := func(text string) { errs = append(errs, errors.New("smtpvendor: Server."+text)) }
+	var errs dispatcher.ConfigErrors
+	fail := func(field, format string, args ...any) { errs.Add("smtpvendor.Server", field, format, args...) }
 	if server.Host == "" || !isWord(server.Host) {
-		fail("Host is missing, or is no host's name")
+		fail("Host", "missing or not a host name")
 	}
 	if server.Port < 1 || server.Port > 65535 {
-		fail("Port is outside 1 to 65535")
+		fail("Port", "%d is outside the range 1 to 65535", server.Port)
 	}
 	if !isWord(server.Hello) {
-		fail("Hello is no host's name")
+		fail("Hello", "not a host name")
 	}
 	if server.Plaintext && server.ImplicitTLS {
-		fail("Plaintext contradicts ImplicitTLS")
+		fail("Plaintext", "not allowed with ImplicitTLS")
 	}
 	if server.Plaintext && server.Username != "" {
-		fail("Plaintext contradicts Username: credentials are not sent without TLS")
+		fail("Username", "not allowed with Plaintext: credentials are not sent without TLS")
 	}
 	if (server.Username == "") != (server.Password == "") {
-		fail("Username and Password come together")
+		fail("Password", "set both Username and Password, or neither")
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	if err := errs.Err(); err != nil {
+		return nil, err
 	}
 	return &Client{server}, nil
 }
 
-// isWord: visible ASCII.
+// isWord reports whether a text is visible ASCII.
 func isWord(text string) bool {
 	return !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 var (
-	errNoEnd      = errors.New("smtpvendor: the mail's end did not go out")
+	errNoEnd      = errors.New("smtpvendor: the end of the mail was not sent")
 	errNoStartTLS = errors.New("smtpvendor: the server offers no STARTTLS")
 	errNoAuth     = errors.New("smtpvendor: the server offers none of SCRAM-SHA-256, PLAIN and LOGIN")
 )
 
-// stage is how far an attempt has come.
+// stage is how far an attempt got.
 type stage string
 
 const (
@@ -119,7 +119,7 @@ const (
 	atEnd     stage = "the mail's end"
 )
 
-// send makes one attempt. It returns the stage at which it ended, and the server's last word on success.
+// send makes one attempt. It returns the stage at which the attempt ended, and the server's last reply after a success.
 func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, err error) {
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(c.server.Host, strconv.Itoa(c.server.Port)))
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 		if said := new(textproto.Error); errors.As(err, &said) {
 			out.Answered()
 		}
-		out.End() // drops what is queued of an attempt without its last answer
+		out.End() // drops what is queued of an attempt without its last reply
 		_ = held.Close()
 	}()
 	defer context.AfterFunc(ctx, func() { out.End() })()
@@ -163,21 +163,21 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 		}
 		return atEnd, "", err
 	}
-	farewell(session, raw, out) // whatever it comes to, the mail was accepted
+	farewell(session, raw, out) // its result does not matter: the mail was accepted
 	return atEnd, said, nil
 }
 
-// farewellTime is how long a server may take to answer QUIT: what the attempt came to is known, and only kept once it ends.
+// farewellTime is how long a server may take to answer QUIT. The outcome is known by then, but is recorded only after it.
 const farewellTime = 500 * time.Millisecond
 
 func farewell(session *smtp.Client, raw net.Conn, out *wire.Wire) {
 	_ = raw.SetDeadline(time.Now().Add(farewellTime))
 	_ = session.Quit()
-	out.Answered() // what matters was answered before
+	out.Answered() // everything that matters was answered before
 }
 
-// finish writes the text and its end. The error is errNoEnd where the end provably did not go out: the text's own bytes are
-// never taken for it, and what is left of them goes out before it.
+// finish writes the text and its end. The error is errNoEnd if the end was provably not sent: bytes of the text are never
+// taken for the end, and all of them are sent before it.
 func finish(text io.WriteCloser, out *wire.Wire, message []byte) (said string, err error) {
 	if _, err := text.Write(message); err != nil {
 		return "", fmt.Errorf("%w: %w", errNoEnd, err)
@@ -198,7 +198,7 @@ func finish(text io.WriteCloser, out *wire.Wire, message []byte) (said string, e
 	return said, nil
 }
 
-// open brings a connection to where a mail can be handed over.
+// open prepares a connection for a mail: TLS, EHLO and AUTH.
 func (c *Client) open(ctx context.Context, to net.Conn) (session *smtp.Client, at stage, err error) {
 	config := &tls.Config{ServerName: c.server.Host, RootCAs: c.server.RootCAs, MinVersion: tls.VersionTLS12}
 	if c.server.ImplicitTLS {
@@ -232,7 +232,7 @@ func (c *Client) open(ctx context.Context, to net.Conn) (session *smtp.Client, a
 	return session, atAuth, err
 }
 
-// auth picks the best of the mechanisms on offer.
+// auth picks the best mechanism that the server offers.
 func (c *Client) auth(session *smtp.Client) (smtp.Auth, error) {
 	_, offer := session.Extension("AUTH")
 	offered := map[string]bool{}

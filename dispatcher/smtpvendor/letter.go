@@ -15,20 +15,20 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// letter is a mail as each attempt sends it: who it is from and goes to, and its bytes.
+// letter is a mail as each attempt sends it: sender, recipients and bytes.
 type letter struct {
 	From    string   `json:"from"`
-	To      []string `json:"to"` // copies too, blind ones as well
+	To      []string `json:"to"` // with copies and blind copies
 	message []byte
 }
 
-// letterType says what a stored letter is: a line of JSON, then the mail. Another form gets another name.
+// letterType names the form of a stored letter: a line of JSON, then the mail. Another form gets another name.
 const letterType = "smtpvendor/1"
 
-// fix makes of a composed mail what is stored.
+// fix turns a composed mail into what is stored.
 func (c *Client) fix(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, error) {
 	if m == nil {
-		return dispatcher.Rendered{}, errors.New("there is no mail")
+		return dispatcher.Rendered{}, errors.New("compose returned no mail")
 	}
 	from, err := m.GetSender(false)
 	if err != nil {
@@ -70,17 +70,17 @@ func (c *Client) fix(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, e
 		return dispatcher.Rendered{}, err
 	}
 	if bytes.Count(message, []byte("\r")) != bytes.Count(message, []byte("\r\n")) {
-		return dispatcher.Rendered{}, errors.New("the mail has a carriage return that ends no line, which some servers take for an end: encode the text as quoted-printable")
+		return dispatcher.Rendered{}, errors.New("the mail has a carriage return without a line feed, which some servers take for the end of the mail: encode the text as quoted-printable")
 	}
 	return dispatcher.Rendered{Request: stored.Bytes(), Type: letterType, MessageID: "<" + id + ">"}, nil
 }
 
 func parseLetter(r *dispatcher.Rendered) (*letter, error) {
 	if r == nil {
-		return nil, errors.New("no mail is stored: it was sent by a release that stored none")
+		return nil, errors.New("no mail is stored: an earlier release may have sent it")
 	}
 	if r.Type != letterType {
-		return nil, fmt.Errorf("what is stored is a %.40q, and this release sends %q", r.Type, letterType)
+		return nil, fmt.Errorf("the stored mail is a %.40q, but this release sends %q", r.Type, letterType)
 	}
 	head, message, found := bytes.Cut(r.Request, []byte("\n"))
 	q := &letter{message: message}
@@ -95,16 +95,16 @@ func bare(address string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(address, "<"), ">")
 }
 
-// maxAddress is RFC 5321's: 64 of local part, 255 of domain, and the sign between.
+// maxAddress is RFC 5321's limit: 64 for the local part, 255 for the domain, and the @.
 const maxAddress = 320
 
-// check refuses addresses that would end their command, or begin another parameter of it.
+// check refuses addresses that would end their command or add a parameter to it.
 func (q *letter) check() error {
 	for i, address := range append([]string{q.From}, q.To...) {
 		at := strings.LastIndex(address, "@")
 		if at < 1 || len(address) > maxAddress || strings.ContainsFunc(address, isControl) || strings.ContainsAny(address[at:], " <>\"") ||
 			!strings.HasPrefix(address, `"`) && strings.ContainsAny(address, " <>") {
-			return fmt.Errorf("address %d of the envelope is not one that can be sent to or from", i)
+			return fmt.Errorf("address %d of the envelope is not a valid address", i)
 		}
 	}
 	if len(q.To) == 0 {
@@ -115,7 +115,7 @@ func (q *letter) check() error {
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
-// checkParts looks at what go-mail writes into the headers of parts as it is given.
+// checkParts checks what go-mail writes into the headers of parts without a check.
 func checkParts(m *mail.Msg) error {
 	var values []string
 	for _, part := range m.GetParts() {
@@ -135,10 +135,10 @@ func checkParts(m *mail.Msg) error {
 	return nil
 }
 
-// once are the fields that a mail has at most once; a second one is what an injection would leave.
+// once are the fields that a mail has at most once. An injection would leave a second one.
 var once = []string{"From", "Sender", "Reply-To", "To", "Cc", "Message-Id", "Date", "Subject", "Mime-Version", "Content-Type"}
 
-// checkHeader looks at the header as a receiver will see it.
+// checkHeader checks the header as a receiver sees it.
 func checkHeader(message []byte, id string) error {
 	m, err := netmail.ReadMessage(bytes.NewReader(message))
 	if err != nil {
@@ -150,17 +150,17 @@ func checkHeader(message []byte, id string) error {
 		}
 	}
 	if m.Header.Get("Message-Id") != id || len(m.Header["From"]) == 0 {
-		return errors.New("the mail's header lacks From, or its Message-ID is another")
+		return errors.New("the mail's header has no From, or another Message-ID")
 	}
 	if len(m.Header["Bcc"]) > 0 {
-		return errors.New("the mail's header names its blind copies")
+		return errors.New("the mail's header contains its blind copies")
 	}
 	words := new(mime.WordDecoder)
 	for name, values := range m.Header {
 		for _, value := range values {
 			plain, err := words.DecodeHeader(value)
 			if err != nil {
-				plain = value // in a charset that is not known here
+				plain = value // in an unknown charset
 			}
 			if strings.ContainsFunc(plain, func(r rune) bool { return isControl(r) && r != '\t' }) {
 				return fmt.Errorf("the header field %.60q has a line break or another control character in it", name)

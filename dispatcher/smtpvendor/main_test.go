@@ -197,12 +197,14 @@ func setup(t *testing.T) *bundle {
 	return &bundle{T: t, db: samekeytest.NewDB(t), ctx: ctx}
 }
 
+var sendReceipt = outbox.NewAction[Receipt]("send_receipt")
+
 var policy = dispatcher.Policy{
 	Class: dispatcher.NonIdempotentWrite, Destination: "mail", Timeout: 5 * time.Second, Backoff: time.Hour, MaxBackoff: time.Hour,
 }
 
 // worker is a process of some release.
-func (b *bundle) worker(at smtpvendor.Server, p dispatcher.Policy, fn composer, options ...dispatcher.Option) *dispatcher.Dispatcher {
+func (b *bundle) worker(at smtpvendor.Server, p dispatcher.Policy, fn composer, with ...func(*dispatcher.Delivery[Receipt])) *dispatcher.Dispatcher {
 	b.Helper()
 	c, err := smtpvendor.New(at)
 	if err != nil {
@@ -210,7 +212,11 @@ func (b *bundle) worker(at smtpvendor.Server, p dispatcher.Policy, fn composer, 
 	}
 	d := dispatcher.New(b.db.Pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Destination("mail", dispatcher.Limits{})
-	smtpvendor.Handle(d, c, "send_receipt", p, fn, options...)
+	delivery := smtpvendor.Delivery(c, p, fn)
+	for _, change := range with {
+		change(&delivery)
+	}
+	dispatcher.Handle(d, sendReceipt, delivery)
 	return d
 }
 

@@ -2,7 +2,6 @@ package stripevendor
 
 import (
 	"crypto/tls"
-	"errors"
 	"net/http"
 	"net/url"
 	"strings"
@@ -14,9 +13,9 @@ import (
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// Vendor is what Stripe's documents say of keys in its API v1: they go bare into the header Idempotency-Key, have at most
-// 255 characters, may be forgotten after 24 hours, and get the first answer again, a 500 too; with other
-// parameters they get an error. [Handle] registers it.
+// Vendor describes the keys of Stripe's API v1 as Stripe documents them: they go unquoted into the header Idempotency-Key, have
+// at most 255 characters, and may be forgotten after 24 hours. The same key gets the first answer again, also a 500; with other
+// parameters it gets an error. [Delivery] sets it.
 func Vendor() dispatcher.Vendor {
 	return dispatcher.Vendor{
 		Key:      dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: keyHeader, MaxLength: 255},
@@ -30,19 +29,18 @@ const keyHeader = "Idempotency-Key"
 
 // Account is a Stripe account.
 type Account struct {
-	// Key is the secret or restricted API key. Required. It is in no error, log or row.
+	// Key is the secret or restricted API key. Required. No error, log or row contains it.
 	Key string
 
-	// URL is where the API is: a server of your own in tests. Default https://api.stripe.com.
+	// URL is where the API is; set it in tests. Default https://api.stripe.com.
 	URL string
 
-	// Proxy is where connections go through; it sees the host's name, and nothing of what is said to it. HTTPS_PROXY and its
-	// like are not read. Check refuses Policy.ResendAbsent with it, since a proxy can send late what it has taken. Default: none.
+	// Proxy is the proxy for all connections. It sees the host's name and no content. HTTPS_PROXY and similar variables are not
+	// read. Check refuses Policy.ResendAbsent with it, since a proxy can deliver a request late. Default: none.
 	Proxy *url.URL
 }
 
-// Client makes calls to one account. It is safe for concurrent use, and has nothing to close: each call's connection ends
-// with it.
+// Client makes calls to one account. It is safe for concurrent use and needs no Close: each call has its own connection.
 type Client struct {
 	key       string
 	base      *url.URL
@@ -50,20 +48,24 @@ type Client struct {
 	stripe    *stripe.Client
 }
 
-// New makes a client. Nothing is connected yet. Errors hold neither the key nor the URL.
+// New makes a client. It connects to nothing. The error is dispatcher.ConfigErrors, and contains neither the key nor the URL.
 func New(account Account) (*Client, error) {
 	if account.URL == "" {
 		account.URL = stripe.APIURL
 	}
+	var errs dispatcher.ConfigErrors
+	if account.Key == "" || strings.ContainsFunc(account.Key, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		errs.Add("stripevendor.Account", "Key", "missing, or has a character that no API key has")
+	}
 	base, err := url.Parse(account.URL)
-	switch {
-	case strings.TrimSpace(account.Key) == "" || strings.ContainsFunc(account.Key, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return nil, errors.New("stripevendor: Account.Key is missing, or has characters that no API key has")
-	case err != nil || base.Scheme != "https" && base.Scheme != "http" || base.Host == "" || strings.Trim(base.Path, "/") != "" || base.User != nil:
-		return nil, errors.New("stripevendor: Account.URL must be https:// or http:// and a host, with no path")
+	if err != nil || base.Scheme != "https" && base.Scheme != "http" || base.Host == "" || strings.Trim(base.Path, "/") != "" || base.User != nil {
+		errs.Add("stripevendor.Account", "URL", "must be https:// or http:// and a host, without a path")
+	}
+	if err := errs.Err(); err != nil {
+		return nil, err
 	}
 	c := &Client{key: account.Key, base: base, transport: newTransport(account.Proxy)}
-	// All four, or calls to the others would leave by a client that is not ours.
+	// All four backends: calls to the others would use another HTTP client.
 	backends := stripe.NewBackendsWithConfig(&stripe.BackendConfig{
 		HTTPClient: &http.Client{
 			Transport:     roundTripper(c.roundTrip),
@@ -82,8 +84,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// newTransport uses no connection twice: net/http sends a request with an Idempotency-Key again by itself when a reused
-// connection turns out dead.
+// newTransport uses no connection twice: net/http repeats a request with an Idempotency-Key if a reused connection turns out
+// to be dead.
 func newTransport(proxy *url.URL) *http.Transport {
 	t := &http.Transport{
 		DisableKeepAlives:   true,

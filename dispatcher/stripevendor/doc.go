@@ -1,90 +1,91 @@
-// Package stripevendor delivers intents to Stripe's API v1 through stripe-go: you write the SDK call, the package sees to
-// the key, to one request per attempt, to the bytes, and to what each answer means.
+// Package stripevendor delivers intents to Stripe's API v1 through stripe-go. You write the SDK call; the package takes care of
+// the idempotency key, of one request per attempt, of the same bytes at every attempt, and of what each answer means.
 //
 //	account, err := stripevendor.New(stripevendor.Account{Key: secretKey})
 //	...
 //	d.Destination("stripe", dispatcher.Limits{Concurrency: 32})
-//	stripevendor.Handle(d, account, "charge_card",
+//	dispatcher.Handle(d, ChargeCard, stripevendor.Delivery(account, // outbox.NewAction[Charge]("charge_card")
 //		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 20 * time.Second},
-//		func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+//		func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
 //			params := &stripe.PaymentIntentCreateParams{
 //				Amount: &c.Amount, Currency: &c.Currency, Customer: &c.Customer, PaymentMethod: &c.Method,
 //				Confirm: stripe.Bool(true), OffSession: stripe.Bool(true),
 //			}
 //			params.AddMetadata(stripevendor.MetadataKey, call.CarriedKey)
-//			return sc.V1PaymentIntents.Create(ctx, params)
-//		})
+//			_, err := sc.V1PaymentIntents.Create(ctx, params)
+//			return dispatcher.Outcome{}, err
+//		}))
 //
-// # What is guaranteed
+// # Guarantees
 //
-// The class is dispatcher.IdempotentWrite: inside the 24 hours for which Stripe promises to keep a key, attempts of one
-// intent have one effect. Past that nothing is sent: the intent is looked up, see [WithLookup], else parked.
+// The class is dispatcher.IdempotentWrite: within the 24 hours for which Stripe promises to keep a key, all attempts of an
+// intent have one effect. After that nothing is sent: the intent is looked up ([Lookup]), or parked.
 //
-// The idempotency key on the wire is [dispatcher.Call].CarriedKey at every attempt, whatever key the params or their
-// headers hold, and whatever the SDK would make up.
+// The idempotency key on the wire is [dispatcher.Call].CarriedKey at every attempt, whatever key the params or their headers
+// hold, and whatever key the SDK would generate.
 //
-// An attempt is one request. The SDK's own retries are off, each attempt has a connection of its own, so that net/http has
-// nothing to send again either, redirects are not followed, and nothing of it leaves once the attempt's deadline is past. Where
-// no whole answer came, the connection is reset, so that nothing that the kernel has queued arrives later.
+// An attempt is one request. The SDK's own retries are off. Each attempt has a connection of its own, so net/http has nothing
+// to repeat either. Redirects are not followed. Nothing is sent after the attempt's deadline. If the answer does not arrive
+// completely, the connection is reset, so that nothing that the kernel has queued arrives later.
 //
-// The request is the same bytes at every attempt. Your function is run once before the first attempt, with a client that
-// sends nothing: what the SDK makes of it (path, body, version of the API, account) is stored with the intent
-// (dispatcher.WithRender) and is what each attempt sends, also where your code, the SDK or its version of the API changed
-// in between. Then it is run at each attempt, to read the answer. So it must make one POST of the API v1 through sc with the
-// ctx that it is given, and nothing before it that reads, waits or has an effect; it must return the SDK's error. A request
-// that does not fit makes the intent dead before anything is sent.
+// The request is the same bytes at every attempt. Your function runs once before the first attempt, with a client that sends
+// nothing. The SDK's request (path, body, version of the API, account) is stored with the intent (dispatcher.Delivery.Render),
+// and each attempt sends it, even if your code, the SDK or its version of the API changes. Then the function runs at each
+// attempt, to read the answer. So it must make one POST of the API v1 through sc with the ctx that it gets, and before it do
+// nothing that reads, waits or has an effect; and it must return the SDK's error. If its request does not fit, the intent is
+// dead before anything is sent.
 //
-// # What an answer means
+// # Outcomes
 //
-// The first line that fits counts. Code is the Answer's.
+// The first matching line counts. The code is the response's code.
 //
-//	what happened                               the attempt is                          code
-//	no connection, or TLS failed                unsent: nothing of the request was written  of what failed
-//	no answer, or one that broke off            unknown: sent again with the same key   of what failed, or the status
-//	409 with Stripe-Should-Retry: false         stuck: never sent again; looked up      error code, else 409
-//	4xx of type idempotency_error, but for the
-//	  code idempotency_key_in_use               dead: the key was used with other params  idempotency_error
-//	2xx that is no JSON                         unknown: it may be a proxy's page       the status
+//	what happened                               the outcome                             code
+//	no connection, or TLS failed                unsent: nothing of the request was sent  of what failed
+//	no answer, or one that broke off            unknown: repeated with the same key     of what failed, or the status
+//	409 with Stripe-Should-Retry: false         stuck: never repeated; looked up        error code, or 409
+//	4xx of type idempotency_error, except for
+//	  the code idempotency_key_in_use           dead: the key has other parameters      idempotency_error
+//	2xx that is not JSON                        unknown: it may be a proxy's page       the status
 //	200-205, 208-299                            delivered, or what your function says; for a
 //	                                            payment intent see below                the status
-//	401, 407                                    denied: made again, spends nothing      error code, else the status
-//	429, lock_timeout too, and 403 with         put off, by Retry-After, and with it all
-//	  Retry-After                               calls; spends nothing                   error code, else the status
+//	401, 407                                    denied: repeated, spends no attempt     error code, or the status
+//	429, lock_timeout too, and 403 with         retry for the account, after Retry-After;
+//	  Retry-After                               spends no attempt                       error code, or the status
 //	4xx with Stripe-Should-Retry: true,
-//	  413 with Retry-After                      put off; spends nothing                 error code, else the status
-//	402                                         refused, and the intent is finished     decline code, else error code
-//	any other 409                               put off: another call is still running  error code, else 409
+//	  413 with Retry-After                      retry; spends no attempt                error code, or the status
+//	402                                         refused: the intent is finished         decline code, or error code
+//	any other 409                               retry: another call is still running    error code, or 409
 //	408, 423-425, 500-599 and what no standard
 //	  defines, such as 499:
-//	  with Idempotent-Replayed: true            stuck: never sent again; looked up      replayed_500 and so on
-//	  with Stripe-Should-Retry: false           stuck likewise                          error code, else the status
-//	  else                                      unknown: sent again with the same key   error code, else the status
-//	206-207, 300-399, 406, 412                  stuck: it may have been done            error code, else the status
-//	any other                                   dead: a person must correct something   error code, else the status
+//	  with Idempotent-Replayed: true            stuck: never repeated; looked up        replayed_500 and so on
+//	  with Stripe-Should-Retry: false           stuck                                   error code, or the status
+//	  otherwise                                 unknown: repeated with the same key     error code, or the status
+//	206-207, 300-399, 406, 412                  stuck: Stripe may have acted            error code, or the status
+//	any other                                   dead: a person must change something    error code, or the status
 //
-// Nothing comes before Retry-After, whatever the attempt is.
+// No call starts before Retry-After, whatever the outcome is.
 //
-// Stripe answers 200 also where a payment is not yet, or not, made. Where the call confirms or captures a payment intent or
-// a setup intent (confirm=true, /confirm, /capture), processing, requires_action and requires_confirmation are accepted:
-// the look-up or an event completes the intent, with outbox.Resolve. requires_payment_method is refused. succeeded, and
-// requires_capture (authorized, for a capture by hand), are delivered. On a 2xx your function may say otherwise, and should
-// for other objects, such as a refund that is pending or failed: return dispatcher.Accepted, dispatcher.Refused or another
-// of the dispatcher's verdicts. On any other answer the table counts.
+// Stripe also answers 200 for a payment that is not made, or not yet. If the call confirms or captures a payment intent or a
+// setup intent (confirm=true, /confirm, /capture), the statuses processing, requires_action and requires_confirmation are
+// accepted: the lookup or an event completes the intent, with outbox.Resolve. requires_payment_method is refused. succeeded, and
+// requires_capture (authorized, for a later capture), are delivered. On a 2xx your function may return another outcome, and
+// should for other objects, such as a refund that is pending or failed: dispatcher.Accepted, dispatcher.Refused, or another
+// one. For any other answer only the table counts.
 //
-// A declined card is final for its intent, since Stripe stores the refusal under the key; another attempt of the customer is
-// another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe says of a 500 that it
-// may have acted: give the action a look-up, or a person has to look. A dead intent that is redriven carries its key still:
-// where Stripe stored its answer, it comes again, and it is another intent that is needed.
+// A declined card is final for its intent, since Stripe stores the refusal under the key. Another attempt by the customer is
+// another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe says that after a 500 it
+// may have acted: give the action a lookup, or a person must look. A dead intent that is redriven still has its key: if Stripe
+// stored the answer, it comes again, and you need another intent.
 //
 // # Secrets
 //
-// The SDK logs nothing and sends no telemetry. Errors are made of words of this package's own, a status and Stripe's error
-// code: none of the SDK's texts, which quote answers and URLs. The answer is kept with the API key and the values of
-// client_secret struck out; Policy.ResponseCap says how much of it. What is stored of a request holds neither the API key
-// nor the SDK's description of this machine.
+// The SDK logs nothing and sends no telemetry. Errors consist of this package's own words, a status and Stripe's error code; the
+// SDK's texts, which quote answers and URLs, are not used. The API key and the values of client_secret are removed from stored
+// answers; Policy.ResponseCap limits their size. A stored request contains neither the API key nor the SDK's description of this
+// machine.
 //
 // # Limits
 //
-// The API v2 is refused, which keeps keys for 30 days and does failed work again; so are uploads, GET and DELETE, with which
-// Stripe takes no key. One client is one API key: a connected account is named in the params.
+// The API v2 is refused, since it keeps keys for 30 days and repeats failed work. So are uploads, GET and DELETE, for which
+// Stripe takes no key. A client has one API key: name a connected account in the params.
 package stripevendor

@@ -14,6 +14,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/stripevendor"
+	"github.com/samekey/samekey/outbox"
 )
 
 var (
@@ -61,7 +62,7 @@ func TestAStored500IsNeverSentAgainAndFoundInAListElseParked(t *testing.T) {
 	b := setup(t, says(500, apiError("api_error", "")), says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), none)
 	id := b.insert()
 	c := b.account()
-	d := b.workerOf(c, pay, stripevendor.WithLookup(c, listOf, ours))
+	d := b.workerOf(c, bare(pay), looksIn(c, listOf))
 	b.expect(d, retried)
 	for _, want := range []dispatcher.Summary{{Unknown: 1}, {Unknown: 1}, {Parked: 1}, {}} {
 		b.elapse(time.Hour)
@@ -93,13 +94,15 @@ func TestACutConnectionIsOneRequestAndIsSentOnceMoreWithTheSameKey(t *testing.T)
 func TestADeclineIsRefusedWithItsCodeAndReachesTheApplication(t *testing.T) {
 	b := setup(t, says(402, declined))
 	id := b.insert()
-	var told dispatcher.Outcome
-	b.expect(b.worker(pay, dispatcher.WithApply(func(_ context.Context, _ pgx.Tx, c Charge, outcome dispatcher.Outcome) error {
-		told = outcome
-		return nil
-	})), refused)
+	var told dispatcher.Settled
+	b.expect(b.worker(pay, func(delivery *dispatcher.Delivery[Charge]) {
+		delivery.Apply = func(_ context.Context, _ pgx.Tx, c Charge, settled dispatcher.Settled) error {
+			told = settled
+			return nil
+		}
+	}), refused)
 	b.wantOneKey(id, 1)
-	if !told.Refused || told.Answer.Code != "insufficient_funds" || !strings.Contains(string(told.Answer.Body), "card_declined") {
+	if told.Status != outbox.StatusRefused || told.Response.Code != "insufficient_funds" || !strings.Contains(string(told.Response.Body), "card_declined") {
 		t.Errorf("Apply was told %+v", told)
 	}
 }
@@ -130,14 +133,14 @@ func TestAFunctionThatIsNoSinglePOSTIsDeadBeforeAnythingIsSent(t *testing.T) {
 				return nil, err
 			}
 			return pay(ctx, sc, call, c)
-		}, "no POST"},
+		}, "not a POST"},
 		"a DELETE": {func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
 			_, err := sc.V1Customers.Delete(ctx, c.Customer, nil)
 			return nil, err
-		}, "no POST"},
+		}, "not a POST"},
 		"another context": {func(_ context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
 			return pay(context.Background(), sc, call, c)
-		}, "pass the ctx"},
+		}, "pass its ctx"},
 		"the API v2": {func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
 			_, err := sc.V2CoreEventDestinations.Create(ctx, &stripe.V2CoreEventDestinationCreateParams{Name: stripe.String("x")})
 			return nil, err
@@ -174,12 +177,12 @@ func TestASecondRequestOfAFunctionIsNotLetOut(t *testing.T) {
 func TestOnA200TheFunctionMaySayMoreThanDelivered(t *testing.T) {
 	b := setup(t, says(200, `{"id":"pi_1","object":"payment_intent","status":"requires_payment_method"}`))
 	id := b.insert()
-	b.expect(b.worker(func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
+	b.expect(b.workerOf(b.account(), func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (outcome dispatcher.Outcome, err error) {
 		made, err := pay(ctx, sc, call, c)
 		if err == nil && made.Status == stripe.PaymentIntentStatusRequiresPaymentMethod {
-			err = dispatcher.Refused(dispatcher.Answer{Code: string(made.Status)})
+			outcome = dispatcher.Refused(dispatcher.Response{Code: string(made.Status)})
 		}
-		return made, err
+		return outcome, err
 	}), refused)
 	b.wantHistory(id, "attempt:refused:requires_payment_method")
 }
@@ -189,7 +192,7 @@ func TestPastTheWindowNothingIsSentAndTheIntentIsFoundInAList(t *testing.T) {
 	id := b.insert()
 	d := func() *dispatcher.Dispatcher {
 		c := b.account()
-		return b.workerOf(c, pay, stripevendor.WithLookup(c, listOf, ours))
+		return b.workerOf(c, bare(pay), looksIn(c, listOf))
 	}
 	b.server.answers = append(b.server.answers, says(200, `{"object":"list","has_more":false,"url":"/v1/payment_intents","data":[
 		{"id":"pi_8","object":"payment_intent","status":"succeeded","metadata":{"samekey_key":"`+value[string](b, "select delivery_key::text from samekey.outbox")+`"}}]}`))
@@ -207,7 +210,7 @@ func TestWhatNoListHasIsParkedAndNeverSentAgain(t *testing.T) {
 	b := setup(t, cuts, says(200, `{"object":"list","has_more":false,"url":"/v1/payment_intents","data":[]}`))
 	id := b.insert()
 	c := b.account()
-	d := b.workerOf(c, pay, stripevendor.WithLookup(c, listOf, ours))
+	d := b.workerOf(c, bare(pay), looksIn(c, listOf))
 	b.expect(d, retried)
 	b.elapse(25 * time.Hour)
 	b.expect(d, dispatcher.Summary{Unknown: 2})
@@ -224,7 +227,7 @@ func TestALookUpThatIsRefusedIsTriedAgainAndOneThatWritesIsNotLetOut(t *testing.
 	id := b.insert()
 	c := b.account()
 	d := func(list listing) *dispatcher.Dispatcher {
-		return b.workerOf(c, pay, stripevendor.WithLookup(c, list, ours))
+		return b.workerOf(c, bare(pay), looksIn(c, list))
 	}
 	b.expect(d(listOf), retried)
 	b.elapse(25 * time.Hour)
@@ -248,7 +251,7 @@ func TestALookUpIsNotMadeAgainBeforeStripeSaid(t *testing.T) {
 			b := setup(t, cuts, says(status, `{}`, "Retry-After", "7000"))
 			id := b.insert()
 			c := b.account()
-			d := b.workerOf(c, pay, stripevendor.WithLookup(c, listOf, ours))
+			d := b.workerOf(c, bare(pay), looksIn(c, listOf))
 			b.expect(d, retried)
 			b.elapse(25 * time.Hour)
 			b.expect(d, dispatcher.Summary{Unknown: 2})
@@ -265,8 +268,13 @@ func listOf(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge
 	return sc.V1PaymentIntents.List(ctx, &stripe.PaymentIntentListParams{Customer: &c.Customer}).All(ctx)
 }
 
-func ours(call *dispatcher.Call, p *stripe.PaymentIntent) (dispatcher.Finding, bool) {
-	return dispatcher.Found(dispatcher.Answer{Code: string(p.Status)}), p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
+// looksIn looks calls up in a list.
+func looksIn(c *stripevendor.Client, list listing) change {
+	return func(delivery *dispatcher.Delivery[Charge]) { delivery.Lookup = stripevendor.Lookup(c, list, ours) }
+}
+
+func ours(call *dispatcher.Call, p *stripe.PaymentIntent) (dispatcher.Outcome, bool) {
+	return dispatcher.Delivered(dispatcher.Response{Code: string(p.Status)}), p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
 }
 
 func TestNothingThatIsKeptHoldsASecret(t *testing.T) {
@@ -287,15 +295,15 @@ func TestNothingThatIsKeptHoldsASecret(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatIsNoAccountAndQuotesNothing(t *testing.T) {
-	for _, account := range []stripevendor.Account{{}, {Key: "sk\nlive"}, {Key: secretKey, URL: "ftp://secret.example"}, {Key: secretKey, URL: "https://secret.example/v1"}} {
-		_, err := stripevendor.New(account)
-		if err == nil || strings.Contains(err.Error(), "secret.example") || account.Key != "" && strings.Contains(err.Error(), account.Key) {
-			t.Errorf("%+v: %v", account, err)
+func TestMistakesInAccounts(t *testing.T) {
+	const key = "samekey: stripevendor.Account: Key: missing, or has a character that no API key has"
+	const url = "samekey: stripevendor.Account: URL: must be https:// or http:// and a host, without a path"
+	for want, account := range map[string]stripevendor.Account{
+		key: {}, key + "\n" + url: {Key: "sk\nlive", URL: "ftp://secret.example"}, url: {Key: secretKey, URL: "https://secret.example/v1"}, "<nil>": {Key: secretKey},
+	} {
+		if _, err := stripevendor.New(account); fmt.Sprint(err) != want {
+			t.Errorf("New returns\n%v\nwant\n%s", err, want)
 		}
-	}
-	if _, err := stripevendor.New(stripevendor.Account{Key: secretKey}); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -305,14 +313,10 @@ func TestAResendThroughAProxyIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := dispatcher.New(nil, nil)
-	stripevendor.Handle(d, account, "charge_card", dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, ResendAbsent: true},
-		func(context.Context, *stripe.Client, *dispatcher.Call, struct{}) (struct{}, error) {
-			return struct{}{}, nil
-		},
-		dispatcher.WithLookup(func(context.Context, *dispatcher.Call, struct{}) (dispatcher.Finding, error) {
-			return dispatcher.Finding{}, nil
-		}))
-	if err := d.Check(); err == nil || !strings.Contains(err.Error(), "charge_card: ResendAbsent contradicts the proxy") {
+	delivery := stripevendor.Delivery(account, dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, ResendAbsent: true}, bare(pay))
+	delivery.Lookup = stripevendor.Lookup(account, listOf, ours)
+	dispatcher.Handle(d, chargeCard, delivery)
+	if err := d.Check(); err == nil || !strings.Contains(err.Error(), `"charge_card": ResendAbsent: not allowed with a proxy`) {
 		t.Error(err)
 	}
 }

@@ -15,8 +15,40 @@ import (
 
 var pool *pgxpool.Pool
 
-// A payment through the SDK: the key, the bytes and what each answer means are seen to. Where Stripe may have forgotten the
-// key, the payment is looked for among the customer's.
+func chargeThroughSDK(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
+	params := &stripe.PaymentIntentCreateParams{
+		Amount: &c.Amount, Currency: stripe.String("eur"), Customer: &c.Customer,
+		Confirm: stripe.Bool(true), OffSession: stripe.Bool(true),
+	}
+	params.AddMetadata(stripevendor.MetadataKey, call.CarriedKey)
+	_, err := sc.V1PaymentIntents.Create(ctx, params)
+	return dispatcher.Outcome{}, err // the package decides what Stripe's answer means
+}
+
+func listOfCustomer(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) stripe.Seq2[*stripe.PaymentIntent, error] {
+	return sc.V1PaymentIntents.List(ctx, &stripe.PaymentIntentListParams{
+		Customer:     &c.Customer,
+		CreatedRange: &stripe.RangeQueryParams{GreaterThanOrEqual: call.CreatedAt.Add(-time.Hour).Unix()},
+	}).All(ctx)
+}
+
+func isOurs(call *dispatcher.Call, p *stripe.PaymentIntent) (outcome dispatcher.Outcome, mine bool) {
+	response := dispatcher.Response{Code: string(p.Status), Body: []byte(p.ID)}
+	switch p.Status {
+	case stripe.PaymentIntentStatusSucceeded:
+		outcome = dispatcher.Delivered(response)
+	case stripe.PaymentIntentStatusProcessing:
+		outcome = dispatcher.Accepted(response).After(time.Minute)
+	case stripe.PaymentIntentStatusRequiresPaymentMethod, stripe.PaymentIntentStatusCanceled:
+		outcome = dispatcher.Refused(response)
+	default:
+		outcome = dispatcher.Unknown(response)
+	}
+	return outcome, p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
+}
+
+// A payment through the SDK. The package takes care of the key, the bytes and the meaning of each answer. If Stripe may have
+// forgotten the key, the payment is looked up in the customer's list.
 func Example() {
 	account, err := stripevendor.New(stripevendor.Account{Key: "sk_test_..."}) // from your secrets
 	if err != nil {
@@ -24,37 +56,10 @@ func Example() {
 	}
 	d := dispatcher.New(pool, nil)
 	d.Destination("stripe", dispatcher.Limits{Concurrency: 32})
-	stripevendor.Handle(d, account, "charge_card",
-		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 20 * time.Second},
-		func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
-			params := &stripe.PaymentIntentCreateParams{
-				Amount: &c.Amount, Currency: stripe.String("eur"), Customer: &c.Customer,
-				Confirm: stripe.Bool(true), OffSession: stripe.Bool(true),
-			}
-			params.AddMetadata(stripevendor.MetadataKey, call.CarriedKey)
-			return sc.V1PaymentIntents.Create(ctx, params)
-		},
-		stripevendor.WithLookup(account,
-			func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) stripe.Seq2[*stripe.PaymentIntent, error] {
-				return sc.V1PaymentIntents.List(ctx, &stripe.PaymentIntentListParams{
-					Customer:     &c.Customer,
-					CreatedRange: &stripe.RangeQueryParams{GreaterThanOrEqual: call.CreatedAt.Add(-time.Hour).Unix()},
-				}).All(ctx)
-			},
-			func(call *dispatcher.Call, p *stripe.PaymentIntent) (f dispatcher.Finding, mine bool) {
-				answer := dispatcher.Answer{Code: string(p.Status), Body: []byte(p.ID)}
-				switch p.Status {
-				case stripe.PaymentIntentStatusSucceeded:
-					f = dispatcher.Found(answer)
-				case stripe.PaymentIntentStatusProcessing:
-					f = dispatcher.Pending(answer, time.Minute)
-				case stripe.PaymentIntentStatusRequiresPaymentMethod, stripe.PaymentIntentStatusCanceled:
-					f = dispatcher.FoundRefused(answer)
-				default:
-					f = dispatcher.Inconclusive(answer)
-				}
-				return f, p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
-			}))
+	delivery := stripevendor.Delivery(account,
+		dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 20 * time.Second}, chargeThroughSDK)
+	delivery.Lookup = stripevendor.Lookup(account, listOfCustomer, isOurs)
+	dispatcher.Handle(d, chargeCard, delivery)
 	fmt.Println(d.Check())
 	// In main: err := d.Run(ctx)
 

@@ -16,22 +16,22 @@ import (
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// exchange is one run of a function that was registered: what it may ask of Stripe, and what came of it.
+// exchange is one run of the application's function: what it may request from Stripe, and the result.
 type exchange struct {
 	purpose purpose
-	key     string   // what is carried
-	stored  *request // what is sent, whatever the SDK made now; nil: what it made
+	key     string   // the carried key
+	stored  *request // is sent instead of the SDK's request; nil: the SDK's is sent
 	wire    *wire.Wire
 
 	mu      sync.Mutex
 	over    bool
 	asked   int      // requests that the function has made
-	refused error    // why one of them was not let out
-	made    *request // of a rendering
+	refused error    // why one of them was not sent
+	made    *request // when rendering
 
-	confirms bool // the request sent confirms an intent, or captures it
-	sent     bool // at the end: a byte of a request may have gone out
-	status   int  // zero: there was no answer
+	confirms bool // the request confirms an intent or captures it
+	sent     bool // after the end: a byte of a request may have been sent
+	status   int  // zero: no answer
 	header   http.Header
 	body     []byte
 	failure  error // of the connection, or while the answer was read
@@ -58,16 +58,17 @@ func exchangeOf(ctx context.Context) *exchange {
 }
 
 var (
-	errOutside  = errors.New("stripevendor: this client serves calls that were given its context: pass the ctx of the function on")
-	errRendered = errors.New("stripevendor: the request is stored, and sent at the attempt")
-	errSecond   = errors.New("it made more than one request: an intent is one request, under one key")
-	errMethod   = errors.New("its request is no POST: Stripe takes a key with nothing else. Read before the intent is written, or in the look-up")
-	errAPI      = errors.New("its request is none of the API v1: keys of other APIs follow other rules")
-	errWrites   = errors.New("the look-up made a request that writes: it may only read")
+	errOutside  = errors.New("stripevendor: a call was made without the function's context: pass its ctx to the SDK")
+	errRendered = errors.New("stripevendor: the request is stored, and sent by the attempt")
+	errSecond   = errors.New("the function made more than one request: an intent is one request under one key")
+	errMethod   = errors.New("the function's request is not a POST, and Stripe takes a key only with a POST. Read before the intent is inserted, or in the lookup")
+	errAPI      = errors.New("the function's request is not for the API v1: other APIs have other rules for keys")
+	errWrites   = errors.New("the lookup made a request that writes, but it may only read")
 	errTooLong  = errors.New("the answer is too long")
+	errNone     = errors.New("stripevendor: the function made no request")
 )
 
-// end lets nothing more out, also of what the function may have left behind. From here on nothing of x changes.
+// end stops all sending, also by goroutines that the function left behind. After it nothing of x changes.
 func (x *exchange) end() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -75,7 +76,7 @@ func (x *exchange) end() {
 	_, x.sent = x.wire.End()
 }
 
-// note changes x, unless its end has come.
+// note changes x unless it has ended.
 func (x *exchange) note(change func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -84,7 +85,7 @@ func (x *exchange) note(change func()) {
 	}
 }
 
-// admit decides whether a request of the SDK's is one that its purpose allows.
+// admit decides whether the exchange's purpose allows a request of the SDK.
 func (x *exchange) admit(c *Client, r *http.Request) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -107,7 +108,7 @@ func (x *exchange) admit(c *Client, r *http.Request) error {
 	return x.refused
 }
 
-// roundTrip is where each request of the SDK's ends up.
+// roundTrip handles each request of the SDK.
 func (c *Client) roundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		defer func() { _ = r.Body.Close() }()
@@ -158,17 +159,17 @@ func (x *exchange) send(ctx context.Context, c *Client, out *http.Request) (*htt
 
 const maxAnswer = 8 << 20
 
-// request is what is stored of a request: what decides its effect, and nothing that is a secret or of this machine.
+// request is what is stored of a request: what decides its effect, without secrets and without data of this machine.
 type request struct {
 	Path   string      `json:"path"` // with its query
 	Header http.Header `json:"header"`
 	Body   []byte      `json:"body"`
 }
 
-// requestType says what a stored request is. Another form gets another name.
+// requestType names the form of a stored request. Another form gets another name.
 const requestType = "stripevendor/1"
 
-// current are the headers that are not stored: each attempt has those of its own release.
+// current are the headers that are not stored: each attempt has those of its release.
 var current = []string{"Authorization", "User-Agent", "X-Stripe-Client-User-Agent", "X-Stripe-Client-Telemetry"}
 
 func (c *Client) take(r *http.Request) (*request, error) {
@@ -184,7 +185,7 @@ func (c *Client) take(r *http.Request) (*request, error) {
 	return made, err
 }
 
-// build makes the request that goes out.
+// build makes the request that is sent.
 func (q *request) build(c *Client, of *http.Request, key string) (*http.Request, error) {
 	at, err := url.Parse(q.Path)
 	if err != nil {
@@ -219,7 +220,7 @@ func (q *request) confirms() bool {
 
 func parseRequest(text []byte, kind string) (*request, error) {
 	if kind != requestType {
-		return nil, fmt.Errorf("the stored request is a %.40q, and this release sends %q", kind, requestType)
+		return nil, fmt.Errorf("the stored request is a %.40q, but this release sends %q", kind, requestType)
 	}
 	q := new(request)
 	if err := json.Unmarshal(text, q); err != nil || !strings.HasPrefix(q.Path, "/v1/") || q.Header == nil {

@@ -1,11 +1,12 @@
 package stripevendor
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -14,125 +15,136 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/httpstatus"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// judge says what an attempt came to: the table of the package comment. said is what the registered function returned.
-func (c *Client) judge(ctx context.Context, x *exchange, action string, said error) (dispatcher.Answer, error) {
+// judge returns what an attempt means: the table of the package comment. Own and said are what the application's function
+// returned.
+func (c *Client) judge(ctx context.Context, x *exchange, own dispatcher.Outcome, said error) (dispatcher.Outcome, error) {
 	failed := func(format string, args ...any) error {
-		return fmt.Errorf("stripevendor: %s: %s", action, fmt.Sprintf(format, args...))
+		return fmt.Errorf("stripevendor: %w", fmt.Errorf(format, args...))
+	}
+	dead := func(err error) (dispatcher.Outcome, error) {
+		return dispatcher.Dead(dispatcher.Response{Code: "request"}).Because(err), nil
 	}
 	switch {
 	case x.asked == 0 && ctx.Err() != nil:
-		return dispatcher.Answer{Code: "timeout"}, dispatcher.Unsent(failed("the attempt's time was over before it made a request"))
+		return dispatcher.Unknown(dispatcher.Response{Code: "timeout"}), failed("%w: the attempt's time was over before it made a request", dispatcher.ErrUnsent)
 	case x.asked == 0 && errors.Is(said, errOutside):
-		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, errOutside)
+		return dead(errOutside)
 	case x.asked == 0:
-		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, failed("the function made no request"))
+		return dead(errNone)
 	case x.refused != nil && x.refused != errSecond && !x.sent:
-		return dispatcher.Answer{}, dispatcher.Dead(dispatcher.Answer{Code: "request"}, failed("%v", x.refused))
+		return dead(failed("%w", x.refused))
 	case !x.sent:
 		code, text := describe(x.failure)
-		return dispatcher.Answer{Code: code}, dispatcher.Unsent(failed("nothing was sent: %s", text))
+		return dispatcher.Unknown(dispatcher.Response{Code: code}), failed("%w: %s", dispatcher.ErrUnsent, text)
 	case x.status == 0:
 		code, text := describe(x.failure)
-		return dispatcher.Answer{}, dispatcher.Unknown(dispatcher.Answer{Code: code}, failed("no answer: %s", text))
+		return dispatcher.Unknown(dispatcher.Response{Code: code}), failed("no answer: %s", text)
 	}
-	answer := c.answer(x)
+	response := c.response(x)
 	switch {
 	case x.failure != nil:
 		_, text := describe(x.failure)
-		return answer, dispatcher.Unknown(answer, failed("the answer, %d, broke off: %s", x.status, text))
+		return dispatcher.Unknown(response), failed("the answer, %d, broke off: %s", x.status, text)
 	case x.refused != nil:
-		return answer, dispatcher.Unknown(answer, failed("%v; the first was answered %d", x.refused, x.status))
+		return dispatcher.Unknown(response), failed("%w; the first was answered %d", x.refused, x.status)
+	case x.status >= 200 && x.status < 300 && !json.Valid(x.body):
+		return dispatcher.Unknown(response), failed("the answer, %d, is not JSON", x.status)
+	case x.status >= 200 && x.status < 300 && said != nil && strings.Contains(said.Error(), sdkQuotes):
+		return dispatcher.Unknown(response), failed("the answer, %d, is not what this SDK expects", x.status)
 	}
+	_, waits := retryafter.Read(x.header, time.Now())
+	if httpstatus.Of(x.status, waits) != httpstatus.Acted {
+		return x.notDone(response), nil
+	}
+	switch {
+	case said != nil:
+		return dispatcher.Unknown(response), said
+	case own.Kind() != "":
+		return own, nil
+	}
+	return x.done(response), nil
+}
+
+// notDone returns what an answer other than success means.
+func (x *exchange) notDone(response dispatcher.Response) dispatcher.Outcome {
 	apiErr := parseError(x.body)
 	wait, waits := retryafter.Read(x.header, time.Now())
 	again, never := x.shouldRetry("true"), x.shouldRetry("false")
 	effect := httpstatus.Of(x.status, waits)
+	is := func(outcome dispatcher.Outcome, format string, args ...any) dispatcher.Outcome {
+		return outcome.After(wait).Because(fmt.Errorf("stripevendor: answered %d%s", x.status, fmt.Sprintf(format, args...)))
+	}
+	mismatch := apiErr.Type == "idempotency_error" && apiErr.Code != inUse && x.status >= 400 && x.status < 500
+	if mismatch && !(x.status == http.StatusConflict && never) {
+		response.Code = apiErr.Type
+		return is(dispatcher.Dead(response), ": this key was used with other parameters. Find out for what it was used, then resolve the intent")
+	}
+	response.Code = cmp.Or(apiErr.Code, response.Code)
 	switch {
 	case x.status == http.StatusConflict && never:
-		answer.Code = firstOf(apiErr.Code, answer.Code)
-		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered 409, and that to try again changes nothing")))
-	case apiErr.Type == "idempotency_error" && apiErr.Code != inUse && x.status >= 400 && x.status < 500:
-		answer.Code = apiErr.Type
-		return answer, dispatcher.Dead(answer, failed("answered %d: this key was used with other parameters. Find out what it was used for, then resolve the intent", x.status))
-	case x.status >= 200 && x.status < 300 && !json.Valid(x.body):
-		return answer, dispatcher.Unknown(answer, failed("the answer, %d, is no JSON", x.status))
-	case x.status >= 200 && x.status < 300 && said != nil && strings.Contains(said.Error(), sdkQuotes):
-		return answer, dispatcher.Unknown(answer, failed("the answer, %d, is not what this SDK expects", x.status))
-	case effect == httpstatus.Acted && said == nil:
-		return answer, x.unfinished(answer, wait)
-	case effect == httpstatus.Acted:
-		return answer, said
-	}
-	answer.Code = firstOf(apiErr.Code, answer.Code)
-	switch {
+		return is(dispatcher.Stuck(response), ": Stripe says that a retry changes nothing")
 	case effect == httpstatus.Denied:
-		return answer, dispatcher.NotBefore(wait, dispatcher.Denied(answer, failed("answered %d: correct the account's key", x.status)))
+		return is(dispatcher.Denied(response), ": correct the account's key")
 	case effect == httpstatus.Later:
-		return answer, dispatcher.Throttled(wait, failed("answered %d: ask again later", x.status))
+		return is(dispatcher.Retry(response).ForAccount(), ": Stripe asks to retry later")
 	case x.status >= 400 && x.status < 500 && again || httpstatus.PutOff(x.status, waits):
-		return answer, dispatcher.RetryAfter(wait, failed("answered %d, and to try again", x.status))
+		return is(dispatcher.Retry(response), ": Stripe says to retry")
 	case x.status == http.StatusPaymentRequired:
-		answer.Code = firstOf(apiErr.DeclineCode, answer.Code)
-		return answer, dispatcher.Refused(answer)
+		response.Code = cmp.Or(apiErr.DeclineCode, response.Code)
+		return dispatcher.Refused(response)
 	case x.status == http.StatusConflict:
-		return answer, dispatcher.RetryAfter(wait, failed("answered 409: it conflicts with a call that is still running"))
+		return is(dispatcher.Retry(response), ": it conflicts with a call that is still running")
 	case effect == httpstatus.Silent && strings.EqualFold(x.header.Get("Idempotent-Replayed"), "true"):
-		answer.Code = fmt.Sprintf("replayed_%d", x.status)
-		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d, which is stored under this key: it can never succeed", x.status)))
+		response.Code = fmt.Sprintf("replayed_%d", x.status)
+		return is(dispatcher.Stuck(response), ", which is stored under this key, so the call can never succeed")
 	case effect == httpstatus.Silent && never:
-		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d, and that to try again changes nothing", x.status)))
+		return is(dispatcher.Stuck(response), ": Stripe says that a retry changes nothing")
 	case effect == httpstatus.Silent:
-		return answer, dispatcher.NotBefore(wait, dispatcher.Unknown(answer, failed("answered %d", x.status)))
+		return is(dispatcher.Unknown(response), "")
 	case x.status >= 300 && x.status < 400:
-		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d: redirects are not followed, correct Account.URL", x.status)))
+		return is(dispatcher.Stuck(response), ": redirects are not followed, correct Account.URL")
 	case effect == httpstatus.Stuck:
-		return answer, dispatcher.NotBefore(wait, dispatcher.Stuck(answer, failed("answered %d: it may have been done", x.status)))
+		return is(dispatcher.Stuck(response), ": Stripe may have acted")
 	}
-	return answer, dispatcher.Dead(answer, failed("answered %d", x.status))
+	return is(dispatcher.Dead(response), "")
 }
 
-// shouldRetry reports whether Stripe says so.
+// shouldRetry reports whether the header Stripe-Should-Retry has a value.
 func (x *exchange) shouldRetry(want string) bool {
 	return strings.EqualFold(x.header.Get("Stripe-Should-Retry"), want)
 }
 
-// unfinished is the verdict on a payment intent or a setup intent that a call confirmed or captured, and that is not done
-// with that. Nil: it is, or the answer is about something else. What creates an intent without confirming it is done with
-// any status.
-func (x *exchange) unfinished(answer dispatcher.Answer, wait time.Duration) error {
+// done returns what a success means. A payment intent or a setup intent that the call confirmed or captured may not be done
+// yet. A call that creates an intent without confirming it is done with any status.
+func (x *exchange) done(response dispatcher.Response) dispatcher.Outcome {
 	var object struct{ Object, Status string }
 	if json.Unmarshal(x.body, &object) != nil || object.Object != "payment_intent" && object.Object != "setup_intent" || !x.confirms {
-		return nil
+		return dispatcher.Delivered(response)
 	}
 	switch object.Status {
 	case "processing", "requires_action", "requires_confirmation":
-		return dispatcher.Accepted(answer, wait)
+		wait, _ := retryafter.Read(x.header, time.Now())
+		return dispatcher.Accepted(response).After(wait)
 	case "requires_payment_method":
-		answer.Code = object.Status
-		return dispatcher.Refused(answer)
+		response.Code = object.Status
+		return dispatcher.Refused(response)
 	}
-	return nil
+	return dispatcher.Delivered(response)
 }
 
-// sdkQuotes begins the SDK's error that quotes the answer.
+// sdkQuotes is in the SDK's error that quotes the answer.
 const sdkQuotes = "Couldn't deserialize JSON"
 
-// inUse is the code of a call that came while another with its key was running, of whatever type Stripe says that is.
+// inUse is the code of a call that came while another one with its key was running, whatever its type is.
 const inUse = "idempotency_key_in_use"
 
-func firstOf(code, otherwise string) string {
-	if code == "" {
-		return otherwise
-	}
-	return code
-}
-
-// apiError is what Stripe says of what it did not do.
+// apiError is the error object of Stripe's API.
 type apiError struct {
 	Type        string `json:"type"`
 	Code        string `json:"code"`
@@ -149,23 +161,27 @@ func parseError(body []byte) apiError {
 	return answer.Error
 }
 
+// shortestSecret is the length in bytes from which a key is removed from answers.
+const shortestSecret = 6
+
 var clientSecret = regexp.MustCompile(`("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"`)
 
-// answer is what is kept: client secrets let their bearer act on a payment, and Stripe asks that they are not stored.
-func (c *Client) answer(x *exchange) dispatcher.Answer {
-	body := clientSecret.ReplaceAll(x.body, []byte(`${1}"[redacted]"`))
-	body = bytes.ReplaceAll(body, []byte(c.key), []byte("[redacted]"))
+// response is what is stored of an answer. Client secrets are removed: they let their bearer act on a payment, and Stripe asks
+// not to store them.
+func (c *Client) response(x *exchange) dispatcher.Response {
+	body := clientSecret.ReplaceAll(x.body, []byte(`${1}"`+redact.Mark+`"`))
+	body = redact.Secrets{Shortest: shortestSecret}.With(c.key).Strike(body, math.MaxInt)
 	kind := x.header.Get("Content-Type")
 	if len(kind) > 255 {
 		kind = ""
 	}
-	return dispatcher.Answer{Code: strconv.Itoa(x.status), ContentType: kind, Body: body}
+	return dispatcher.Response{Code: strconv.Itoa(x.status), ContentType: kind, Body: body}
 }
 
-// describe is [wirehttp.Describe], and knows what only this package says.
+// describe is [wirehttp.Describe], and knows the errors of this package as well.
 func describe(err error) (code, text string) {
 	switch {
-	case err == nil: // it had not come when the function returned
+	case err == nil: // no answer had come when the function returned
 		err = wire.ErrEnded
 	case errors.Is(err, errTooLong):
 		return "too_long", errTooLong.Error()

@@ -122,14 +122,13 @@ func intentIs(status string) string {
 
 // What creates an intent for somebody else to confirm has done that, whatever the status; what the function says goes first.
 func TestTheStatusOfAnIntentCountsWhereTheCallConfirmsIt(t *testing.T) {
-	type request func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error)
-	create := func(confirm *bool) request {
+	create := func(confirm *bool) call {
 		return func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
 			return sc.V1PaymentIntents.Create(ctx, &stripe.PaymentIntentCreateParams{Amount: &c.Amount, Currency: stripe.String("eur"), Confirm: confirm})
 		}
 	}
 	for name, tc := range map[string]struct {
-		fn     request
+		fn     call
 		status string
 		want   dispatcher.Summary
 	}{
@@ -145,18 +144,24 @@ func TestTheStatusOfAnIntentCountsWhereTheCallConfirmsIt(t *testing.T) {
 		"canceled": {func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, _ Charge) (*stripe.PaymentIntent, error) {
 			return sc.V1PaymentIntents.Cancel(ctx, "pi_1", &stripe.PaymentIntentCancelParams{})
 		}, "canceled", delivered},
-		"the function's own word": {func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
-			intent, err := create(stripe.Bool(true))(ctx, sc, call, c)
-			if err == nil && intent.Status == stripe.PaymentIntentStatusProcessing {
-				err = dispatcher.Refused(dispatcher.Answer{Code: "too slow for us"})
-			}
-			return intent, err
-		}, "processing", refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t, says(200, intentIs(tc.status)))
 			b.insert()
-			b.expect(b.worker(call(tc.fn)), tc.want)
+			b.expect(b.worker(tc.fn), tc.want)
+		})
+	}
+}
+
+func TestOutcomeOfTheFunctionCountsOnA2xx(t *testing.T) {
+	for status, want := range map[int]dispatcher.Summary{200: refused, 500: retried} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			b := setup(t, says(status, intentIs("processing")))
+			b.insert()
+			b.expect(b.workerOf(b.account(), func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
+				_, _ = pay(ctx, sc, call, c)
+				return dispatcher.Refused(dispatcher.Response{Code: "too slow for us"}), nil
+			}), want)
 		})
 	}
 }
@@ -180,7 +185,7 @@ func TestWhatCannotBeReachedIsUnsentAndSpendsNothingOfTheWindow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.expect(b.workerOf(c, pay), retried)
+			b.expect(b.workerOf(c, bare(pay)), retried)
 			b.wantHistory(id, "attempt:unsent:"+tc.code)
 			if !value[bool](b, "select attempts_used = 0 and first_sent_at is null and key_window_until is null from samekey.outbox_queue where id = $1", id) {
 				t.Error("it counts as sent")

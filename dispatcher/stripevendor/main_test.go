@@ -112,7 +112,13 @@ type Charge struct {
 	Customer string `json:"customer"`
 }
 
-type call = func(context.Context, *stripe.Client, *dispatcher.Call, Charge) (*stripe.PaymentIntent, error)
+type (
+	call    = func(context.Context, *stripe.Client, *dispatcher.Call, Charge) (*stripe.PaymentIntent, error)
+	decided = func(context.Context, *stripe.Client, *dispatcher.Call, Charge) (dispatcher.Outcome, error)
+	change  = func(*dispatcher.Delivery[Charge])
+)
+
+var chargeCard = outbox.NewAction[Charge]("charge_card")
 
 // pay is what a user writes, with a key of his own, which must not count.
 func pay(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
@@ -154,18 +160,30 @@ func (b *bundle) account() *stripevendor.Client {
 	return c
 }
 
-// worker is a process of some release: a dispatcher and a client of its own.
-func (b *bundle) worker(fn call, options ...dispatcher.Option) *dispatcher.Dispatcher {
-	b.Helper()
-	return b.workerOf(b.account(), fn, options...)
+// bare is a function that leaves the outcome to the package.
+func bare(fn call) decided {
+	return func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
+		_, err := fn(ctx, sc, call, c)
+		return dispatcher.Outcome{}, err
+	}
 }
 
-func (b *bundle) workerOf(c *stripevendor.Client, fn call, options ...dispatcher.Option) *dispatcher.Dispatcher {
+// worker is a process of some release: a dispatcher and a client of its own.
+func (b *bundle) worker(fn call, with ...change) *dispatcher.Dispatcher {
+	b.Helper()
+	return b.workerOf(b.account(), bare(fn), with...)
+}
+
+func (b *bundle) workerOf(c *stripevendor.Client, fn decided, with ...change) *dispatcher.Dispatcher {
 	d := dispatcher.New(b.db.Pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Destination("stripe", dispatcher.Limits{})
-	stripevendor.Handle(d, c, "charge_card", dispatcher.Policy{
+	delivery := stripevendor.Delivery(c, dispatcher.Policy{
 		Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 5 * time.Second, Backoff: time.Hour, MaxBackoff: time.Hour,
-	}, fn, options...)
+	}, fn)
+	for _, change := range with {
+		change(&delivery)
+	}
+	dispatcher.Handle(d, chargeCard, delivery)
 	return d
 }
 

@@ -34,7 +34,7 @@ type Order struct {
 	State    string    `json:"state"`
 }
 
-// The actions of an order (kinds of outbox messages). The service inserts them, and the worker delivers them.
+// The actions of an order. The service inserts intents (outbox messages) of these actions, and the worker delivers them.
 var (
 	ChargeCard  = outbox.NewAction[Charge]("charge_card")
 	SendReceipt = outbox.NewAction[Receipt]("send_receipt")

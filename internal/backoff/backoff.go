@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Ceiling returns the longest wait after n failures: first, doubled with each further failure, and at most longest. Draw
-// the wait between zero and the ceiling (full jitter), so that callers that collided do not collide again.
+// Ceiling returns the longest wait after n failures: first, doubled with each further failure, and at most longest.
+// Draw the wait between zero and the ceiling (full jitter), so that callers that collided do not collide again.
 func Ceiling(first, longest time.Duration, n int) time.Duration {
 	wait := min(first, longest)
 	for ; n > 1 && wait < longest; n-- {

@@ -177,7 +177,8 @@ func TestARenewalMakesNoLeaseShorter(t *testing.T) {
 	s.holds("by more", id, "lease_until > now() + interval '110 minutes'")
 }
 
-// A late answer takes the intent from the lookup that is under way, counts once, and is dropped where the intent is gone.
+// A late answer takes the intent from the lookup that is under way, counts once, and is dropped where the intent is
+// gone.
 func TestALateAnswerCountsOnce(t *testing.T) {
 	s := newQueue(t)
 	late := func(id uuid.UUID) (resolved, logged int32) {

@@ -311,8 +311,8 @@ type node struct {
 	Plans    []node
 }
 
-// read counts the rows that were looked at, whether or not they were taken. A bitmap's entries count once, when the table
-// is read by them: those of rows that another run's rollback left dead are not this query's doing.
+// read counts the rows that were looked at, whether or not they were taken. A bitmap's entries count once, when the
+// table is read by them: those of rows that another run's rollback left dead are not this query's doing.
 func (n node) read() int {
 	rows := 0.0
 	if strings.Contains(n.Type, "Scan") && n.Type != "CTE Scan" && n.Type != "Bitmap Index Scan" {

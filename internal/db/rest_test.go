@@ -10,7 +10,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// What is taken back from a worker: all whose lease ran out; of one that is gone also what may be repeated or is no call.
+// What is taken back from a worker: all whose lease ran out; of one that is gone also what may be repeated or is no
+// call.
 func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
 	s := newQueue(t)
 	const out, held = `, leased_by = 8, lease_until = now() - interval '1 minute'`, `, leased_by = 8, lease_until = now() + interval '1 hour'`
@@ -145,7 +146,8 @@ func TestReconcileGivesBackOnlyWhatIsLost(t *testing.T) {
 	}
 }
 
-// A worker's row goes only once it is old, its lock is free and nothing is leased to it; an id that leases name is not given out.
+// A worker's row goes only once it is old, its lock is free and nothing is leased to it; an id that leases name is not
+// given out.
 func TestAWorkersRowStaysWhileItIsOfUse(t *testing.T) {
 	s := newQueue(t)
 	s.exec(`insert into samekey.workers (id, name, actions, seen_at) values (1, 'old', '{}', now() - interval '1 hour'),

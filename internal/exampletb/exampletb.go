@@ -1,13 +1,28 @@
-// Package exampletb gives runnable examples what only tests get: a testing.TB, for samekeytest.NewDB.
+// Package exampletb gives runnable examples a testing.TB, which samekeytest.NewDB needs.
 package exampletb
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/samekey/samekey/samekeytest"
 )
 
-// New returns one, and what to defer. A failure ends the example by a panic.
+// DB returns a database with samekey's schema, changed by the statements, and a function to defer.
+func DB(statements ...string) (db *samekeytest.DB, done func()) {
+	t, done := New()
+	db = samekeytest.NewDB(t)
+	for _, sql := range statements {
+		if _, err := db.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return db, done
+}
+
+// New returns a testing.TB and a function to defer. A failure panics.
 func New() (tb testing.TB, done func()) {
 	t := &exampleTB{}
 	return t, t.cleanUp
@@ -19,6 +34,7 @@ type exampleTB struct {
 }
 
 func (*exampleTB) Helper()                           {}
+func (*exampleTB) Context() context.Context          { return context.Background() }
 func (*exampleTB) Name() string                      { return "Example" }
 func (t *exampleTB) Cleanup(f func())                { t.cleanups = append(t.cleanups, f) }
 func (*exampleTB) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }

@@ -1,4 +1,4 @@
-// Package hook lets samekey's own tests switch off or shorten what they must look behind. Nothing else sets it.
+// Package hook lets samekey's own tests switch off a lock or shorten a wait. Nothing else uses it.
 package hook
 
 import (
@@ -8,8 +8,8 @@ import (
 
 type lockKey struct{}
 
-// WithoutLock makes processed work without the advisory lock on the key, so that a test shows the primary key to be
-// the guarantee.
+// WithoutLock makes processed skip the advisory lock on the key, so that a test can show that the primary key is the
+// guarantee.
 func WithoutLock(ctx context.Context) context.Context { return context.WithValue(ctx, lockKey{}, true) }
 
 // LockOff reports whether ctx comes from WithoutLock.
@@ -17,12 +17,12 @@ func LockOff(ctx context.Context) bool { return ctx.Value(lockKey{}) != nil }
 
 type findOutKey struct{}
 
-// FindOutWithin bounds the look-up after a commit whose answer was lost.
+// FindOutWithin limits the lookup after a commit whose answer was lost.
 func FindOutWithin(ctx context.Context, d time.Duration) context.Context {
 	return context.WithValue(ctx, findOutKey{}, d)
 }
 
-// FindOut returns the bound set by FindOutWithin, or the given one.
+// FindOut returns the limit of FindOutWithin, or otherwise.
 func FindOut(ctx context.Context, otherwise time.Duration) time.Duration {
 	if d, ok := ctx.Value(findOutKey{}).(time.Duration); ok {
 		return d

@@ -21,8 +21,8 @@ type Tx interface {
 // Queue is a Tx that may hold intents back and write them in the batch that commits.
 type Queue interface {
 	Tx
-	// Enqueue takes an intent and returns its id, or the id of the same intent if it is queued already. If ok is false, the
-	// transaction queues nothing (any more): write the intent at once.
+	// Enqueue takes an intent and returns its id, or the id of the same intent if it is queued already. If ok is false,
+	// the transaction queues nothing (any more): write the intent at once.
 	Enqueue(Intent) (id uuid.UUID, ok bool, err error)
 	// Wrote notes the action of an intent that was written at once, so that its worker is woken after the commit.
 	Wrote(action string)

@@ -16,6 +16,7 @@ const (
 	NoSavepoint     = "3B001"
 	Serialization   = "40001"
 	Deadlock        = "40P01"
+	Denied          = "42501" // the role lacks a privilege
 	LockTimeout     = "55P03"
 	Cancelled       = "57014" // by a statement timeout, or by an administrator
 	ReadOnly        = "25006" // a standby, or a server that was demoted under the connection

@@ -1,5 +1,5 @@
-// Package sqltext reads as much of an SQL text as is needed to guard a transaction. It knows Postgres's comments, literals
-// and quoted names, and no grammar.
+// Package sqltext reads as much of an SQL text as is needed to guard a transaction. It knows Postgres's comments,
+// literals and quoted names, and no grammar.
 package sqltext
 
 import "strings"
@@ -35,8 +35,8 @@ func endsTransaction(first, rest string) bool {
 	return false
 }
 
-// IsPlain reports whether sql is certainly a single statement that has nothing to do with savepoints. It is false for many
-// harmless texts too, such as the name of a prepared statement or a literal with a semicolon.
+// IsPlain reports whether sql is certainly a single statement that has nothing to do with savepoints. It is false for
+// many harmless texts too, such as the name of a prepared statement or a literal with a semicolon.
 func IsPlain(sql string) bool {
 	first, rest := word(sql)
 	if rest == "" || !strings.ContainsRune(" \t\r\n(*-/'", rune(rest[0])) {
@@ -86,8 +86,8 @@ func nextStatement(sql string) (rest string, ok bool) {
 	return "", false
 }
 
-// word returns the first word of sql in lower case, and the text after it. White space and comments before it are skipped.
-// No keyword of interest is longer than 16 bytes.
+// word returns the first word of sql in lower case, and the text after it. White space and comments before it are
+// skipped. No keyword of interest is longer than 16 bytes.
 func word(sql string) (first, rest string) {
 	sql = skipComments(sql)
 	end := 0
@@ -121,8 +121,8 @@ func skip(sql string, i int) int {
 	return i
 }
 
-// afterQuoted returns the index after the quoted text that begins at i. A doubled quotation mark ends the text and begins
-// the next one.
+// afterQuoted returns the index after the quoted text that begins at i. A doubled quotation mark ends the text and
+// begins the next one.
 func afterQuoted(sql string, i int, escapes bool) int {
 	quote := sql[i]
 	for i++; i < len(sql); i++ {
@@ -155,8 +155,8 @@ func inName(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '_' || c == '$' || c >= 0x80
 }
 
-// skipComments returns sql from its first byte that is neither white space nor part of a comment. Comments in /* */ nest,
-// as in Postgres.
+// skipComments returns sql from its first byte that is neither white space nor part of a comment. Comments in /* */
+// nest, as in Postgres.
 func skipComments(sql string) string {
 	for {
 		sql = strings.TrimLeft(sql, " \t\r\n\f\v")

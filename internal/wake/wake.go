@@ -1,5 +1,4 @@
-// Package wake tells workers that something was committed, without a cost to
-// the transaction that committed it.
+// Package wake notifies workers after a commit, without a cost to the committing transaction.
 package wake
 
 import (
@@ -13,29 +12,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Channel is what workers LISTEN on. A notification's payload is the action
-// that has new work.
+// Channel is the channel that workers LISTEN on. A notification's payload is the action that has new work.
 const Channel = "samekey_outbox"
 
 const (
-	// patience bounds one notification, the wait for a connection of a busy
-	// pool included. Later than this the sweep has found the work.
+	// patience limits one notification, including the wait for a connection of a busy pool. By then the sweep has found the
+	// work.
 	patience = 3 * time.Second
-	// pause follows a notification. The first of a burst goes out at once; while
-	// commits rain, a pool sends at most 200 a second: a notifying transaction
-	// takes a lock of the whole server as it commits, and a worker that was woken
-	// a moment ago is still looking.
+	// pause follows each notification, so a pool sends at most 200 per second. The first of a burst is sent at once. A
+	// notifying transaction takes a server-wide lock when it commits, and a worker that was just woken is still searching.
 	pause = 5 * time.Millisecond
 )
 
 var (
 	mu sync.Mutex
-	// waiting holds the actions that were flushed and not sent yet. A pool is in
-	// it only while its goroutine runs, so that no closed pool stays reachable.
+	// waiting holds the actions that are flushed but not sent. A pool is in it only while its goroutine runs, so a closed
+	// pool does not stay reachable.
 	waiting = map[pool][]string{}
 )
 
-// pool is what notifications are sent through: one of the two below.
+// pool sends notifications: one of the two types below.
 type pool interface {
 	exec(ctx context.Context, query string, args ...any) error
 }
@@ -54,22 +50,19 @@ func (p sqlPool) exec(ctx context.Context, query string, args ...any) error {
 	return err
 }
 
-// Flush wakes the workers that handle the actions, soon and once: it returns at
-// once, and what is flushed while a notification of the same pool is under way
-// goes out with the next one, each action once. Call it after the commit; never
-// inside a transaction, where NOTIFY would make commits queue up behind each
-// other.
+// Flush wakes the workers that handle the actions. It returns at once. Actions that are flushed while a notification of the
+// same pool is running are sent with the next one, each once. Call it after the commit, never inside a transaction, where
+// NOTIFY makes commits wait for each other.
 //
-// A notification that fails is dropped, without an error: the sweep of each
-// worker finds the work within half a second. A nil pool and no action are
-// no-ops.
+// A failed notification is dropped without an error: each worker's sweep finds the work within half a second. Without a pool
+// or an action, Flush does nothing.
 func Flush(pool *pgxpool.Pool, actions ...string) {
 	if pool != nil {
 		flush(pgxPool{pool}, actions)
 	}
 }
 
-// FlushSQL is Flush through a pool of database/sql, with any driver.
+// FlushSQL is Flush with a pool of database/sql, with any driver.
 func FlushSQL(db *sql.DB, actions ...string) {
 	if db != nil {
 		flush(sqlPool{db}, actions)
@@ -94,7 +87,7 @@ func flush(p pool, actions []string) {
 	}
 }
 
-// send notifies until nothing is waiting, and ends.
+// send notifies until nothing is waiting.
 func send(p pool) {
 	for {
 		actions := take(p)
@@ -106,8 +99,7 @@ func send(p pool) {
 	}
 }
 
-// take returns what is waiting; where nothing is, it forgets the pool, and the
-// next Flush starts anew.
+// take returns the waiting actions. If there are none, it removes the pool, and the next Flush starts a new goroutine.
 func take(p pool) []string {
 	mu.Lock()
 	defer mu.Unlock()
@@ -120,16 +112,13 @@ func take(p pool) []string {
 	return actions
 }
 
-// notify is one statement, so one round trip. Nothing is lost by a commit that
-// does not wait for the disk: there is nothing in it to keep.
+// notify makes one round trip. Its commit does not wait for the disk, since it stores nothing.
 //
-// The actions are one text, since not every driver has arrays; their names have no
-// commas.
+// The actions are one text, since not every driver has arrays. Their names have no commas.
 func notify(p pool, actions []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	// The error is dropped on purpose: a wake-up is a hint, the row is the truth,
-	// and the sweep finds it.
+	// The error is dropped on purpose: the row is the truth, and the sweep finds it.
 	_ = p.exec(ctx, `select set_config('synchronous_commit', 'off', true), pg_notify($1::text, a.action)
 		from unnest(string_to_array($2::text, ',')) as a (action)`, Channel, strings.Join(actions, ","))
 }

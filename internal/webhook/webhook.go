@@ -1,6 +1,5 @@
-// Package webhook holds what is true of a receiver's URL and secrets wherever they come in: where an application keeps them
-// (outbox/endpoints), and where a worker goes by them (dispatcher/httpvendor). Its errors are parts of a sentence behind the
-// name of the field, and quote nothing.
+// Package webhook checks a receiver's URL and secrets, for outbox/endpoints, which stores them, and dispatcher/httpvendor,
+// which uses them. Its errors go after the name of a field, and quote nothing.
 package webhook
 
 import (
@@ -11,10 +10,10 @@ import (
 	"strings"
 )
 
-// ErrSyntax says that a text is no URL at all.
+// ErrSyntax means that a text is not a URL.
 var ErrSyntax = errors.New("is not a valid URL")
 
-// ParseURL reads a URL that can be called over HTTP.
+// ParseURL parses a URL that can be called over HTTP.
 func ParseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	switch {
@@ -27,16 +26,16 @@ func ParseURL(text string) (*url.URL, error) {
 	case u.Hostname() == "":
 		return nil, errors.New("has no host")
 	case u.Fragment != "":
-		return nil, errors.New("has a fragment (#...), which is never sent")
+		return nil, errors.New("has a fragment (#...), which HTTP does not send")
 	case strings.ContainsFunc(u.RawQuery, mustEscape):
-		return nil, errors.New("has a query with a space, or with what is not ASCII: escape it, such as by %20")
+		return nil, errors.New("has a query with a space or a character that is not ASCII: escape it, as in %20")
 	case !isPort(u.Port()):
 		return nil, errors.New("has a port outside of 1 to 65535")
 	}
 	return u, nil
 }
 
-// mustEscape: a query goes out as it stands, and servers answer 400 to a space in it.
+// mustEscape reports whether r must be escaped in a query. A query is sent unchanged, and servers answer 400 to a space.
 func mustEscape(r rune) bool { return r <= ' ' || r > '~' }
 
 func isPort(text string) bool {
@@ -44,7 +43,7 @@ func isPort(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-// SecretPrefix begins a secret of Standard Webhooks.
+// SecretPrefix is the prefix of a secret of Standard Webhooks.
 const SecretPrefix = "whsec_"
 
 // The specification's limits of a secret, in bytes.
@@ -53,16 +52,16 @@ const (
 	maxSecret = 64
 )
 
-// unsignable are the beginnings of secrets that come from other libraries and cannot sign as they are, with what to do.
+// unsignable lists prefixes of secrets from other libraries that cannot sign here, and what to do about them.
 var unsignable = []struct{ prefix, text string }{
-	{"v1,", "begins with v1, which names the kind of signature: leave v1, out"},
-	{"v1a,", "begins with v1a, the mark of an ed25519 signature, which samekey does not make: make a secret that begins with whsec_"},
-	{"whsk_", "begins with whsk_, the private key of an ed25519 signature, which samekey does not make: make a secret that begins with whsec_"},
-	{"whpk_", "begins with whpk_, a public key, which signs nothing: make a secret that begins with whsec_"},
+	{"v1,", `starts with "v1,", which is the kind of signature: remove it`},
+	{"v1a,", "starts with v1a, which marks an ed25519 signature; samekey does not sign with ed25519: use a secret that starts with whsec_"},
+	{"whsk_", "starts with whsk_, which is an ed25519 private key; samekey does not sign with ed25519: use a secret that starts with whsec_"},
+	{"whpk_", "starts with whpk_, which is a public key and cannot sign: use a secret that starts with whsec_"},
 }
 
-// SecretKey returns the key that a secret of Standard Webhooks holds: base64 of 24 to 64 bytes, with or without the prefix
-// whsec_. The error is for a secret that cannot sign.
+// SecretKey returns the key in a secret of Standard Webhooks: the base64 of 24 to 64 bytes, with or without whsec_ before it.
+// It returns an error for a secret that cannot sign.
 func SecretKey(secret string) ([]byte, error) {
 	for _, form := range unsignable {
 		if strings.HasPrefix(secret, form.prefix) {

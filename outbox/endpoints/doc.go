@@ -1,55 +1,46 @@
-// Package endpoints keeps the receivers of webhooks and the like: many behind
-// one destination, each with a URL, secrets and a switch of its own. It is the
-// application's side; the worker's is dispatcher.WithStoredEndpoint, which
-// httpvendor.StandardWebhooks uses.
+// Package endpoints stores webhook receivers: many behind one destination, each with a URL, secrets and a switch. It is the
+// application's side. The worker's side is dispatcher.WithStoredEndpoint, which httpvendor.StandardWebhooks uses.
 //
-// # Keep one
+// # Add an endpoint
 //
-// When a customer names a receiver, put it, in the transaction that writes your
-// own rows. The name is yours, such as the customer's id; it is no secret.
+// When a customer registers a receiver, put it in the transaction that writes your own rows. You choose the name, such as
+// the customer's id. It is no secret.
 //
 //	secret := endpoints.NewSecret()
 //	err := endpoints.Put(ctx, tx, endpoints.Endpoint{
 //		Destination: "webhooks", Name: "shop-17", URL: "https://shop.example/hooks", Secrets: []string{secret},
 //	})
 //
-// # Send to it
+// # Send an event
 //
-// An event goes out as one intent for each receiver, whose part is its name.
-// Leave out those that are stopped: what is written for one is never sent, and
-// rests as dead.
+// Insert one intent per receiver, with the endpoint's name as its part. Leave out stopped endpoints: an intent for one is
+// never sent and becomes dead.
 //
 //	ids, err := outbox.InsertMany(ctx, tx, intents) // Part: "shop-17"
 //
-// # Change it
+// # Change an endpoint
 //
-// [Put] again changes URL and secrets for every call that begins after its
-// commit, also of intents that wait for another attempt. To replace a secret
-// put both, until the receiver has the new one, then the new one alone: each
-// call is signed by each.
+// Another [Put] changes the URL and the secrets for every call that starts after its commit, including retries of earlier
+// intents. To rotate a secret, put the new and the old one, until the receiver has the new one, and then the new one alone:
+// each call is signed with all secrets.
 //
-// A name stands for one receiver, wherever its URL leads: what was sent to the
-// old URL is tried again, and looked up, at the new one. Give another receiver
-// another name, also after [Delete].
+// A name stands for one receiver, whatever its URL: intents sent to the old URL are retried and looked up at the new one.
+// Give another receiver another name, even after [Delete].
 //
-// # When it is stopped
+// # Stop an endpoint
 //
-// A receiver that answers 410 wants no more, and stops its endpoint; a person
-// does with [Stop]. No call begins after it. What was on its way for it becomes
-// dead, unsent, with the code "endpoint_stopped", so that nothing is lost: when
-// the receiver is back, [Start] it, and redrive them:
+// A receiver that answers 410 stops its endpoint; a person does so with [Stop]. After that no call starts. Intents for the
+// endpoint become dead, unsent, with the code "endpoint_stopped", so nothing is lost. When the receiver is back, [Start] the
+// endpoint and redrive them:
 //
 //	outbox.RedriveAll(ctx, pool, outbox.Filter{Action: "notify", Part: "shop-17", Code: "endpoint_stopped", Status: outbox.StatusDead}, by)
 //
-// A redrive sends nothing that is older than the policy's Deadline: make that as
-// long as an event is still worth sending.
+// A redrive sends nothing after the policy's Deadline: make the deadline as long as an event is worth sending.
 //
-// An answer to a call that was made before a change does not stop what was
-// changed: who starts an endpoint again is not undone by a 410 that was under way.
+// A 410 in answer to a call that was made before a change does not stop the changed endpoint.
 //
 // # Secrets
 //
-// They are stored as they are given, since the worker signs with them: protect
-// the database and its copies as you protect them. No function here returns
-// one, and the application's role (schema.Roles) cannot read them back.
+// Secrets are stored in clear text, since the worker signs with them: protect the database and its backups accordingly. No
+// function here returns a secret, and the application's role (schema.Roles) cannot read them.
 package endpoints

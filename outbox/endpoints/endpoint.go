@@ -14,54 +14,47 @@ import (
 	"github.com/samekey/samekey/internal/webhook"
 )
 
-// Endpoint is a receiver behind a destination. Destination, Name and URL are
-// required.
+// Endpoint is a receiver behind a destination. Destination, Name and URL are required.
 type Endpoint struct {
-	// Destination is the worker's, such as "webhooks": 1 to 56 lowercase letters,
-	// digits, _ and -.
+	// Destination is the worker's destination, such as "webhooks": 1 to 56 lowercase letters, digits, "_" and "-".
 	Destination string
 
-	// Name is what intents call it, in text of 1 to 255 bytes. By
-	// httpvendor.StandardWebhooks it is the intent's part.
+	// Name identifies the endpoint in intents: with httpvendor.StandardWebhooks it is the intent's part. 1 to 255 bytes of text.
 	Name string
 
-	// URL is where it is: http or https, a host, at most 2048 bytes, the query
-	// escaped. A path or a query in it may be a secret of the receiver's, so it
-	// appears in no log, and is struck out of the answers that are kept, if it has
-	// 6 bytes or more. Whether its address may be called, the worker says at each
-	// call.
+	// URL is the receiver's URL: http or https, with a host and an escaped query, at most 2048 bytes. Its path or query may be
+	// a secret of the receiver, so it appears in no log, and is removed from stored answers if it has 6 bytes or more. The
+	// worker checks at each call that the address is allowed.
 	URL string
 
-	// Secrets sign each call, at most 8 of together 4096 bytes. Each is a secret of
-	// Standard Webhooks: "whsec_" and the base64 of 24 to 64 bytes, as [NewSecret]
-	// makes them. They are only written: [Get] and [List] leave them out.
+	// Secrets sign each call. Each is a secret of Standard Webhooks, as [NewSecret] returns: "whsec_" and the base64 of 24 to
+	// 64 bytes. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them out.
 	Secrets []string
 
-	// OtherSecrets lets Secrets be any text. Set it where a handler of your own
-	// signs in another way than Standard Webhooks; httpvendor cannot sign with
-	// such a secret, and its intents would be dead. It is not stored.
+	// OtherSecrets allows any text in Secrets. Set it if a handler of your own signs in another way than Standard Webhooks.
+	// httpvendor cannot sign with such a secret: its intents become dead. It is not stored.
 	OtherSecrets bool
 
-	// What follows is only read.
+	// The following fields are read-only.
 
-	StoppedAt  time.Time // zero: it is called
-	StoppedBy  string    // who stopped it; empty: the receiver itself, by its answer
+	StoppedAt  time.Time // zero: not stopped
+	StoppedBy  string    // the person; empty if the receiver's answer stopped it
 	StopReason string
 	CreatedAt  time.Time
 	ChangedAt  time.Time
 }
 
-// Stopped reports whether nothing is sent to it.
+// Stopped reports whether the endpoint is stopped: nothing is sent to it.
 func (e Endpoint) Stopped() bool { return !e.StoppedAt.IsZero() }
 
-// String names the endpoint, and shows neither its URL nor its secrets.
+// String returns the destination and the name, without URL and secrets.
 func (e Endpoint) String() string { return e.Destination + "/" + e.Name }
 
-// Format writes what String returns, whatever the verb.
+// Format writes String for every verb, so that no verb prints secrets.
 func (e Endpoint) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(e.String())) }
 
-// NewSecret makes a secret of 32 random bytes, in the form of Standard Webhooks:
-// "whsec_" and base64. Give it to the receiver once, over a safe way.
+// NewSecret returns a new secret of Standard Webhooks: "whsec_" and the base64 of 32 random bytes. Show it to the receiver
+// once, over a secure channel.
 func NewSecret() string {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
@@ -72,10 +65,10 @@ const (
 	maxName    = 255
 	maxURL     = 2048
 	maxSecrets = 8
-	maxSecret  = 4096 // all together
+	maxSecret  = 4096 // of all together
 )
 
-// check returns every mistake at once. It quotes neither URL nor secrets.
+// check returns all mistakes at once. It quotes neither URL nor secrets.
 func (e Endpoint) check() error {
 	errs := []error{checkName(e.Destination, e.Name), checkURL(e.URL)}
 	length := 0
@@ -86,7 +79,7 @@ func (e Endpoint) check() error {
 		}
 	}
 	if len(e.Secrets) > maxSecrets || length > maxSecret {
-		errs = append(errs, fmt.Errorf("Secrets are %d of together %d bytes: give at most %d of %d", len(e.Secrets), length, maxSecrets, maxSecret))
+		errs = append(errs, fmt.Errorf("Secrets are %d, of %d bytes together: at most %d, of %d bytes, are allowed", len(e.Secrets), length, maxSecrets, maxSecret))
 	}
 	return errors.Join(errs...)
 }
@@ -107,20 +100,20 @@ func checkURL(text string) error {
 	case len(text) > maxURL:
 		return fmt.Errorf("URL is %d bytes long, more than %d", len(text), maxURL)
 	case errors.Is(err, webhook.ErrSyntax) || !utf8.ValidString(text) || strings.ContainsRune(text, 0):
-		return errors.New("URL is not a valid one")
+		return errors.New("URL is not valid")
 	case err != nil:
 		return fmt.Errorf("URL %w", err)
-	case !strings.HasPrefix(text, u.Scheme+":"): // in small letters, as the table has it
+	case !strings.HasPrefix(text, u.Scheme+":"): // the table takes lowercase schemes only
 		return errors.New("URL must begin with https:// or http://")
 	}
 	return nil
 }
 
-// checkSecret refuses what the worker could not sign with: its intents would be dead, one after the other. The error says no
-// part of the secret.
+// checkSecret refuses a secret that the worker cannot sign with, since all intents of the endpoint would become dead. The
+// error quotes no part of the secret.
 func checkSecret(secret string, other bool) error {
 	if secret == "" || !utf8.ValidString(secret) || strings.ContainsRune(secret, 0) {
-		return errors.New("is empty, or is not text in valid UTF-8 without NUL")
+		return errors.New("must be text in valid UTF-8, not empty and without NUL")
 	}
 	if other && !strings.HasPrefix(secret, webhook.SecretPrefix) {
 		return nil

@@ -132,7 +132,7 @@ func TestPutReportsAllMistakesAndNoSecret(t *testing.T) {
 	if err == nil {
 		t.Fatal("it is taken")
 	}
-	for _, word := range []string{"Destination", "Name", "URL must begin", "base64 of 24 to 64 bytes", "is empty"} {
+	for _, word := range []string{"Destination", "Name", "URL must begin", "base64 of 24 to 64 bytes", "not empty"} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("%v: want %q", err, word)
 		}
@@ -157,13 +157,13 @@ func TestPutReportsAllMistakesAndNoSecret(t *testing.T) {
 	}
 }
 
-// Forms that other libraries and services hand out. Taken here, each would make every intent of its receiver dead.
+// Other libraries and services issue secrets in these forms. With one, every intent for its receiver would become dead.
 func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	good := endpoints.NewSecret()
 	bare := strings.TrimPrefix(good, "whsec_")
 	for secret, want := range map[string]string{
-		"v1," + good:              "leave v1, out",
+		"v1," + good:              "kind of signature: remove it",
 		"v1a," + bare:             "ed25519",
 		"whsk_" + bare:            "ed25519",
 		"whpk_" + bare:            "public key",
@@ -188,7 +188,7 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	other := shop("shop-2")
 	other.Secrets, other.OtherSecrets = []string{"plain-text-secret", "k"}, true
 	put(t, on, other)
-	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it says that it is one of Standard Webhooks
+	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it claims the form of Standard Webhooks
 	if err := endpoints.Put(t.Context(), on, other); err == nil {
 		t.Error("a broken whsec_ is taken")
 	}
@@ -203,7 +203,7 @@ func TestPutRefusesUnusableURLs(t *testing.T) {
 		"https://shop.example:0/t0ken":                       "outside of 1 to 65535",
 		"https://shop.example:65536/t0ken":                   "outside of 1 to 65535",
 		"https://shop.example/t0ken#part":                    "fragment",
-		"https://shop.example/t0ken\r\nHost: inside.example": "not a valid one",
+		"https://shop.example/t0ken\r\nHost: inside.example": "not valid",
 		"https://:443/t0ken":                                 "no host",
 		"HTTPS://shop.example/t0ken":                         "begin with https://",
 	} {
@@ -220,7 +220,7 @@ func TestPutRefusesUnusableURLs(t *testing.T) {
 	}
 }
 
-// What Put refuses the table refuses too, whoever writes it, as far as a CHECK can say it; and what it takes, the table takes.
+// The table takes what Put takes, and refuses what Put refuses as far as a CHECK can.
 func TestTheTableHoldsWhatPutHolds(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	limit := shop(strings.Repeat("n", 255))

@@ -14,8 +14,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// A customer names a receiver; an event goes to every receiver that is not
-// stopped, one intent for each.
+// A customer registers a receiver. An event goes to every receiver that is not stopped, with one intent each.
 func Example() {
 	ctx := context.Background()
 	t, done := exampletb.New()

@@ -12,14 +12,14 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// ErrNotFound says that there is no endpoint of this name behind this destination: it was never put, or was deleted.
+// ErrNotFound means that the destination has no endpoint with this name: it was never put, or was deleted.
 var ErrNotFound = errors.New("endpoints: no such endpoint")
 
-// Put adds an endpoint, or changes the URL and the secrets of the one that is there; Secrets that are left out are taken
-// away. One that is stopped stays so until [Start]. The error holds every mistake at once, and neither URL nor secrets.
+// Put adds an endpoint, or replaces the URL and the secrets of an existing one. A stopped endpoint stays stopped until
+// [Start]. The error lists all mistakes, and contains neither URL nor secrets.
 //
-// Each function here writes through a transaction of yours, of database/sql too (samekey.SQL), or through a pool or a
-// connection, where it commits by itself.
+// All functions in this package take a transaction of yours, including one of database/sql (samekey.SQL), or a pool or a
+// connection, where the change commits by itself.
 func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 	err := e.check()
 	if err == nil {
@@ -32,24 +32,26 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 	return nil
 }
 
-// Stop has nothing more be claimed for an endpoint and sent to it from its commit on; calls under way end as they do, and what
-// was claimed right before may still be sent. One that is stopped already keeps who stopped it and why. [ErrNotFound] means that there is none of this name.
+// Stop stops an endpoint: after its commit no intent is claimed for it. Running calls end normally, and intents that were
+// claimed just before may still be sent. An endpoint that is stopped already keeps its StoppedBy and StopReason.
+// [ErrNotFound] means that there is no such endpoint.
 func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
 	return change("stop", destination, name, by.Validate(), func() (int64, error) {
 		return db.New(on).EndpointsStop(ctx, db.EndpointsStopParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
-// Start lets an endpoint be called again. What became dead meanwhile stays so until it is redriven (outbox.RedriveAll, with
-// Code "endpoint_stopped"). One that is not stopped stays as it is. [ErrNotFound] means that there is none of this name.
+// Start allows calls to a stopped endpoint again. Intents that became dead meanwhile stay dead until a redrive
+// (outbox.RedriveAll with Code "endpoint_stopped"). An endpoint that is not stopped is unchanged. [ErrNotFound] means that
+// there is no such endpoint.
 func Start(ctx context.Context, on samekey.Tx, destination, name string) error {
 	return change("start", destination, name, nil, func() (int64, error) {
 		return db.New(on).EndpointsStart(ctx, db.EndpointsStartParams{Destination: destination, Name: name})
 	})
 }
 
-// Delete forgets an endpoint. What is on its way for it becomes dead, unsent, with the code "endpoint_missing".
-// [ErrNotFound] means that there is none of this name.
+// Delete deletes an endpoint. Its unfinished intents become dead, unsent, with the code "endpoint_missing". [ErrNotFound]
+// means that there is no such endpoint.
 func Delete(ctx context.Context, on samekey.Tx, destination, name string) error {
 	return change("delete", destination, name, nil, func() (int64, error) {
 		return db.New(on).EndpointsDelete(ctx, db.EndpointsDeleteParams{Destination: destination, Name: name})
@@ -70,9 +72,9 @@ func change(verb, destination, name string, bad error, write func() (int64, erro
 	return nil
 }
 
-// Get returns an endpoint, without its secrets. [ErrNotFound] means that there is none of this name.
+// Get returns an endpoint without its secrets. [ErrNotFound] means that there is no such endpoint.
 func Get(ctx context.Context, on samekey.Tx, destination, name string) (Endpoint, error) {
-	err := checkName(destination, name) // else the statement may fail, and with it the caller's transaction
+	err := checkName(destination, name) // an invalid name would abort the caller's transaction
 	var row db.EndpointsGetRow
 	if err == nil {
 		row, err = db.New(on).EndpointsGet(ctx, db.EndpointsGetParams{Destination: destination, Name: name})
@@ -86,13 +88,13 @@ func Get(ctx context.Context, on samekey.Tx, destination, name string) (Endpoint
 	return endpoint(row), nil
 }
 
-// List returns up to limit endpoints of a destination, 1 to 1000, in the order of their names, behind a name or from the
-// first on where it is empty; without their secrets. Fewer than limit are the last ones.
-func List(ctx context.Context, on samekey.Tx, destination, behind string, limit int) ([]Endpoint, error) {
+// List returns a page of a destination's endpoints in the order of their names, without their secrets. The page starts after
+// the name after, or with the first endpoint if it is empty. Limit is 1 to 1000. The last page has fewer than limit.
+func List(ctx context.Context, on samekey.Tx, destination, after string, limit int) ([]Endpoint, error) {
 	if limit < 1 || limit > 1000 {
 		return nil, fmt.Errorf("endpoints: list %s: limit %d is outside 1 to 1000", destination, limit)
 	}
-	rows, err := db.New(on).EndpointsList(ctx, db.EndpointsListParams{Destination: destination, AfterName: behind, MaxCount: int32(limit)})
+	rows, err := db.New(on).EndpointsList(ctx, db.EndpointsListParams{Destination: destination, AfterName: after, MaxCount: int32(limit)})
 	if err != nil {
 		return nil, fmt.Errorf("endpoints: list %s: %w", destination, err)
 	}

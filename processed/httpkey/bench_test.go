@@ -23,8 +23,8 @@ import (
 
 const anOrder = `{"product":"tea","quantity":2,"email":"ada@example.com","card":{"token":"tok_1"}}`
 
-// posts is the same handler with a key and without one: /keyed is behind the
-// middleware, and /plain begins and commits its transaction by hand.
+// posts is the same handler with a key and without one: /keyed is behind the middleware, and /plain begins and commits
+// its transaction by hand.
 func posts(t testing.TB, pool *pgxpool.Pool) http.Handler {
 	t.Helper()
 	insert := func(r *http.Request, tx pgx.Tx) error {
@@ -119,9 +119,8 @@ func TestPostCostsThreeRoundTripsAndReplayTwo(t *testing.T) {
 //
 //	go test -run '^$' -bench Post -benchtime 3000x ./processed/httpkey
 //
-// Each turn is one POST without a key, one with a new key and one repetition, so
-// that the three meet the same machine. The metrics are microseconds and the
-// ratio of the medians.
+// Each turn is one POST without a key, one with a new key and one repetition, so that the three meet the same machine.
+// The metrics are microseconds and the ratio of the medians.
 func BenchmarkPost(b *testing.B) {
 	for _, clients := range []int{1, 8} {
 		b.Run(fmt.Sprint("clients=", clients), func(b *testing.B) { benchmarkPost(b, clients) })

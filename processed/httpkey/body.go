@@ -41,8 +41,8 @@ func (m *Middleware) bodyOf(w http.ResponseWriter, r *http.Request, key samekey.
 		m.log(r, key, errConsumed)
 		return nil, &problemInternal
 	case len(body) == 0 && r.ContentLength < 0 && isDocument(r):
-		// Chunked and empty: the client sent it so, or an outer handler has read it. These look the same, and the second must
-		// not pass as the first: all such requests would be equal.
+		// Chunked and empty: the client sent it so, or an outer handler has read it. These look the same, and the
+		// second must not pass as the first: all such requests would be equal.
 		m.log(r, key, errEmpty)
 		return nil, &problemEmpty
 	}

@@ -23,8 +23,8 @@ type call struct {
 	routes *routes
 	late   func() // logs that Tx was called after the middleware had answered
 
-	// A handler may leave goroutines behind, as http.TimeoutHandler does. Once the handler has returned they change nothing
-	// here, so from then on the fields may be read without the lock.
+	// A handler may leave goroutines behind, as http.TimeoutHandler does. Once the handler has returned they change
+	// nothing here, so from then on the fields may be read without the lock.
 	mu      sync.Mutex
 	ended   bool
 	touched bool // Tx was called

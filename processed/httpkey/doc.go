@@ -36,8 +36,8 @@
 //   - A handler that returns without an answer is an error, and is rolled back. In some frameworks a handler fails that
 //     way, and an outer handler turns its error into an answer.
 //   - The context does not end when the client disconnects: the work is finished and recorded for the client's next
-//     attempt. It ends with Options.Timeout, with a deadline set by an outer handler, and when an outer handler cancels it
-//     with a cause. Then everything is rolled back.
+//     attempt. It ends with Options.Timeout, with a deadline set by an outer handler, and when an outer handler cancels
+//     it with a cause. Then everything is rolled back.
 //
 // # What is stored
 //
@@ -49,33 +49,34 @@
 //	301, 302, 303, 404, 405 without Tx           none          forgotten
 //	panic, context ended, Abort, no answer       rolled back   forgotten
 //
-// Forgotten means that the same key can be used again, as if nothing had been sent. [Keep] stores an answer that would be
-// forgotten, except 307 and 308; the rows of a 4xx or 5xx are rolled back all the same. [Discard] forgets an answer that
-// would be stored, and rolls back.
+// Forgotten means that the same key can be used again, as if nothing had been sent. [Keep] stores an answer that would
+// be forgotten, except 307 and 308; the rows of a 4xx or 5xx are rolled back all the same. [Discard] forgets an answer
+// that would be stored, and rolls back.
 //
 // 307 and 308 send the client elsewhere with the same request and key, and the work is done there. So a mux that adds a
-// slash does not use up the key. If the handler wrote rows before such an answer, they are rolled back, and the log says
-// so. A redirect, 404 or 405 without a call of [Tx] comes from a router, not from a handler.
+// slash does not use up the key. If the handler wrote rows before such an answer, they are rolled back, and the log
+// says so. A redirect, 404 or 405 without a call of [Tx] comes from a router, not from a handler.
 //
-// A panic continues to an outer recovery, or to net/http, which breaks the connection. If the recovery answers nothing, the
-// client gets a 500.
+// A panic continues to an outer recovery, or to net/http, which breaks the connection. If the recovery answers nothing,
+// the client gets a 500.
 //
-// If the handler is called again after a collision and answers without Tx, although it called Tx before, state of the first
-// call misled it: nothing is stored, and the client gets a 503.
+// If the handler is called again after a collision and answers without Tx, although it called Tx before, state of the
+// first call misled it: nothing is stored, and the client gets a 503.
 //
-// A 500 is forgotten, unlike at Stripe. Stripe stores it because the effect may be half done, and another run might do the
-// other half twice. Here the effect was rolled back with everything else, and no intent of it reaches a vendor. To replay
-// the 500 for days would only keep the client from its goal.
+// A 500 is forgotten, unlike at Stripe. Stripe stores it because the effect may be half done, and another run might do
+// the other half twice. Here the effect was rolled back with everything else, and no intent of it reaches a vendor. To
+// replay the 500 for days would only keep the client from its goal.
 //
 // # What the client gets
 //
-// A replay has the same status and body, and the headers that describe them: Location, Content-Type, Content-Disposition,
-// Content-Language, ETag, Last-Modified, Link, Vary, Cache-Control, and those of Options.ReplayHeaders, never Set-Cookie or
-// a challenge. It also has Idempotent-Replayed: true, and Original-Request with Options.RequestID.
+// A replay has the same status and body, and the headers that describe them: Location, Content-Type,
+// Content-Disposition, Content-Language, ETag, Last-Modified, Link, Vary, Cache-Control, and those of
+// Options.ReplayHeaders, never Set-Cookie or a challenge. It also has Idempotent-Replayed: true, and Original-Request
+// with Options.RequestID.
 //
-// Leave whatever depends on the client to outer middleware: CORS (Access-Control-*), which is not stored, and compression.
-// The handler does not see Accept-Encoding, and an answer with a Content-Encoding other than identity is refused (500),
-// because the next client may not accept it.
+// Leave whatever depends on the client to outer middleware: CORS (Access-Control-*), which is not stored, and
+// compression. The handler does not see Accept-Encoding, and an answer with a Content-Encoding other than identity is
+// refused (500), because the next client may not accept it.
 //
 // The middleware's own answers are a [Problem] (RFC 9457). Give docs/callers.md to your callers.
 //
@@ -92,15 +93,15 @@
 // Any router or framework that accepts func(http.Handler) http.Handler and runs the handler inside it works with
 // keyed.Handler:
 //
-//   - net/http, chi and other routers on net/http: like any middleware. chi's state of the request is copied for each call
-//     of the handler, so r.Use, r.With and keyed.Handler(r) work.
+//   - net/http, chi and other routers on net/http: like any middleware. chi's state of the request is copied for each
+//     call of the handler, so r.Use, r.With and keyed.Handler(r) work.
 //   - gin: package ginkey, or keyed.Handler(engine) around the whole engine.
 //   - echo: package echokey, or keyed.Handler(e) around the whole server.
-//   - Fiber: package fiberkey. Fiber's own adaptor runs the handler after the middleware. It is refused with a 500, and the
-//     log says what to use.
+//   - Fiber: package fiberkey. Fiber's own adaptor runs the handler after the middleware. It is refused with a 500, and
+//     the log says what to use.
 //
 // ginkey, echokey and fiberkey are modules of their own, below this package.
 //
-// Routing behind the middleware must be repeatable, because the handler may be called again. The tests of the integration
-// module show more combinations, and what happens in those that do not work.
+// Routing behind the middleware must be repeatable, because the handler may be called again. The tests of the
+// integration module show more combinations, and what happens in those that do not work.
 package httpkey

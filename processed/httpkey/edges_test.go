@@ -23,8 +23,8 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// A redirect that keeps the method sends the same request elsewhere: as an answer
-// of its own it would make the request there a second one under a used key.
+// A redirect that keeps the method sends the same request elsewhere: as an answer of its own it would make the request
+// there a second one under a used key.
 func TestAMuxRedirectDoesNotUseUpTheKey(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /orders/", created)
@@ -364,7 +364,7 @@ func TestEachRunStartsWithTheRoutersFirstState(t *testing.T) {
 		})
 	})
 	b.want(b.post("k1", "{}"), 201, "")
-	if got := <-pattern; got != "/v1/2" { // what a log further out reads
+	if got := <-pattern; got != "/v1/2" { // read by an outer log
 		t.Errorf("the pattern is %s", got)
 	}
 	b.holds(1, 1, 2)

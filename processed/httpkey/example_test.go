@@ -24,8 +24,8 @@ import (
 )
 
 // An order and the intent to charge for it are written in the request's
-// transaction. The client posts its order twice, since it is not sure; then it
-// uses the key for another order, by mistake.
+// transaction. The client posts its order twice, to be sure. Then it uses the key
+// for another order, by mistake.
 func Example() {
 	pool, done := shopDatabase()
 	defer done()
@@ -74,8 +74,8 @@ func Example() {
 	// 201 {"ID":2,"Amount":900}
 }
 
-// exceptSentAt takes two requests for the same that differ in sent_at, which
-// this service's clients set anew with each attempt.
+// exceptSentAt ignores sent_at, which this service's clients change with each
+// attempt.
 func exceptSentAt(r *http.Request, body []byte) (samekey.Fingerprint, error) {
 	whole, err := httpkey.Fingerprint(r, body)
 	if err != nil {
@@ -83,7 +83,7 @@ func exceptSentAt(r *http.Request, body []byte) (samekey.Fingerprint, error) {
 	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil {
-		return whole, nil // it is no object
+		return whole, nil // not an object
 	}
 	delete(members, "sent_at")
 	rest, err := json.Marshal(members)
@@ -93,7 +93,7 @@ func exceptSentAt(r *http.Request, body []byte) (samekey.Fingerprint, error) {
 	return httpkey.Fingerprint(r, rest)
 }
 
-// What changes with each attempt is left out of the comparison.
+// A part that changes with each attempt is left out of the comparison.
 func ExampleOptions_fingerprint() {
 	url, done := shop(createAny, httpkey.Options{Fingerprint: exceptSentAt})
 	defer done()
@@ -110,7 +110,7 @@ func ExampleOptions_fingerprint() {
 	// 400 The body has no single meaning
 }
 
-// pay is a handler whose refusal stands, and that can be tried without effect.
+// pay is a handler with a final refusal and a dry run.
 func pay(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	var order struct{ Amount int64 }
@@ -119,17 +119,17 @@ func pay(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if order.Amount > 1000 {
-		httpkey.Keep(ctx) // a 403 would be forgotten, and asked for until it is none
+		httpkey.Keep(ctx) // otherwise a 403 is forgotten, and a retry is handled again
 		http.Error(w, "refused", http.StatusForbidden)
 		return
 	}
 	if r.URL.Query().Has("dry_run") {
-		httpkey.Discard(ctx) // a 201 would be stored, with its order
+		httpkey.Discard(ctx) // otherwise a 201 is stored, with its order
 	}
 	createAny(w, r)
 }
 
-// A refusal that stands.
+// A final refusal is stored.
 func ExampleKeep() {
 	url, done := shop(pay, httpkey.Options{})
 	defer done()
@@ -142,7 +142,7 @@ func ExampleKeep() {
 	// 403 refused (replayed)
 }
 
-// A dry run leaves nothing behind, and the key is still to be used.
+// A dry run leaves nothing behind, and the key can still be used.
 func ExampleDiscard() {
 	url, done := shop(pay, httpkey.Options{})
 	defer done()
@@ -157,24 +157,24 @@ func ExampleDiscard() {
 	// 201 {"order":2} (replayed)
 }
 
-// call is a row of the caller's own, written in the transaction that decides on
-// the call, and before its first attempt.
+// call is a row of the caller's database. It is written in the transaction that
+// decides on the call, before the first attempt.
 type call struct {
 	Key   string    // samekey.Mint()
-	Body  []byte    // sent as it is, each time
+	Body  []byte    // identical in each attempt
 	Since time.Time // of the first attempt
 }
 
 var (
-	errAgain   = errors.New("nobody knows yet: make the call again later, with the same key")
-	errTooLate = errors.New("the key may be new again: find out what became of the call in another way")
+	errAgain   = errors.New("the outcome is unknown: make the call again later, with the same key")
+	errTooLate = errors.New("the key may be new again: look up the outcome of the call in another way")
 )
 
-// retention is what the service states, and 72 hours if it states nothing.
+// retention is documented by the service; 72 hours is the default.
 const retention = 72 * time.Hour
 
 // make makes the call, with a few attempts. errAgain leaves the row for the next
-// run of this job, an hour or a restart later.
+// run of this job, such as an hour or a restart later.
 func (c call) make(ctx context.Context, client *http.Client, url string) (status int, answer []byte, err error) {
 	if time.Since(c.Since) > retention-time.Hour {
 		return 0, nil, errTooLate
@@ -185,7 +185,7 @@ func (c call) make(ctx context.Context, client *http.Client, url string) (status
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Idempotency-Key", c.Key)
-	resp, err := client.Do(req) // through a keyclient.Transport, which repeats it
+	resp, err := client.Do(req) // through a keyclient.Transport, which retries
 	if err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", errAgain, err)
 	}
@@ -206,7 +206,7 @@ func (c call) make(ctx context.Context, client *http.Client, url string) (status
 }
 
 // A caller whose job outlives the process. A load balancer answers 503 to the
-// first attempt, after the service has committed.
+// first attempt, although the service has committed.
 func Example_caller() {
 	url, done := shop(createAny, httpkey.Options{})
 	defer done()
@@ -228,8 +228,8 @@ func Example_caller() {
 	// true
 }
 
-// shop serves a handler behind the middleware, on a database of its own. Where
-// the query says answer=lost-once, the first answer is.
+// shop serves a handler behind the middleware, with its own database. With
+// answer=lost-once in the query, the first answer is lost.
 func shop(handler http.HandlerFunc, o httpkey.Options) (url string, done func()) {
 	pool, drop := shopDatabase()
 	o.Scope = func(r *http.Request) []string { return []string{tenantOf(r), "orders.create"} }
@@ -250,7 +250,7 @@ func shop(handler http.HandlerFunc, o httpkey.Options) (url string, done func())
 	return server.URL, func() { server.Close(); drop() }
 }
 
-// createAny makes an order whatever the body says.
+// createAny creates an order from any body.
 func createAny(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	var id int64
@@ -264,7 +264,7 @@ func createAny(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "{\"order\":%d}\n", id)
 }
 
-// send posts once and prints what came back.
+// send posts once and prints the answer.
 func send(url, key, body string) {
 	req, err := http.NewRequest("POST", url, strings.NewReader(body))
 	if err != nil {
@@ -295,7 +295,7 @@ func send(url, key, body string) {
 
 type tenantKey struct{}
 
-// authenticated stands for whatever tells whose request it is.
+// authenticated stands for the service's authentication.
 func authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), tenantKey{}, "acme")))

@@ -14,8 +14,8 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 )
 
-// FuzzKeyHeader reads any header twice: what is taken for a key is one by
-// samekey's rules, and means the same bare and quoted.
+// FuzzKeyHeader reads any header twice: what is taken for a key is one by samekey's rules, and means the same bare and
+// quoted.
 func FuzzKeyHeader(f *testing.F) {
 	for _, value := range []string{
 		"", "a", `"a"`, `"a`, `"a\"b"`, `"a\\"`, `"a";v=1`, `"a", "b"`, "a, b", "a;b", "?1", ":YQ==:", "1.5", "@1", `%"a"`, `a"`,
@@ -54,8 +54,7 @@ func FuzzKeyHeader(f *testing.F) {
 	})
 }
 
-// FuzzFingerprint spells each request anew, which changes no fingerprint, and
-// then asks for something else, which does.
+// FuzzFingerprint respells each request, which keeps its fingerprint, and then changes its meaning, which does not.
 func FuzzFingerprint(f *testing.F) {
 	for _, path := range []string{"/", "/a/b", "/a%2Fb", "/%7Ea/", "/é", "//a", "/a;b", "/%25"} {
 		for _, query := range []string{"", "a=1", "a=1&b=2&a=3", "b=%ff&a", "a=1;b", "%zz", "a=+"} {

@@ -9,7 +9,7 @@ import (
 	"github.com/samekey/samekey/internal/keyheader"
 )
 
-// keyOf reads the request's key. present is false if there is none and none is required.
+// keyOf reads the request's key. present is false if the request has no key and needs none.
 func (m *Middleware) keyOf(r *http.Request) (key samekey.Key, present bool, problem *Problem) {
 	value, err := keyheader.Value(r.Header[m.o.Header])
 	switch {

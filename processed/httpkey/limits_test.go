@@ -281,7 +281,7 @@ func TestStreamingIsRefused(t *testing.T) {
 			t.Error(err)
 		}
 		if _, ok := w.(http.Flusher); ok {
-			t.Error("the answer says that it can be flushed")
+			t.Error("the answer offers to flush")
 		}
 		control := http.NewResponseController(w)
 		if err := control.Flush(); !errors.Is(err, http.ErrNotSupported) {

@@ -37,7 +37,7 @@ type Options struct {
 
 	// Authorize is asked before a stored answer is sent again, because the principal may have lost a right since. False
 	// is a 403, and the record stays. It is not asked before a first attempt, which the handler authorizes itself. The
-	// request's Body is already read. Nil: whoever has the scope and the key gets the answer.
+	// request's Body is already read. Nil: the scope and the key are enough to get the answer.
 	Authorize func(r *http.Request) bool
 
 	// Fingerprint replaces the function [Fingerprint], for requests with parts that change from attempt to attempt:
@@ -52,7 +52,7 @@ type Options struct {
 	// if not all of them do). GET, HEAD, OPTIONS, TRACE and CONNECT are refused.
 	Methods []string
 
-	// Optional lets requests without a key through. Each runs under a new key that nobody knows, so a repetition is
+	// Optional lets requests without a key through. Each runs under a new, unknown key, so a repetition is
 	// done again. Otherwise they get a 400. An invalid key is a 400 in both cases.
 	Optional bool
 

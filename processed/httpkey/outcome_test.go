@@ -20,8 +20,7 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// verdicts answers with the status in the path, after the effect and after what
-// the header X-Verdict asks for.
+// verdicts answers with the status in the path, after the effect and after what the header X-Verdict asks for.
 func verdicts(t *testing.T) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := effect(r, r.URL.Path); err != nil {
@@ -233,7 +232,7 @@ func TestTransactionsThatCollideAreRunAgainWithTheWholeBody(t *testing.T) {
 		t.Errorf("%d of 8 saw a state of their own, %v", distinct, err)
 	}
 	if b.ran.Load() == 8 {
-		t.Log("nobody collided")
+		t.Log("no request collided")
 	}
 }
 

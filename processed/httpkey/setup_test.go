@@ -28,8 +28,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// bundle is a service on a database of its own, behind a real socket. Its table
-// has one row for each effect.
+// bundle is a service on a database of its own, behind a real socket. Its table has one row for each effect.
 type bundle struct {
 	t     *testing.T
 	db    *samekeytest.DB
@@ -45,7 +44,7 @@ func setup(t *testing.T, o httpkey.Options, handler http.HandlerFunc) *bundle {
 	return setupOn(t, o, nil, handler, nil)
 }
 
-// setupOn is setup with another pool, and with something further out.
+// setupOn is setup with another pool and an outer handler.
 func setupOn(t *testing.T, o httpkey.Options, pool *pgxpool.Pool, handler http.HandlerFunc, outer func(http.Handler) http.Handler) *bundle {
 	t.Helper()
 	b := &bundle{t: t, db: samekeytest.NewDB(t), log: &logbook{}}
@@ -199,8 +198,7 @@ func (b *bundle) sameAs(first, again reply) {
 	}
 }
 
-// holds checks how many effects and records there are, and how often the handler
-// ran.
+// holds checks how many effects and records there are, and how often the handler ran.
 func (b *bundle) holds(effects, records, ran int) {
 	b.t.Helper()
 	var have [3]int
@@ -220,7 +218,7 @@ func (b *bundle) untilWaiting(n int) {
 	b.until(fmt.Sprint(n, " transactions wait for a lock"), func() bool { return dbtest.LockWaits(b.t, b.db) >= n })
 }
 
-// barred keeps everybody from writing effects until it is called.
+// barred locks the table of effects until open is called.
 func (b *bundle) barred() (open func()) {
 	b.t.Helper()
 	tx, err := b.db.Begin(b.t.Context())

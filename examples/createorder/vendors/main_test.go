@@ -68,7 +68,7 @@ func (p *process) end(signal syscall.Signal) int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// call returns status 0 where there was no answer.
+// call returns status 0 if there was no answer.
 func (p *process) call(method, path, key, body string) (int, string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -103,7 +103,7 @@ func (p *process) want(status int, method, path, key, body string) string {
 	return answer
 }
 
-func TestPaymentVendorChargesOnceAlsoAfterItWasKilled(t *testing.T) {
+func TestKilledVendorChargesOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "payment.ledger")
 	p := start(t, "-ledger", path)
 	first := p.want(201, "POST", "/v1/charges", "k1", `{"order_id":"o1","amount":5}`)
@@ -111,7 +111,7 @@ func TestPaymentVendorChargesOnceAlsoAfterItWasKilled(t *testing.T) {
 	p.want(402, "POST", "/v1/charges", "k3", `{"order_id":"o3","card":"tok_1","declined":true}`)
 	p.want(400, "POST", "/v1/charges", "", `{"order_id":"o4"}`)
 
-	// Killed after it acted, with the answer still in its hands.
+	// Killed after it acted and before it answered.
 	p.want(200, "POST", "/_control/hold?answers=true", "", "")
 	answer := make(chan int, 1)
 	go func() {
@@ -169,7 +169,7 @@ func TestFreshKeysPerAttemptShowAsDoubles(t *testing.T) {
 	}
 }
 
-func TestABodyWithoutAnIdentityIsRefusedAndNotRemembered(t *testing.T) {
+func TestBodyWithoutIdentityIsForgotten(t *testing.T) {
 	p := start(t, "-identity", "ref")
 	if body := p.want(400, "POST", "/v1/charges", "k", `{"order_id":"o1"}`); !strings.Contains(body, "missing_ref") {
 		t.Errorf("answer: %s", body)
@@ -177,7 +177,7 @@ func TestABodyWithoutAnIdentityIsRefusedAndNotRemembered(t *testing.T) {
 	p.want(201, "POST", "/v1/charges", "k", `{"ref":7}`)
 }
 
-func TestASigtermEndsParkedCalls(t *testing.T) {
+func TestSigtermEndsHeldCalls(t *testing.T) {
 	p := start(t, "-faults", "hang")
 	answer := make(chan int, 1)
 	go func() {
@@ -193,7 +193,7 @@ func TestASigtermEndsParkedCalls(t *testing.T) {
 	}
 }
 
-func TestACommandLineThatMakesNoSenseIsRefused(t *testing.T) {
+func TestInvalidCommandLineIsRefused(t *testing.T) {
 	for _, args := range [][]string{{"-kind", "fax"}, {"-faults", "lose"}, {"-no-such-flag"}, {"extra"}, {"-seed", "x"}} {
 		var stderr bytes.Buffer
 		if code := run(t.Context(), args, io.Discard, &stderr); code != 2 || stderr.Len() == 0 {

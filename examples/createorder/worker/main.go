@@ -1,10 +1,9 @@
-// Command worker delivers what the order service wrote: it charges cards and
-// sends receipts, each once, however often it has to try.
+// Command worker delivers the order service's intents: it charges cards and sends receipts, each once, however often it has
+// to try.
 //
 //	DATABASE_URL=postgres://... worker -payments http://... -mail http://...
 //
-// Run as many as you like, and kill any of them whenever you like. Probes, logs
-// and signals are those of the package daemon.
+// You can run any number of workers, and kill any of them at any moment. Package daemon provides probes, logs and signals.
 package main
 
 import (
@@ -28,21 +27,21 @@ func main() {
 	var s settings
 	flag.StringVar(&s.payments, "payments", "", "URL of the payment vendor")
 	flag.StringVar(&s.mail, "mail", "", "URL of the mail vendor")
-	flag.DurationVar(&s.timeout, "timeout", 10*time.Second, "of one call to a vendor")
-	flag.IntVar(&s.concurrency, "concurrency", 32, "calls under way at each vendor at most")
+	flag.DurationVar(&s.timeout, "timeout", 10*time.Second, "timeout of one call to a vendor")
+	flag.IntVar(&s.concurrency, "concurrency", 32, "maximum number of calls in flight at each vendor")
 	flag.Parse()
 	daemon.Main(s.register)
 }
 
-// settings are what differs from one deployment to the next.
+// settings differ between deployments.
 type settings struct {
 	payments, mail string
 	timeout        time.Duration
 	concurrency    int
 }
 
-// register says which intents this worker delivers, where to, and what may be
-// repeated there: both vendors remember a key for a day.
+// register declares which intents this worker delivers, to which vendor, and what may be repeated there. Both vendors
+// remember a key for a day.
 func (s settings) register(d *dispatcher.Dispatcher) error {
 	policy := dispatcher.Policy{
 		Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour,
@@ -56,8 +55,7 @@ func (s settings) register(d *dispatcher.Dispatcher) error {
 	if err != nil {
 		return err
 	}
-	// The payload's bytes are the body. The delivery key is in the header
-	// Idempotency-Key, the same at every attempt.
+	// The payload's bytes are the body. The delivery key is in the header Idempotency-Key, the same at every attempt.
 	charge := httpvendor.Delivery[createorder.Charge](payments, httpvendor.Action{
 		Request: "POST /v1/charges", Policy: policy,
 		Refused: httpvendor.Statuses{{402, 402}}, // a declined card
@@ -86,9 +84,8 @@ func (s settings) vendor(d *dispatcher.Dispatcher, destination, url string) (*ht
 	return client, nil
 }
 
-// finishOrder runs in the transaction that finishes a charge, once: the order's
-// state and the receipt that follows from a payment are committed together with
-// the vendor's answer.
+// finishOrder is the Apply (completion callback) of a charge. It runs once, in the transaction that finishes the intent: the
+// order's state and the intent to send a receipt are committed together with the vendor's answer.
 func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, settled dispatcher.Settled) error {
 	state := createorder.Paid
 	if settled.Status == outbox.StatusRefused {
@@ -103,10 +100,9 @@ func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, settled d
 	return err
 }
 
-// sabotaged is for the demo alone, and does nothing unless CREATEORDER_BREAK is
-// "key". Then each attempt carries a key of its own, as from a client that makes
-// a new one whenever it tries again, and every answer that is lost on its way
-// becomes a second charge. That is what the delivery key is for.
+// sabotaged is for the demo only, and does nothing unless CREATEORDER_BREAK is "key". Then each attempt carries a new key,
+// like a client that makes a new key for each retry, and every lost answer becomes a second charge. The delivery key
+// prevents this.
 func sabotaged[T any](delivery dispatcher.Delivery[T]) dispatcher.Delivery[T] {
 	if os.Getenv("CREATEORDER_BREAK") != "key" {
 		return delivery

@@ -16,7 +16,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// stage is the service, both vendors and a worker, on a database of their own.
+// stage is the service, both vendors and a worker, on their own database.
 type stage struct {
 	t              *testing.T
 	db             *samekeytest.DB
@@ -76,7 +76,7 @@ func (s *stage) order(key, card string) {
 	}
 }
 
-// deliver drains what is due, lets a minute pass and drains what was put off.
+// deliver drains the due intents, lets a minute pass, and drains the postponed ones.
 func (s *stage) deliver() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
@@ -93,7 +93,7 @@ func (s *stage) deliver() {
 	}
 }
 
-// wantStates checks that there are so many orders, all in that state.
+// wantStates checks the number of orders, and that all are in this state.
 func (s *stage) wantStates(state string, orders int) {
 	s.t.Helper()
 	var have, all int
@@ -103,7 +103,7 @@ func (s *stage) wantStates(state string, orders int) {
 	}
 }
 
-func TestAPaidOrderIsChargedOnceAndGetsOneReceiptWhateverTheVendorsDo(t *testing.T) {
+func TestPaidOrderHasOneChargeAndOneReceipt(t *testing.T) {
 	s := setup(t)
 	faults := []samekeytest.Fault{
 		samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.FaultTruncate,
@@ -124,7 +124,7 @@ func TestAPaidOrderIsChargedOnceAndGetsOneReceiptWhateverTheVendorsDo(t *testing
 	}
 }
 
-func TestADeclinedCardMakesThePaymentFailedAndSendsNoReceipt(t *testing.T) {
+func TestDeclinedCardFailsThePayment(t *testing.T) {
 	s := setup(t)
 	s.payments.Next(samekeytest.FaultLoseAnswer)
 	s.order("k1", `{"token":"tok_1","declined":true}`)
@@ -137,7 +137,7 @@ func TestADeclinedCardMakesThePaymentFailedAndSendsNoReceipt(t *testing.T) {
 	}
 }
 
-func TestWithoutAStableKeyALostAnswerIsASecondCharge(t *testing.T) {
+func TestUnstableKeyChargesTwice(t *testing.T) {
 	t.Setenv("CREATEORDER_BREAK", "key")
 	s := setup(t)
 	s.payments.Next(samekeytest.FaultLoseAnswer)

@@ -21,9 +21,10 @@
 // # Returned errors
 //
 //   - An error of processed.Fail is the answer. It is stored.
-//   - After a collision in the database (SQLSTATE class 40) the transaction is rolled back and the handler is called again.
-//   - An *echo.HTTPError, and any error that the HTTPErrorHandler answers with a status below 500, is answered inside the
-//     middleware. The status decides what is stored, as in package httpkey.
+//   - After a collision in the database (SQLSTATE class 40) the transaction is rolled back and the handler is called
+//     again.
+//   - An *echo.HTTPError, and any error that the HTTPErrorHandler answers with a status below 500, is answered inside
+//     the middleware. The status decides what is stored, as in package httpkey.
 //   - Every other error goes to httpkey.Abort: the work is rolled back, nothing is stored, the error is logged, and the
 //     client gets a 500 or 503.
 //   - An error that is returned after the answer was written always goes to httpkey.Abort.

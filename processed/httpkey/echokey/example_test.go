@@ -1,25 +1,33 @@
 package echokey_test
 
 import (
+	"fmt"
+	"log"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/labstack/echo/v4"
 
+	"github.com/samekey/samekey/internal/exampletb"
 	"github.com/samekey/samekey/processed/httpkey"
 	"github.com/samekey/samekey/processed/httpkey/echokey"
 )
 
 func Example() {
-	var pool *pgxpool.Pool // of the database with samekey's schema
-	keyed, err := httpkey.New(pool, httpkey.Options{Scope: func(r *http.Request) []string {
+	db, done := exampletb.DB("create table orders (id bigint generated always as identity, item text)")
+	defer done()
+	keyed, err := httpkey.New(db.Pool, httpkey.Options{Scope: func(r *http.Request) []string {
 		tenant, _ := echokey.Context(r).Get("tenant").(string)
 		return []string{tenant, "orders.create"}
 	}})
 	if err != nil {
-		return
+		log.Fatal(err)
 	}
 	e := echo.New()
+	e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) error { c.Set("tenant", "acme"); return next(c) } // who is logged in
+	})
 	e.POST("/orders", func(c echo.Context) error {
 		ctx := c.Request().Context()
 		var id int64
@@ -29,4 +37,11 @@ func Example() {
 		}
 		return c.JSON(http.StatusCreated, map[string]int64{"id": id})
 	}, echokey.Middleware(keyed))
+
+	request := httptest.NewRequest(http.MethodPost, "/orders", nil)
+	request.Header.Set("Idempotency-Key", "order-1")
+	w := httptest.NewRecorder()
+	e.ServeHTTP(w, request)
+	fmt.Println(w.Code, strings.TrimSpace(w.Body.String()))
+	// Output: 201 {"id":1}
 }

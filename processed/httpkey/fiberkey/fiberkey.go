@@ -20,7 +20,8 @@
 // # Returned errors
 //
 //   - An error of processed.Fail is the answer. It is stored.
-//   - After a collision in the database (SQLSTATE class 40) the transaction is rolled back and the handler is called again.
+//   - After a collision in the database (SQLSTATE class 40) the transaction is rolled back and the handler is called
+//     again.
 //   - A *fiber.Error, and any error that the app's ErrorHandler answers with a status below 500, is answered inside the
 //     middleware. The status decides what is stored, as in package httpkey.
 //   - Every other error goes to httpkey.Abort: the work is rolled back, nothing is stored, the error is logged, and the
@@ -30,8 +31,8 @@
 //
 // # Limits
 //
-//   - Fiber's adaptor.HTTPMiddleware cannot work with httpkey, because it runs the handler after the middleware. httpkey
-//     refuses it with a 500.
+//   - Fiber's adaptor.HTTPMiddleware cannot work with httpkey, because it runs the handler after the middleware.
+//     httpkey refuses it with a 500.
 //   - [Handler] wraps a handler; it is not a middleware, because c.Next runs the following handlers only once.
 //   - A panic in the handler ends the process unless Fiber's recover middleware is in front, as everywhere in Fiber.
 //   - Fiber does not notice when a client disconnects, and limits the request's body by its own BodyLimit.
@@ -58,8 +59,8 @@ import (
 // describes. Put it last on the route, behind authentication.
 //
 // h may be called several times for one request, each time in a new transaction after the previous one was rolled back.
-// Each call starts with the response as it was before the first one; c.Locals remain. Requests whose method takes no key
-// (httpkey.Options.Methods) reach h unchanged.
+// Each call starts with the response as it was before the first one; c.Locals remain. Requests whose method takes no
+// key (httpkey.Options.Methods) reach h unchanged.
 func Handler(keyed *httpkey.Middleware, h fiber.Handler) fiber.Handler {
 	return func(c fiber.Ctx) (failed error) {
 		r, err := request(c)
@@ -136,8 +137,8 @@ func request(c fiber.Ctx) (*http.Request, error) {
 
 type contextKey struct{}
 
-// Context returns Fiber's context of a request. Use it in httpkey.Options, such as Scope and Authorize. It is nil if the
-// request did not come through Handler.
+// Context returns Fiber's context of a request. Use it in httpkey.Options, such as Scope and Authorize. It is nil if
+// the request did not come through Handler.
 func Context(r *http.Request) fiber.Ctx {
 	c, _ := r.Context().Value(contextKey{}).(fiber.Ctx)
 	return c

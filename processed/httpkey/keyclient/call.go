@@ -112,8 +112,8 @@ func (c *call) next(ctx context.Context) (*http.Request, error) {
 		}
 	}
 	if bodyless(out.Body) {
-		// Without GetBody net/http cannot resend a body. Without a body it resends a request that has these headers, spelled
-		// this way.
+		// Without GetBody net/http cannot resend a body. Without a body it resends a request that has these headers,
+		// spelled this way.
 		for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 			if values, ok := out.Header[name]; ok {
 				delete(out.Header, name)

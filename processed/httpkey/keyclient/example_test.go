@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/processed/httpkey/keyclient"
 )
 
-// shop makes an order for each key, and loses its first answer.
+// shop creates an order for each key, and loses its first answer.
 func shop() *httptest.Server {
 	var mu sync.Mutex
 	orders := map[string]int{}
@@ -37,7 +37,7 @@ func shop() *httptest.Server {
 	}))
 }
 
-// The first answer is lost, the second is that of the same order.
+// The first answer is lost. The second one is for the same order.
 func ExampleTransport() {
 	server := shop()
 	defer server.Close()
@@ -62,13 +62,13 @@ func ExampleTransport() {
 	// order 2 replayed: false
 }
 
-// The key is stored beside the operation before the first call, so that a
-// process which was killed and started again repeats the call, not the order.
+// The key is stored with the operation before the first call, so a killed and
+// restarted process repeats the call, and not the order.
 func ExampleTransport_ownKey() {
 	server := shop()
 	defer server.Close()
 
-	stored := samekey.Mint() // in the row of the job, in the transaction that makes it
+	stored := samekey.Mint() // in the job's row, in the transaction that inserts it
 
 	place := func() (string, error) {
 		req, err := http.NewRequest("POST", server.URL+"/orders", strings.NewReader(`{"amount":100}`))
@@ -95,11 +95,10 @@ func ExampleTransport_ownKey() {
 	// order 1 <nil>
 }
 
-// A call that ends without an answer may have been done: its key is kept for the
-// next one.
+// A call without an answer may have been done: its key is kept for the next call.
 func ExampleError() {
 	server := httptest.NewServer(nil)
-	server.Close() // nobody is there
+	server.Close() // no server is listening
 
 	client := &http.Client{Transport: &keyclient.Transport{Attempts: 2, Backoff: time.Millisecond}}
 	_, err := client.Post(server.URL, "application/json", strings.NewReader(`{"amount":100}`))

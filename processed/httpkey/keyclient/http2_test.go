@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// refusingHTTP2 speaks HTTP/2 by hand: it refuses the first streams with
-// REFUSED_STREAM, as a server does that is going away or full, and answers the
-// others with 200.
+// refusingHTTP2 speaks HTTP/2 by hand: it refuses the first streams with REFUSED_STREAM, as a server does that is going
+// away or full, and answers the others with 200.
 func refusingHTTP2(t *testing.T, refuse int64) (url string, streams *atomic.Int64) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -21,8 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// newTransport has a transport of its own beneath, and waits a millisecond at
-// most after an attempt.
+// newTransport has a transport of its own beneath, and waits a millisecond at most after an attempt.
 func newTransport(t *testing.T) *Transport {
 	t.Helper()
 	base := &http.Transport{}
@@ -85,9 +84,8 @@ type seen struct {
 	connection              int64
 }
 
-// rawServer speaks HTTP by hand, so that each request on the wire is counted,
-// also those that get no answer. serve answers the nth request (from 1), and says
-// whether the connection stays.
+// rawServer speaks HTTP by hand, so that each request on the wire is counted, also those that get no answer. serve
+// answers the nth request (from 1), and says whether the connection stays.
 type rawServer struct {
 	url         string
 	connections atomic.Int64

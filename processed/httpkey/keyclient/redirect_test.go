@@ -118,8 +118,8 @@ func TestSeeOtherOnTheSameHostPasses(t *testing.T) {
 	}
 }
 
-// Whoever stands between may have put another request into the answer: then
-// nobody can tell the key, and a new one would be a second operation.
+// A transport in between may have put another request into the answer. Then the key is unknown, and a new one would be
+// a second operation.
 func TestARedirectThatHidesItsRequestIsRefused(t *testing.T) {
 	server := startRaw(t, func(_ int, c net.Conn) bool { answer(c, 307, "Location: /second"); return true })
 	transport := newTransport(t)

@@ -46,7 +46,7 @@ type Transport struct {
 	Quoted bool
 
 	// Attempts is how often a request is sent at most, without the attempts that were told to wait (InFlight). Default:
-	// 5. 1 sends it once.
+	//  5. 1 sends it once.
 	Attempts int
 
 	// Backoff is the longest wait after the first attempt. It doubles with each attempt, up to MaxBackoff, and the wait

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// waited runs a POST in a bubble and returns the time between its attempts: the
-// nth answer is that of the given number, or none where it is nil.
+// waited runs a POST in a bubble and returns the time between its attempts: the nth answer is that of the given number,
+// or none where it is nil.
 func waited(t *testing.T, transport Transport, answers ...func() *http.Response) (waits []time.Duration, resp *http.Response, err error) {
 	t.Helper()
 	var last time.Time

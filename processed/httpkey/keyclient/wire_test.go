@@ -93,8 +93,7 @@ func TestQuotedMintsAStructuredFieldsString(t *testing.T) {
 	}
 }
 
-// Case 19: net/http by itself sends a request with an Idempotency-Key again
-// where a kept connection dies under it.
+// Case 19: net/http by itself sends a request with an Idempotency-Key again where a kept connection dies under it.
 func TestEachAttemptIsOneRequestOnTheWire(t *testing.T) {
 	for _, body := range []string{order, ""} {
 		for _, header := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
@@ -354,8 +353,7 @@ func TestConcurrentRequestsHaveKeysOfTheirOwn(t *testing.T) {
 	}
 }
 
-// The answer is longer than what is read for the connection's sake, or never
-// ends: neither holds the request up.
+// The answer is longer than what is read for the connection's sake, or never ends: neither holds the request up.
 func TestDiscardedAnswerIsReadWithinBounds(t *testing.T) {
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
 		"infinite": func(w http.ResponseWriter, r *http.Request) {

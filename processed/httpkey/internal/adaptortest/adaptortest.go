@@ -1,5 +1,5 @@
-// Package adaptortest is the conformance suite of the framework adaptors: ginkey, echokey and fiberkey each serve the same
-// shop with their framework, and the suite sends it the same requests.
+// Package adaptortest is the conformance suite of the framework adaptors: ginkey, echokey and fiberkey each serve the
+// same shop with their framework, and the suite sends it the same requests.
 package adaptortest
 
 import (
@@ -13,12 +13,12 @@ import (
 
 // Adaptor is what the suite needs to know of one framework.
 type Adaptor struct {
-	// Scope is httpkey.Options.Scope. It reads the tenant that an outer middleware stored in the framework's context from
-	// the header X-Tenant.
+	// Scope is httpkey.Options.Scope. It reads the tenant that an outer middleware stored in the framework's context
+	// from the header X-Tenant.
 	Scope func(r *http.Request) []string
 
-	// Serve starts a server on a free port and returns its URL. The test's cleanup stops it. An outer middleware stores the
-	// tenant and sets the header X-Outer to 1. The routes are:
+	// Serve starts a server on a free port and returns its URL. The test's cleanup stops it. An outer middleware stores
+	// the tenant and sets the header X-Outer to 1. The routes are:
 	//
 	//	POST /v1/orders/:item  behind keyed, see Shop.Order. It adds the header X-Run: 1 and sets Location to /half first.
 	//	                       A created order is a 201 with Location /v1/orders/ID and {"id":ID}, SoldOut is a 409, and the

@@ -68,14 +68,15 @@ func (s *Shop) Order(ctx context.Context, item string) (id int64, err error) {
 	return id, err
 }
 
-// IsConflict reports whether the shop's error handling answers err with a 409. It also takes any database error for one,
-// as some services do: the adaptor has to see a collision first.
+// IsConflict reports whether the shop's error handling answers err with a 409. It also takes any database error for
+// one, as some services do: the adaptor has to see a collision first.
 func IsConflict(err error) bool {
 	var ofDatabase interface{ SQLState() string }
 	return errors.Is(err, ErrSoldOut) || errors.As(err, &ofDatabase)
 }
 
-// IsKeyed reports whether r is the request that the middleware passes to the handler. An outer middleware must not see it.
+// IsKeyed reports whether r is the request that the middleware passes to the handler. An outer middleware must not see
+// it.
 func IsKeyed(r *http.Request) (keyed bool) {
 	defer func() { keyed = recover() == nil }()
 	httpkey.Key(r.Context())
