@@ -20,8 +20,8 @@ type visit struct {
 	broken   bool          // put off because the endpoint's breaker is open
 }
 
-// admit lets claims go on to their calls, or puts them off because their endpoint is busy or its breaker is open. The others
-// get the URL and the secrets of their endpoint, if it is a stored one.
+// admit lets claims go on to their calls, or puts them off because their endpoint is busy or its breaker is open. The
+// others get the URL and the secrets of their endpoint, if it is a stored one.
 func (d *destination) admit(ctx context.Context, b batch) (on, off []*claim) {
 	for _, c := range b.claims {
 		c.resting, c.calls = b.action.beforeCall(&c.OutboxQueueClaimRow)
@@ -106,8 +106,8 @@ func (d *destination) giveBack(ctx context.Context, claims []*claim) {
 	d.slots.release(len(claims))
 }
 
-// writePutOff undoes claims in one statement for each id under which they were claimed. That is one id, unless a stranger took
-// it. unsent says that the claims were to be sent, and nothing was. It returns the last error.
+// writePutOff undoes claims in one statement for each id under which they were claimed. That is one id, unless a
+// stranger took it. unsent says that the claims were to be sent, and nothing was. It returns the last error.
 func writePutOff(ctx context.Context, q *db.Queries, claims []*claim, unsent bool) (err error) {
 	byWorker := map[int32]*db.OutboxQueuePostponeParams{}
 	for _, c := range claims {

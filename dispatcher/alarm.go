@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker reports that it is stuck. A claim may take claimTimeout, and is made again once.
+// alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker reports that it
+// is stuck. A claim may take claimTimeout, and is made again once.
 const alarmAfter = 25 * time.Second
 
 // tries is what the watch knows about the claims of an action. All times are monotonic.
@@ -35,8 +36,8 @@ func (d *destination) tried(index int) (ended func(error)) {
 	}
 }
 
-// watch checks after each sweep that the destination claims what is due. It is the last line of defence: whatever keeps claims
-// from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
+// watch checks after each sweep that the destination claims what is due. It is the last line of defence: whatever keeps
+// claims from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
 func (d *destination) watch(now time.Time, due map[string]bool) {
 	open := d.mayClaim() && d.heldUp(now) == 0 || d.worker.settler.isHeldUp()
 	stuck, busy, claiming := "", d.slots.allTaken(), false

@@ -13,8 +13,9 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// applier runs the Applies of a node. Each takes a connection from the pool for as long as its transaction lasts, and what it
-// waits for is the application's: so its slots are few, and one action's blocked Applies must not cost others theirs.
+// applier runs the Applies of a node. Each takes a connection from the pool for as long as its transaction lasts, and
+// what it waits for is the application's: so its slots are few, and one action's blocked Applies must not cost others
+// theirs.
 //
 //	a call ends, its Apply has a slot             it runs at once, under the lease of the call's claim
 //	it has none                                   up to applyWaiting of an action wait in memory, for applyPatience at most;
@@ -32,7 +33,8 @@ import (
 //	runtime.Goexit, or a panic                    the slot is given back, and the Apply has failed
 //	the worker stops                              nothing is claimed; what waits runs until the calls' time is over
 //
-// Applies hold no call slot and take no permit of a rate, and an open breaker does not hold them up: no vendor is called.
+// Applies hold no call slot and take no permit of a rate, and an open breaker does not hold them up: no vendor is
+// called.
 type applier struct {
 	worker *worker
 	auto   bool // it claims by itself; a Drain does it in its rounds
@@ -210,7 +212,8 @@ func (ap *applier) mayRun(of *applies) (n int) {
 	return n
 }
 
-// promise keeps a place for an answer that is about to be written. Where it has none, the answer is written without a lease.
+// promise keeps a place for an answer that is about to be written. Where it has none, the answer is written without a
+// lease.
 func (ap *applier) promise(a *action) bool {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
@@ -282,8 +285,8 @@ func (ap *applier) ended(of *applies, run *applying) {
 	ap.poke()
 }
 
-// startWaiting starts what waits in memory, as far as there are slots: where claims are made, not before a claim for an action
-// whose turn comes earlier.
+// startWaiting starts what waits in memory, as far as there are slots: where claims are made, not before a claim for an
+// action whose turn comes earlier.
 func (ap *applier) startWaiting(claims bool) {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
@@ -342,8 +345,8 @@ func (ap *applier) giveBack(ctx context.Context) {
 	}
 }
 
-// giveWay cancels the Apply that has run for longest where no slot is left and an action has none. Each may run for 1 s, and
-// twice as long with each try, up to 8 s, so that one that needs some seconds gets them.
+// giveWay cancels the Apply that has run for longest where no slot is left and an action has none. Each may run for 1
+// s, and twice as long with each try, up to 8 s, so that one that needs some seconds gets them.
 func (ap *applier) giveWay() {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
@@ -366,8 +369,8 @@ func (ap *applier) giveWay() {
 	}
 }
 
-// claimAll claims answered intents for the free slots of each action that has some due. held is set where an action has some
-// and no slot.
+// claimAll claims answered intents for the free slots of each action that has some due. held is set where an action has
+// some and no slot.
 func (ap *applier) claimAll(ctx context.Context) (claimed int, held bool, err error) {
 	ap.claiming.Lock()
 	defer ap.claiming.Unlock()

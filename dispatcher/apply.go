@@ -18,7 +18,8 @@ import (
 	"github.com/samekey/samekey/internal/wake"
 )
 
-// apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's outcome.
+// apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's
+// outcome.
 func (ap *applier) apply(ctx context.Context, c *claim) (outcome string, err error) {
 	if err := ap.loadForApply(ctx, c); err != nil {
 		return "", err
@@ -45,8 +46,8 @@ func (ap *applier) loadForApply(ctx context.Context, c *claim) error {
 	return nil
 }
 
-// renewForApply renews the lease of a call's claim if less of it is left than the Apply may take. If that fails, the fence
-// decides.
+// renewForApply renews the lease of a call's claim if less of it is left than the Apply may take. If that fails, the
+// fence decides.
 func (ap *applier) renewForApply(ctx context.Context, c *claim) {
 	p := c.action.policy
 	if time.Until(c.asked.Add(p.Lease)) > p.Timeout+minSettle {
@@ -77,12 +78,13 @@ func (ap *applier) applied(of *applies, c *claim, spent int, outcome string, err
 	}
 }
 
-// applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which the
-// application's own transactions take them, which write their rows first and their intents last: the rows of Apply, then the
-// ordering key, then the queue's row, whose fence decides whether any of it is committed.
+// applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which
+// the application's own transactions take them, which write their rows first and their intents last: the rows of Apply,
+// then the ordering key, then the queue's row, whose fence decides whether any of it is committed.
 //
-// An Apply can end the transaction by a statement of its own. applyTx refuses the statements that it sees. The others ("insert ..;
-// commit" in one text, or by tx.Conn) are found by the finishing statement, which compares the transaction's id:
+// An Apply can end the transaction by a statement of its own. applyTx refuses the statements that it sees. The others
+// ("insert ..; commit" in one text, or by tx.Conn) are found by the finishing statement, which compares the
+// transaction's id:
 //
 //	rollback; or rollback, begin     the rows are gone: nothing is finished, and Apply is tried again
 //	commit; or commit, begin         the rows are there: another try would write them twice, so the intent is finished now, in
@@ -195,8 +197,8 @@ func (ap *applier) callApply(ctx context.Context, tx *applyTx, c *claim, answer 
 	return err
 }
 
-// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request from it, writes
-// at once, and notes whom to wake after the commit. It is not the Apply's to end.
+// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request from it,
+// writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
 type applyTx struct {
 	pgx.Tx
 	key     samekey.Key

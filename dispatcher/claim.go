@@ -62,15 +62,16 @@ const (
 	fullScan = time.Second
 )
 
-// mark is an action's low-water mark of due_at. Entries of the index before it are dead (a long snapshot keeps them), so claims
-// start from it. A row below it, from a late commit, is found by a full scan about once a second.
+// mark is an action's low-water mark of due_at. Entries of the index before it are dead (a long snapshot keeps them),
+// so claims start from it. A row below it, from a late commit, is found by a full scan about once a second.
 type mark struct {
 	dueAt time.Time
 	full  time.Time // when the last full scan began
 }
 
-// claim takes due intents of one action under leases: as many as there are reserved slots, and as the limits allow. The rows
-// are read to their end, which is after the claim's commit, before any of them is started: a fast settle must find its row.
+// claim takes due intents of one action under leases: as many as there are reserved slots, and as the limits allow. The
+// rows are read to their end, which is after the claim's commit, before any of them is started: a fast settle must find
+// its row.
 func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, next next, err error) {
 	a, m := d.actions[index], &d.marks[index]
 	from, began := m.dueAt, time.Now()
@@ -124,8 +125,8 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 	return b, next, nil
 }
 
-// permits returns how many intents the breaker and the rate let a claim take, up to want. If it is none, due reports whether
-// something may be due all the same. The epoch is the breaker's.
+// permits returns how many intents the breaker and the rate let a claim take, up to want. If it is none, due reports
+// whether something may be due all the same. The epoch is the breaker's.
 func (d *destination) permits(ctx context.Context, a *action, from time.Time, want int) (may, epoch int, due bool, err error) {
 	may, epoch = want, -1
 	if a.endpoint == nil {
@@ -142,8 +143,8 @@ func (d *destination) permits(ctx context.Context, a *action, from time.Time, wa
 	return may, epoch, due, err
 }
 
-// takeRate gets up to want permits of the destination's rate, for intents of the action that are due from a mark on. No permit
-// and nothing due: the destination is idle.
+// takeRate gets up to want permits of the destination's rate, for intents of the action that are due from a mark on. No
+// permit and nothing due: the destination is idle.
 func (d *destination) takeRate(ctx context.Context, a *action, from time.Time, want int) (may int, due bool, err error) {
 	now := time.Now()
 	if have := d.rate.Use(now, want); have > 0 {

@@ -43,8 +43,8 @@ func (d *destination) finish(c *claim, s settlement) {
 	d.end(s.status, d.worker.settler.settle(c, s))
 }
 
-// finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes on with the
-// same claim; else the intent is claimed again when there is a slot.
+// finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes
+// on with the same claim; else the intent is claimed again when there is a slot.
 func (d *destination) finishAnswered(c *claim, s settlement) {
 	s.keep = d.worker.applier.promise(c.action)
 	settled := d.worker.settler.settle(c, s)

@@ -10,8 +10,9 @@ import (
 	"github.com/samekey/samekey/internal/limit"
 )
 
-// destination is a vendor account at work in this process. It owns its calls: a drain claims for it and may end while they go
-// on, so one slow call never holds up the destination. shift.go describes what wakes its drain and keeps it alive.
+// destination is a vendor account at work in this process. It owns its calls: a drain claims for it and may end while
+// they go on, so one slow call never holds up the destination. shift.go describes what wakes its drain and keeps it
+// alive.
 type destination struct {
 	worker  *worker
 	name    string
@@ -95,8 +96,8 @@ func (ds *destinations) pokeAll() {
 	}
 }
 
-// poke says that something of the action may be due. It is the only signal to a drain: NOTIFY, sweep, settle, Apply, breakers
-// and endpoints call it.
+// poke says that something of the action may be due. It is the only signal to a drain: NOTIFY, sweep, settle, Apply,
+// breakers and endpoints call it.
 func (d *destination) poke(action string) {
 	d.markDue(action)
 	select {
@@ -125,8 +126,8 @@ func (d *destination) isDue() bool {
 	return len(d.due) > 0
 }
 
-// take removes and returns the actions in which something may be due, beginning with the one whose turn it is. Paused actions
-// are left out: the sweep pokes again when they are resumed.
+// take removes and returns the actions in which something may be due, beginning with the one whose turn it is. Paused
+// actions are left out: the sweep pokes again when they are resumed.
 func (d *destination) take() (indexes []int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +144,8 @@ func (d *destination) take() (indexes []int) {
 	return indexes
 }
 
-// setPaused takes what a sweep saw: actions, "" for all. A claim looks for itself; this saves claims that would find nothing.
+// setPaused takes what a sweep saw: actions, "" for all. A claim looks for itself; this saves claims that would find
+// nothing.
 func (d *destination) setPaused(paused map[string]bool) {
 	d.mu.Lock()
 	changed := !maps.Equal(d.paused, paused)
@@ -169,8 +171,8 @@ func (d *destination) isPaused(action string) bool {
 	return d.paused[action] || d.paused[""]
 }
 
-// mayClaim reports whether this worker claims for the destination: not if all of it is paused, not without the worker's lock,
-// and not with outcomes that the database has not taken yet.
+// mayClaim reports whether this worker claims for the destination: not if all of it is paused, not without the worker's
+// lock, and not with outcomes that the database has not taken yet.
 func (d *destination) mayClaim() bool {
 	return !d.isPaused("") && d.worker.session.holds() && !d.worker.settler.isBehind() && !d.worker.settler.isHeldUp()
 }
@@ -193,9 +195,9 @@ func (d *destination) busyUntil(until time.Time) {
 	}
 }
 
-// slots bound what a destination has under way. A slot is held until its call has ended, not until the outcome is written: else
-// a slow settle would cost calls. So claims that wait for their settle are bounded too, or a database that takes outcomes
-// slowly would fill the memory.
+// slots bound what a destination has under way. A slot is held until its call has ended, not until the outcome is
+// written: else a slow settle would cost calls. So claims that wait for their settle are bounded too, or a database
+// that takes outcomes slowly would fill the memory.
 type slots struct {
 	calls chan struct{} // one for each call under way
 	open  chan struct{} // one for each claim that is not settled
@@ -208,8 +210,8 @@ func newSlots(calls int) slots {
 	return slots{calls: make(chan struct{}, calls), open: make(chan struct{}, 2*calls+openClaims)}
 }
 
-// wait waits until a slot is free, which it stays until the drain takes it: only the drain takes slots. False means that ctx or
-// the time ended first.
+// wait waits until a slot is free, which it stays until the drain takes it: only the drain takes slots. False means
+// that ctx or the time ended first.
 func (s slots) wait(ctx context.Context, end <-chan time.Time) bool {
 	for _, free := range []chan struct{}{s.calls, s.open} {
 		select {

@@ -1,7 +1,7 @@
 package dispatcher
 
-// The path of an intent, in the order in which it happens. Each step is one file with one entry. A step calls the next one, and
-// never an earlier one, except by a poke.
+// The path of an intent, in the order in which it happens. Each step is one file with one entry. A step calls the next
+// one, and never an earlier one, except by a poke.
 //
 //	 1  notify    session.go      listen       hears a NOTIFY, on the connection that holds the worker's lock
 //	              sweep.go        sweep        finds what is due, what nobody holds, and whose worker died
@@ -22,9 +22,10 @@ package dispatcher
 //	13  apply     applier.go      answered     finds a connection for the application's Apply
 //	              apply.go        apply        runs it in the transaction that finishes the intent
 //
-// Beside the path: worker.go holds the parts together, run.go starts and stops them, river.go is the only file that imports River,
-// upkeep.go has the periodic tasks, report.go counts and logs, alarm.go finds destinations that claim nothing, health.go is
-// for readiness probes, pool.go makes the worker's connections, repeats.go keeps a log short, and cause.go words its errors.
+// Beside the path: worker.go holds the parts together, run.go starts and stops them, river.go is the only file that
+// imports River, upkeep.go has the periodic tasks, report.go counts and logs, alarm.go finds destinations that claim
+// nothing, health.go is for readiness probes, pool.go makes the worker's connections, repeats.go keeps a log short, and
+// cause.go words its errors.
 //
 // What an intent's status may become is in internal/intent. The arithmetic of rates, breakers and endpoints is in
 // internal/limit.

@@ -9,8 +9,8 @@ import (
 // claimRetry is the first wait after a claim that failed; it doubles up to claimMaxWait.
 const claimRetry, claimMaxWait = 50 * time.Millisecond, time.Second
 
-// drain is the body of a shift: it waits for pokes, claims, and starts calls, until the shift is over or ctx ends. Calls under
-// way then stay with the destination.
+// drain is the body of a shift: it waits for pokes, claims, and starts calls, until the shift is over or ctx ends.
+// Calls under way then stay with the destination.
 func (d *destination) drain(ctx context.Context, shift time.Duration) {
 	end := time.NewTimer(shift)
 	defer end.Stop()
@@ -57,8 +57,8 @@ func (d *destination) drain(ctx context.Context, shift time.Duration) {
 	}
 }
 
-// claimAll claims once from each action that may have something due, as far as slots are free, and starts the calls. Intents
-// that were put off count as claimed.
+// claimAll claims once from each action that may have something due, as far as slots are free, and starts the calls.
+// Intents that were put off count as claimed.
 func (d *destination) claimAll(ctx context.Context) (claimed int, err error) {
 	indexes := d.take()
 	for i, index := range indexes {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Ready reports whether this dispatcher takes work: nil, or an error that says why it does not, such as that something has
-// been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running dispatcher
-// learns at each sweep. For a readiness probe.
+// Ready reports whether this dispatcher takes work: nil, or an error that says why it does not, such as that something
+// has been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running
+// dispatcher learns at each sweep. For a readiness probe.
 func (d *Dispatcher) Ready() error {
 	n := d.worker.Load()
 	if n == nil {

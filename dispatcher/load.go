@@ -11,8 +11,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// If the payloads do not fit into the answer of a claim, they are loaded after its commit. A load locks nothing, so a slow
-// connection holds up its own worker alone.
+// If the payloads do not fit into the answer of a claim, they are loaded after its commit. A load locks nothing, so a
+// slow connection holds up its own worker alone.
 //
 //	the load fails, or takes too long         the batch is given back at once, unsent; nothing is spent
 //	the worker is stopped while it loads      the load is cut off, and the batch is given back, due at once
@@ -23,7 +23,8 @@ import (
 //	the intent is pruned meanwhile            impossible: an intent in the queue is never pruned
 
 const (
-	// inlineBytes fit into the answer of a claim: what Postgres and a socket buffer, so that the commit waits for nobody.
+	// inlineBytes fit into the answer of a claim: what Postgres and a socket buffer, so that the commit waits for
+	// nobody.
 	inlineBytes = 32 << 10
 	// A claim takes what the connection is expected to carry in loadTarget, between these.
 	minClaimBytes, firstClaimBytes, maxClaimBytes = 64 << 10, 256 << 10, 4 << 20

@@ -49,8 +49,9 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 	}
 }
 
-// healthOf is what the outcome of a call says about the vendor, whatever it means for the intent. A function that panicked
-// or returned a wrong outcome says nothing, nor does a payload that did not decode, or a call that a stop cut off.
+// healthOf is what the outcome of a call says about the vendor, whatever it means for the intent. A function that
+// panicked or returned a wrong outcome says nothing, nor does a payload that did not decode, or a call that a stop cut
+// off.
 func healthOf(o Outcome, lookup bool) limit.Health {
 	var panicked *panicError
 	switch {

@@ -13,9 +13,9 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// orderSettler settles ordered intents, and promotes the next of each ordering key in the same transaction, under the key's lock.
-// Writers hold that lock until they commit, so a settle never waits for it: a key that is locked is tried again, with the leases
-// renewed, while the others go on.
+// orderSettler settles ordered intents, and promotes the next of each ordering key in the same transaction, under the
+// key's lock. Writers hold that lock until they commit, so a settle never waits for it: a key that is locked is tried
+// again, with the leases renewed, while the others go on.
 type orderSettler struct {
 	*settler
 	waiting []result
@@ -109,8 +109,8 @@ func (s *orderSettler) round(ctx context.Context) {
 	}
 }
 
-// try settles the intents of a chunk whose ordering keys are free, and returns the others. Lock, settle and promotion are separate
-// statements, each with a snapshot younger than the locks.
+// try settles the intents of a chunk whose ordering keys are free, and returns the others. Lock, settle and promotion
+// are separate statements, each with a snapshot younger than the locks.
 func (s *orderSettler) try(ctx context.Context, chunk []result) (left []result) {
 	var free, keys, promoted []string
 	for _, r := range chunk {

@@ -10,8 +10,8 @@ import (
 
 // What people see of the path: counts, and a log line for each claim that a person may want to know about.
 
-// Summary counts the claims of a [Dispatcher.Drain] by how they ended. An intent that is retried within the drain counts at
-// each attempt.
+// Summary counts the claims of a [Dispatcher.Drain] by how they ended. An intent that is retried within the drain
+// counts at each attempt.
 type Summary struct {
 	Delivered        int // finished: the vendor acted
 	Refused          int // finished: the vendor said no
@@ -35,7 +35,8 @@ type reports struct {
 	sum Summary
 }
 
-// count takes the status in which a claim left its intent. If settled is false, another worker had taken the intent over.
+// count takes the status in which a claim left its intent. If settled is false, another worker had taken the intent
+// over.
 func (r *reports) count(status string, settled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,8 +69,8 @@ func (r *reports) summary() Summary {
 	return r.sum
 }
 
-// report logs what a person may want to see. Delivered and refused intents are in the history only. The whole text of an error
-// is in the history only too, since it may quote a vendor.
+// report logs what a person may want to see. Delivered and refused intents are in the history only. The whole text of
+// an error is in the history only too, since it may quote a vendor.
 func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 	level := slog.LevelInfo
 	switch {

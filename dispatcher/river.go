@@ -14,9 +14,9 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// This is the only file that imports River. The outbox holds the truth, River gives the permit to drain: a drain is a River job
-// that is harmless to lose, to repeat or to run twice. Nothing waits for River: see shift.go. River also runs the periodic tasks
-// of upkeep.go.
+// This is the only file that imports River. The outbox holds the truth, River gives the permit to drain: a drain is a
+// River job that is harmless to lose, to repeat or to run twice. Nothing waits for River: see shift.go. River also runs
+// the periodic tasks of upkeep.go.
 
 // queueName is the River queue of a destination.
 func queueName(destination string) string { return "samekey_" + destination }
@@ -55,8 +55,8 @@ func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error
 	return nil
 }
 
-// upkeepArgs is a periodic job that River's leader inserts and any worker runs. Each has a short interval, since schedules live in
-// the leader's memory and start again with each leader.
+// upkeepArgs is a periodic job that River's leader inserts and any worker runs. Each has a short interval, since
+// schedules live in the leader's memory and start again with each leader.
 type upkeepArgs struct {
 	Task string `json:"task"`
 }
@@ -129,8 +129,8 @@ func newRiver(n *worker, stop context.Context) (*riverPart, error) {
 	return &riverPart{worker: n, client: client, started: make(chan struct{})}, nil
 }
 
-// start starts River, which needs the database for that, however long it is unavailable. Nothing waits for it: see shift.go.
-// River's pauses are copied first: River deletes the rows of queues that had no client for a day.
+// start starts River, which needs the database for that, however long it is unavailable. Nothing waits for it: see
+// shift.go. River's pauses are copied first: River deletes the rows of queues that had no client for a day.
 func (r *riverPart) start(ctx context.Context) {
 	for retry := (backoff{first: sessionRetry, most: sessionCheck}); ; {
 		mirroring, cancel := context.WithTimeout(ctx, sessionTimeout)
@@ -200,14 +200,15 @@ func (r *riverPart) forget(ctx context.Context, id int64) {
 	}
 }
 
-// guarded calls into River. A panic there becomes an error: River is not needed to deliver, and must not end the worker.
+// guarded calls into River. A panic there becomes an error: River is not needed to deliver, and must not end the
+// worker.
 func guarded(fn func() error) error {
 	_, err := guard(func() (struct{}, error) { return struct{}{}, fn() })
 	return err
 }
 
-// warnings keeps River's own chatter out of the application's logs. Its warnings are passed on, except while this worker has lost
-// its session: then each part of River would repeat what one line has said.
+// warnings keeps River's own chatter out of the application's logs. Its warnings are passed on, except while this
+// worker has lost its session: then each part of River would repeat what one line has said.
 type warnings struct {
 	slog.Handler
 	lost func() bool

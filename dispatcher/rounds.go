@@ -76,8 +76,8 @@ func (ds *destinations) busyUntil() (until time.Time) {
 	return until
 }
 
-// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing. It waits for the destination's
-// rate, not for an open breaker.
+// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing. It waits for the
+// destination's rate, not for an open breaker.
 func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 	for {
 		off := d.off
@@ -94,7 +94,8 @@ func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 		got, err := d.claimAll(ctx)
 		called := got - (d.off - off)
 		claimed += called
-		// Intents that were put off may be due again already. They are no reason to go on, unless there may be more behind them.
+		// Intents that were put off may be due again already. They are no reason to go on, unless there may be more
+		// behind them.
 		if err != nil || called == 0 && d.rate.Wait(time.Now()) == 0 && (got == 0 || !d.isDue()) {
 			return claimed, err
 		}

@@ -15,12 +15,13 @@ import (
 // ErrRunning is returned by a second Run or Drain of one dispatcher. Make another dispatcher, or wait for the first.
 var ErrRunning = errors.New("dispatcher: already running")
 
-// Run delivers intents until ctx ends, then stops: it claims nothing more, lets calls under way go on for Config.StopTimeout,
-// settles their outcomes, and gives back claims whose calls had not begun. It returns nil after such a stop.
+// Run delivers intents until ctx ends, then stops: it claims nothing more, lets calls under way go on for
+// Config.StopTimeout, settles their outcomes, and gives back claims whose calls had not begun. It returns nil after
+// such a stop.
 //
-// It begins with [Dispatcher.Check] and a look at the schema, and returns their errors (schema.ErrTooOld: run `worker migrate`). It
-// also returns errors that waiting cannot change: a wrong password, role or database, a missing right. If the database is
-// unavailable, at the start or later, Run waits for it; see [Dispatcher.Ready].
+// It begins with [Dispatcher.Check] and a look at the schema, and returns their errors (schema.ErrTooOld: run `worker
+// migrate`). It also returns errors that waiting cannot change: a wrong password, role or database, a missing right. If
+// the database is unavailable, at the start or later, Run waits for it; see [Dispatcher.Ready].
 func (d *Dispatcher) Run(ctx context.Context) error {
 	w, err := d.begin(ctx)
 	if err != nil {
@@ -63,11 +64,11 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	return nil
 }
 
-// Drain delivers until nothing is due, and returns how the claims ended. It needs no running River, and holds a worker's lock of
-// its own: for tests and for cron. It also delivers what becomes due by a finished call's Apply or by a promotion. It leaves what
-// is due later (a retry after its backoff). It waits for a destination's rate and for a busy endpoint. It leaves alone paused
-// destinations, and destinations and endpoints with an open breaker or a vendor that wants fewer calls ([Limits.BreakAfter]):
-// they count as having nothing due.
+// Drain delivers until nothing is due, and returns how the claims ended. It needs no running River, and holds a
+// worker's lock of its own: for tests and for cron. It also delivers what becomes due by a finished call's Apply or by
+// a promotion. It leaves what is due later (a retry after its backoff). It waits for a destination's rate and for a
+// busy endpoint. It leaves alone paused destinations, and destinations and endpoints with an open breaker or a vendor
+// that wants fewer calls ([Limits.BreakAfter]): they count as having nothing due.
 //
 // When ctx ends it stops as [Dispatcher.Run] does, and returns ctx's error with what it counted.
 func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
@@ -110,11 +111,12 @@ func (d *Dispatcher) over(ctx context.Context, w *worker) {
 	d.running.Unlock()
 }
 
-// stopMargin is how much longer than StopTimeout a stop takes at most, for the last settles and for River's own end each.
+// stopMargin is how much longer than StopTimeout a stop takes at most, for the last settles and for River's own end
+// each.
 const stopMargin = 5 * time.Second
 
-// attend keeps the session and settles until leave is called. leave ends the calls under way, then the last settles, then the
-// session, and with it the worker's lock.
+// attend keeps the session and settles until leave is called. leave ends the calls under way, then the last settles,
+// then the session, and with it the worker's lock.
 func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	session, endSession := context.WithCancel(base)
 	settling, cancelSettling := context.WithCancel(base)
@@ -135,8 +137,8 @@ func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	}
 }
 
-// finishCalls waits until the calls under way have ended and are settled. If that takes longer than StopTimeout, it cancels their
-// contexts. A handler that ignores its context is left behind.
+// finishCalls waits until the calls under way have ended and are settled. If that takes longer than StopTimeout, it
+// cancels their contexts. A handler that ignores its context is left behind.
 func (w *worker) finishCalls() {
 	ended := make(chan struct{})
 	go func() { w.open.Wait(); close(ended) }()

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/direct"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/schema"
 )
@@ -68,8 +69,8 @@ func randomID() int32 {
 	}
 }
 
-// begin waits for a database that has this release's schema, and opens the session. No connection and no error means that ctx ended
-// first.
+// begin waits for a database that has this release's schema, and opens the session. No connection and no error means
+// that ctx ended first.
 func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
 	for retry := (backoff{first: sessionRetry, most: sessionCheck}); ; {
 		err := s.checkSchema(ctx)
@@ -150,20 +151,7 @@ func (s *session) connect(ctx context.Context, look look) (*pgx.Conn, error) {
 	// ConnectTimeout holds for each host; the rest is for what the hooks do.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+len(config.ConnConfig.Fallbacks))*config.ConnConfig.ConnectTimeout+2*sessionTimeout)
 	defer cancel()
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.ready(ctx, conn, look); err != nil {
-		closeConn(conn)
-		return nil, err
-	}
-	return conn, nil
+	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error { return s.ready(ctx, conn, look) })
 }
 
 // register draws an id that nobody has, writes its row and takes its lock.
@@ -305,8 +293,8 @@ func (s *session) reopen(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a connection
-// that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
+// listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a
+// connection that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
 func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 	for due := time.Now().Add(sessionCheck); ; {
 		waiting, cancel := context.WithDeadline(ctx, due)
@@ -341,11 +329,7 @@ func (s *session) leave(conn *pgx.Conn) {
 	closeConn(conn)
 }
 
-func closeConn(conn *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = conn.Close(ctx)
-}
+func closeConn(conn *pgx.Conn) { direct.Close(context.Background(), conn) }
 
 // holds says whether the lock is held, as far as this process knows.
 func (s *session) holds() bool { return s.held.Load() != nil }

@@ -27,11 +27,11 @@ func (r result) tell(written bool) { r.claim.settled <- written }
 
 // settler writes settlements in batches: what comes in while a batch is written is the next batch.
 //
-// If the database is unavailable, nothing is claimed and settling is tried again until it returns. A settlement that only a lock
-// or its own values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while the database answers
-// is halved until that settlement stands alone. Ordered intents, whose keys a writer may hold locked for as long as its
-// transaction lasts, are written by a goroutine of their own, see order.go. A settlement that waits for long has its lease
-// renewed.
+// If the database is unavailable, nothing is claimed and settling is tried again until it returns. A settlement that
+// only a lock or its own values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while
+// the database answers is halved until that settlement stands alone. Ordered intents, whose keys a writer may hold
+// locked for as long as its transaction lasts, are written by a goroutine of their own, see order.go. A settlement that
+// waits for long has its lease renewed.
 type settler struct {
 	pool *pgxpool.Pool
 	q    *db.Queries
@@ -60,8 +60,8 @@ func (s *settler) isBehind() bool { return s.behind.Load() }
 // isHeldUp reports whether so many settlements wait for locks of others that nothing is claimed.
 func (s *settler) isHeldUp() bool { return s.stuck.Load() >= maxStuck }
 
-// settle writes what became of a claim, and returns whether it was written. If it was not, another worker has taken the intent
-// over, or will.
+// settle writes what became of a claim, and returns whether it was written. If it was not, another worker has taken the
+// intent over, or will.
 func (s *settler) settle(c *claim, what settlement) (written bool) {
 	select {
 	case <-s.abandoned: // first, since a buffer that nobody reads would take it too
@@ -98,7 +98,8 @@ const (
 	maxStuck      = 1000 // with so many settlements held up, nothing is claimed
 )
 
-// run settles until stop is called and all is written, or ctx ends. What is not written then is found by a sweep, as after a crash.
+// run settles until stop is called and all is written, or ctx ends. What is not written then is found by a sweep, as
+// after a crash.
 func (s *settler) run(ctx context.Context) {
 	defer close(s.ended)
 	var order sync.WaitGroup
@@ -202,8 +203,8 @@ func (s *settler) answers(ctx context.Context) bool {
 	return s.pool.Ping(asking) == nil
 }
 
-// divide handles a batch that failed while the database answers. It sets apart the intents that others hold locked; if there are
-// none it halves the batch. A settlement alone goes on by itself.
+// divide handles a batch that failed while the database answers. It sets apart the intents that others hold locked; if
+// there are none it halves the batch. A settlement alone goes on by itself.
 func (s *settler) divide(ctx context.Context, batch []result, err error) {
 	if free, locked := s.partLocked(ctx, batch); len(batch) > 1 && len(locked) > 0 {
 		for _, r := range locked {
@@ -293,8 +294,8 @@ func (s *settler) tell(ctx context.Context, batch []result, attempts []db.Outbox
 	}
 }
 
-// keepLate keeps the answer of an attempt that another worker has taken over. It may be the only proof that the vendor acted, so
-// it is tried for as long as it takes.
+// keepLate keeps the answer of an attempt that another worker has taken over. It may be the only proof that the vendor
+// acted, so it is tried for as long as it takes.
 func (s *settler) keepLate(ctx context.Context, r result) {
 	defer r.tell(false)
 	for retry := s.retry(); ; {

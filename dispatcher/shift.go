@@ -9,15 +9,16 @@ import (
 
 // The contract of a claim: what wakes it, what bounds it, and what keeps it going when any one part is lost or wrong.
 //
-// Wake. There is one signal, poke(action): "something of this action may be due". NOTIFY after a commit, the sweep, a settle that
-// promotes, a late answer, an Apply that wrote intents, a breaker that closes and an endpoint that becomes free all call it. It
-// is never consumed without a claim: a claim runs after it. The sweep, in every worker and every SweepInterval, pokes all actions
-// that the database says are due, so any other poke may be lost.
+// Wake. There is one signal, poke(action): "something of this action may be due". NOTIFY after a commit, the sweep, a
+// settle that promotes, a late answer, an Apply that wrote intents, a breaker that closes and an endpoint that becomes
+// free all call it. It is never consumed without a claim: a claim runs after it. The sweep, in every worker and every
+// SweepInterval, pokes all actions that the database says are due, so any other poke may be lost.
 //
-// Life. Each destination has one drain in each process, which stands: it waits for pokes and claims, idle or not, for a shift.
-// River gives the permit (the drain is the body of a River job), and nothing waits for River: if River has begun no drain within
-// a second, the same function runs without it. keepShift owns the permit and lends it to one of the two, so two drains of a
-// destination never run in one process. These may fail, alone or together, and delivery goes on:
+// Life. Each destination has one drain in each process, which stands: it waits for pokes and claims, idle or not, for a
+// shift. River gives the permit (the drain is the body of a River job), and nothing waits for River: if River has begun
+// no drain within a second, the same function runs without it. keepShift owns the permit and lends it to one of the
+// two, so two drains of a destination never run in one process. These may fail, alone or together, and delivery goes
+// on:
 //
 //	a NOTIFY is lost, or the listener dies       the next sweep pokes
 //	a drain job is deleted, discarded, never     the shift runs without River after a second
@@ -32,19 +33,19 @@ import (
 //	the wall clock is moved                      due times and leases are the database's, waits are monotonic
 //	all that, and still nothing is claimed       the alarm (see alarm.go): a log line and Ready
 //
-// Slots. A claim takes no more intents than there are free slots. A slot is held until the call has ended. Claims that wait for
-// their settle are bounded too.
+// Slots. A claim takes no more intents than there are free slots. A slot is held until the call has ended. Claims that
+// wait for their settle are bounded too.
 //
-// Bytes. The statement that takes the leases carries at most inlineBytes of payloads. More is loaded after its commit. A claim is
-// bounded by what the connection lately carried in half a second, at most maxClaimBytes, at least one intent. An intent whose
-// payload cannot be loaded is given back, and spends nothing.
+// Bytes. The statement that takes the leases carries at most inlineBytes of payloads. More is loaded after its commit.
+// A claim is bounded by what the connection lately carried in half a second, at most maxClaimBytes, at least one
+// intent. An intent whose payload cannot be loaded is given back, and spends nothing.
 //
 // Pause. The claim reads samekey.pauses and River's pause in its own statement: no flag in memory decides.
 //
 // Stop. A stop ends the waits. A claim under way is finished, and its intents are given back unsent.
 
-// shiftLength is how long a drain lasts. Then River is asked again, so that River shows which process drains, and its stop and
-// rescue have an effect.
+// shiftLength is how long a drain lasts. Then River is asked again, so that River shows which process drains, and its
+// stop and rescue have an effect.
 const shiftLength = 5 * time.Minute
 
 // riverPatience is how long River has to begin a drain.
@@ -72,7 +73,8 @@ func (d *destination) shiftOf(ctx context.Context) {
 	}
 }
 
-// keepShift keeps one drain of the destination running until ctx ends. It returns when none runs any more. River gives the permits.
+// keepShift keeps one drain of the destination running until ctx ends. It returns when none runs any more. River gives
+// the permits.
 func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 	missed := 0 // shifts in a row that River did not begin
 	for ctx.Err() == nil {

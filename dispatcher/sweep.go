@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// sweeper finds the work that nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering keys
-// without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
+// sweeper finds the work that nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering
+// keys without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
 	worker *worker
 	now    chan struct{} // sweep now: something may have changed
@@ -54,8 +54,8 @@ func (s *sweeper) answeredAt() time.Time {
 const (
 	// secondLook is how soon a missing lock is looked for again: a worker that lost its connection is back by then.
 	secondLook = 250 * time.Millisecond
-	// headsInterval is how often ordering keys are looked through for one without a head. It is a safety net: a worker that
-	// finishes a head promotes the next.
+	// headsInterval is how often ordering keys are looked through for one without a head. It is a safety net: a worker
+	// that finishes a head promotes the next.
 	headsInterval = 5 * time.Second
 	headsPage     = 1000
 	releasePage   = 1000
@@ -92,7 +92,8 @@ func (s *sweeper) run(ctx context.Context) {
 	}
 }
 
-// answered logs once that sweeps fail for long, and once that they work again: without them, no worker knows what is due.
+// answered logs once that sweeps fail for long, and once that they work again: without them, no worker knows what is
+// due.
 func (s *sweeper) answered(ctx context.Context, err error) {
 	last := s.answeredAt()
 	if last.IsZero() { // the first sweep is still to come
@@ -173,8 +174,8 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	return nil
 }
 
-// releaseGone takes over from workers whose lock was missing at two looks, if this worker held its own all the time: else the
-// database was unavailable, and no worker had its lock.
+// releaseGone takes over from workers whose lock was missing at two looks, if this worker held its own all the time:
+// else the database was unavailable, and no worker had its lock.
 func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 	for worker, since := range s.gone {
 		missing := looked.Sub(since)
@@ -208,12 +209,12 @@ func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	}
 }
 
-// settlingOrphans is the settling delay of an intent whose worker never wrote an outcome. Its lease, which is longer than its
-// timeout, has run out by then.
+// settlingOrphans is the settling delay of an intent whose worker never wrote an outcome. Its lease, which is longer
+// than its timeout, has run out by then.
 const settlingOrphans = 5 * time.Second
 
-// promote gives a head to ordering keys that lost theirs: under REPEATABLE READ a writer may not see that the head was finished
-// meanwhile.
+// promote gives a head to ordering keys that lost theirs: under REPEATABLE READ a writer may not see that the head was
+// finished meanwhile.
 func (s *sweeper) promote(ctx context.Context) error {
 	if time.Since(s.heads) < headsInterval {
 		return nil

@@ -66,7 +66,8 @@ func (u *upkeep) statistics(ctx context.Context) error {
 // prune deletes what is past its retention. One pass that does not end within the job's time is no loss: each of its
 // transactions lasts, and the next pass goes on.
 //
-// Intents without a record are found by a look at each intent, and so more rarely: a negative retention leaves them out.
+// Intents without a record are found by a look at each intent, and so more rarely: a negative retention leaves them
+// out.
 func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
 	began := time.Now()
 	pruned, err := processed.Prune(ctx, u.worker.pool, processed.Pruning{IntentRetain: retention})

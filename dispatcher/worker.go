@@ -11,8 +11,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// worker is a dispatcher at work: one Run or Drain, from its start to its end. It holds the parts together. What happens to an
-// intent is in the files of the path, see doc_path.go.
+// worker is a dispatcher at work: one Run or Drain, from its start to its end. It holds the parts together. What
+// happens to an intent is in the files of the path, see doc_path.go.
 type worker struct {
 	pool   *pgxpool.Pool
 	q      *db.Queries

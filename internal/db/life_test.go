@@ -31,8 +31,8 @@ type life struct {
 	sentAs  int32   // the last attempt that was sent
 }
 
-// TestRandomLives makes random events happen to a few intents, by the real queries, and holds each row in Postgres to the
-// table of transitions.
+// TestRandomLives makes random events happen to a few intents, by the real queries, and holds each row in Postgres to
+// the table of transitions.
 func TestRandomLives(t *testing.T) {
 	seed := *lifeSeed
 	if seed == 0 {

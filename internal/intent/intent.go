@@ -1,6 +1,6 @@
-// Package intent is the life of an intent (an outbox message): its statuses, what can happen to it, and the one table of
-// transitions. The dispatcher checks what it settles against the table. Tests hold the CHECKs of the tables, the queries
-// and the documentation to it.
+// Package intent is the life of an intent (an outbox message): its statuses, what can happen to it, and the one table
+// of transitions. The dispatcher checks what it settles against the table. Tests hold the CHECKs of the tables, the
+// queries and the documentation to it.
 package intent
 
 import "slices"

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A Breaker stops the calls to a vendor that fails, and tries one call at a time until the vendor answers again. Each process
-// has its own and finds out for itself.
+// A Breaker stops the calls to a vendor that fails, and tries one call at a time until the vendor answers again. Each
+// process has its own and finds out for itself.
 //
 //	32 calls are under way when it opens      their ends belong to an epoch that is over and are not counted: the delay
 //	                                          does not double for each of them
@@ -26,8 +26,8 @@ import (
 //	32 calls are under way when it holds      they belong to the epoch that is over: one hold for all of them
 //	a call of a window never returns          after probePatience another call may go
 //
-// A library does not fit well: failsafe-go's breaker brings in grpc and protobuf, its half-open state cannot return a permit
-// without a verdict, and it counts one kind of failure by one threshold.
+// A library does not fit well: failsafe-go's breaker brings in grpc and protobuf, its half-open state cannot return a
+// permit without a verdict, and it counts one kind of failure by one threshold.
 type Breaker struct {
 	after           int // failures in a row that open it; negative: it never opens
 	delay, maxDelay time.Duration
@@ -81,8 +81,8 @@ func NewBreaker(c BreakerConfig) *Breaker {
 	return &Breaker{after: c.After, delay: c.Delay, maxDelay: c.MaxDelay, draw: c.Draw}
 }
 
-// Admit returns how many of want may be claimed: all, none, or one as a probe. Record takes the epoch with each of them,
-// and Unused takes back those that were not claimed.
+// Admit returns how many of want may be claimed: all, none, or one as a probe. Record takes the epoch with each of
+// them, and Unused takes back those that were not claimed.
 func (b *Breaker) Admit(now time.Time, want int) (may, epoch int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,8 +131,8 @@ func (b *Breaker) waits(now time.Time) time.Duration {
 	return max(b.until.Sub(now), held)
 }
 
-// delayEnds is when the delay of the last opening ends or ended, or when a hold ends; zero while it admits all. A probe may
-// still be out.
+// delayEnds is when the delay of the last opening ends or ended, or when a hold ends; zero while it admits all. A probe
+// may still be out.
 func (b *Breaker) delayEnds(now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -215,8 +215,8 @@ func (b *Breaker) answers() {
 	b.failures, b.denied, b.trips, b.until, b.probed = 0, 0, 0, time.Time{}, time.Time{}
 }
 
-// Throttle takes a vendor's answer to a claim of that epoch that it wants no call before d has passed. Nothing is admitted
-// until then. It returns how long it holds, or zero if it held already.
+// Throttle takes a vendor's answer to a claim of that epoch that it wants no call before d has passed. Nothing is
+// admitted until then. It returns how long it holds, or zero if it held already.
 func (b *Breaker) Throttle(epoch int, d time.Duration, now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Endpoints knows those endpoints of a destination that have calls under way, or about which there is something to remember.
+// Endpoints knows those endpoints of a destination that have calls under way, or about which there is something to
+// remember.
 //
 //	the claim does not know endpoints            it takes what is due, and what may not be called now is put off in one
 //	                                             statement for the batch, before the drain claims again
@@ -49,12 +50,13 @@ const (
 	// Intents that were put off come back one at a time, this far apart.
 	minPace, brokenPace, maxPace = time.Millisecond, 100 * time.Millisecond, time.Second
 
-	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPutOff for each intent that was
-	// put off since then, whichever is more. It lies between these.
+	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPutOff for each intent
+	// that was put off since then, whichever is more. It lies between these.
 	shortPutOff, longPutOff = time.Minute, 10 * time.Minute
 	eachPutOff              = 2 * time.Millisecond
 
-	// maxEndpoints are known at once. An endpoint that had no intent for forgetAfter is forgotten, unless its breaker waits.
+	// maxEndpoints are known at once. An endpoint that had no intent for forgetAfter is forgotten, unless its breaker
+	// waits.
 	maxEndpoints = 20_000 // more than a destination can have calls under way
 	forgetAfter  = longPutOff + 5*time.Minute
 	forgetEvery  = time.Minute
@@ -71,8 +73,8 @@ func NewEndpoints(per int, breaker BreakerConfig) *Endpoints {
 	return &Endpoints{per: per, breaker: breaker, known: map[endpointID]*Endpoint{}}
 }
 
-// Enter begins a call to an endpoint. If there is no room, e is nil: the intent is put off for delay, and broken reports
-// whether its breaker is the reason.
+// Enter begins a call to an endpoint. If there is no room, e is nil: the intent is put off for delay, and broken
+// reports whether its breaker is the reason.
 func (es *Endpoints) Enter(name string, now time.Time) (e *Endpoint, epoch int, delay time.Duration, broken bool) {
 	es.mu.Lock()
 	defer es.mu.Unlock()

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Rate is one worker's share of a destination's rate. The budget is one row for all workers. Before a claim, one statement
-// takes as many permits as have come due and as there are slots. A claim never asks for more than there are permits.
+// Rate is one worker's share of a destination's rate. The budget is one row for all workers. Before a claim, one
+// statement takes as many permits as have come due and as there are slots. A claim never asks for more than there are
+// permits.
 //
 //	two nodes take at once                   the second waits for the first one's row and counts on from there
 //	killed between the take and the claim    the permits are lost: fewer calls are made, never more
@@ -74,8 +75,8 @@ func (r *Rate) Unused(permits int) {
 	r.permits += permits
 }
 
-// Took takes that permits were asked for and all that came are in use. They expire permitLife after asked. No others are
-// there before wait has passed; zero if that is not known.
+// Took takes that permits were asked for and all that came are in use. They expire permitLife after asked. No others
+// are there before wait has passed; zero if that is not known.
 func (r *Rate) Took(asked time.Time, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -67,8 +67,8 @@ func BadValue(err error) bool {
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23")
 }
 
-// Refuses reports whether the server is there and takes writes from nobody: it shuts down (57P), is short of space, memory or
-// connections (53), is read-only (25006), or cannot read its files (58, XX).
+// Refuses reports whether the server is there and takes writes from nobody: it shuts down (57P), is short of space,
+// memory or connections (53), is read-only (25006), or cannot read its files (58, XX).
 func Refuses(err error) bool {
 	code := Of(err)
 	return code == ReadOnly || slices.ContainsFunc([]string{"57P", "53", "58", "XX"}, func(class string) bool { return strings.HasPrefix(code, class) })
