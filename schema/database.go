@@ -40,9 +40,10 @@ func checkSequences(ctx context.Context, db DB) error {
 		used = `select exists (select from samekey.outbox_history)`
 	)
 	var reset bool
-	err := db.QueryRow(ctx, fresh).Scan(&reset)
+	// Rows first: a row that another worker writes in between has advanced the sequence by then.
+	err := db.QueryRow(ctx, used).Scan(&reset)
 	if err == nil && reset {
-		err = db.QueryRow(ctx, used).Scan(&reset)
+		err = db.QueryRow(ctx, fresh).Scan(&reset)
 	}
 	if err != nil {
 		return fmt.Errorf("schema: read the sequences: %w", err)
