@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// docs/cases.md maps failures to tests and files: all of them exist, no case is missing, and none is there twice.
+// docs/cases.md maps failures to tests and files: all of them exist, no case is missing, and no row is there twice.
 func TestTheCasesPageNamesTestsThatExist(t *testing.T) {
 	page, err := os.ReadFile("docs/cases.md")
 	if err != nil {

@@ -141,13 +141,6 @@ func (o Outcome) Because(err error) Outcome {
 // Response returns the vendor's response, for code that wraps a Send or a Lookup.
 func (o Outcome) Response() Response { return o.response }
 
-// WithResponse sets the response. It is for packages of vendors, which know the response when an application's function
-// has decided on the outcome.
-func (o Outcome) WithResponse(r Response) Outcome {
-	o.response = r
-	return o
-}
-
 // Kind returns the outcome's name in configuration files, such as "refused" or "retry". It is empty for the zero
 // Outcome.
 func (o Outcome) Kind() string { return o.kind }

@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-func TestAnotherEncodingThanUTF8IsRefused(t *testing.T) {
+func TestRefuseEncodingOtherThanUTF8(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	for _, encoding := range []string{"SQL_ASCII", "LATIN1"} {
 		name := pgx.Identifier{db.Config().ConnConfig.Database + "_" + strings.ToLower(encoding)}.Sanitize()
@@ -41,8 +41,8 @@ func TestAnotherEncodingThanUTF8IsRefused(t *testing.T) {
 	}
 }
 
-// Logical replication copies rows and no sequences.
-func TestSequencesThatStartAgainAreFoundAndRepaired(t *testing.T) {
+// Logical replication copies rows but no sequences.
+func TestRepairSequencesAfterLogicalReplication(t *testing.T) {
 	b := setupGrants(t)
 	execSQL(t, b.owner, `insert into samekey.outbox_history (intent_id, event) select gen_random_uuid(), 'restored' from generate_series(1, 50)`)
 	execSQL(t, b.owner, `insert into samekey.river_job (kind, args, max_attempts) select 'old', '{}', 1 from generate_series(1, 5)`)
@@ -57,7 +57,7 @@ func TestSequencesThatStartAgainAreFoundAndRepaired(t *testing.T) {
 			t.Errorf("Check as %s: %v, want ErrSequences that says what to run", name, err)
 		}
 	}
-	// The application's role reads no history, and its check goes on.
+	// The application's role cannot read the history, and its Check succeeds.
 	if err := schema.Check(t.Context(), b.app); err != nil {
 		t.Errorf("Check as the application: %v", err)
 	}
@@ -75,15 +75,14 @@ func TestSequencesThatStartAgainAreFoundAndRepaired(t *testing.T) {
 	if id := one[int](t, b.owner.Pool, `select max(id)::int from samekey.outbox_history`); id != 51 {
 		t.Errorf("the next event has number %d, want 51", id)
 	}
-	// A fresh database has nothing to repair, and its sequences start at 1.
+	// In a new database there is nothing to repair: the sequences start at 1.
 	if called := one[int](t, samekeytest.NewDB(t).Pool, `select count(last_value)::int from pg_sequences where schemaname = 'samekey'`); called != 0 {
 		t.Errorf("%d sequences of a fresh database were set", called)
 	}
 }
 
-// samekey.outbox has no CHECKs: samekey.enqueue holds its rules, so nothing else
-// may write there. What is granted later shows up here.
-func TestNobodyInsertsIntentsPastEnqueue(t *testing.T) {
+// samekey.outbox has no CHECKs, since samekey.enqueue validates every row. So no role may insert in another way.
+func TestOnlyEnqueueInsertsIntents(t *testing.T) {
 	b := setupGrants(t)
 	granted := one[*string](t, b.owner.Pool, `
 		select string_agg(distinct a.grantee::regrole || ' ' || a.privilege_type, ', ')
@@ -109,7 +108,7 @@ func TestNobodyInsertsIntentsPastEnqueue(t *testing.T) {
 			}
 		}
 	}
-	// Each form of a payload is open to both roles.
+	// Both roles may call the function for each type of payload.
 	for _, pool := range []*pgxpool.Pool{b.app, b.worker} {
 		for _, kind := range []string{"bytea", "text", "json", "jsonb"} {
 			if err := dryRun(t, pool, `select samekey.enqueue('s', 'k', 'a', '{}'::`+kind+`)`); err != nil {

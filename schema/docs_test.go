@@ -9,8 +9,8 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// People copy the grants from the page.
-func TestTheGrantsOnTheDocsPageAreThose(t *testing.T) {
+// Readers copy the grants from the page.
+func TestGrantsInDocsMatchCode(t *testing.T) {
 	const page, head, tail = "../docs/schema.md", "\"orders_worker\") -->\n```sql\n", "```\n"
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -33,8 +33,8 @@ func TestTheGrantsOnTheDocsPageAreThose(t *testing.T) {
 	}
 }
 
-// People copy the calls of samekey.enqueue from the page.
-func TestTheCallsOnTheDocsPageRun(t *testing.T) {
+// Readers copy the calls of samekey.enqueue from the page.
+func TestEnqueueCallsInDocsRun(t *testing.T) {
 	text, err := os.ReadFile("../docs/schema.md")
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite schema.sql and the grants in docs/schema.md")
 
-func TestTheCheckedInDumpIsWhatTheMigrationsMake(t *testing.T) {
+func TestSchemaDumpMatchesMigrations(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	got := dump(t, db.Pool, schema.Name)
 	if *update {
@@ -28,16 +28,16 @@ func TestTheCheckedInDumpIsWhatTheMigrationsMake(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("schema.sql is not what the migrations make: go test ./schema -update, and look at the difference\n%s", firstDifference(string(want), got))
+		t.Errorf("schema.sql does not match the migrations: run go test ./schema -update and review the difference\n%s", firstDifference(string(want), got))
 	}
 }
 
-// dumpHead opens the checked-in file.
-const dumpHead = `-- What the migrations make, to be read. Written by ` + "`go test ./schema -update`" + `, and not meant to be run.
+// dumpHead is the head of schema.sql.
+const dumpHead = `-- The schema that the migrations create, for reading. ` + "`go test ./schema -update`" + ` writes this file. Do not run it.
 `
 
-// dumpSQL describes a schema from the catalogs, in an order that does not depend on the server's locale, and without
-// what differs between versions of Postgres (not-null constraints have names since 18).
+// dumpSQL describes a schema from the catalogs, in an order that does not depend on the server's locale. It leaves
+// out what differs between versions of Postgres (not-null constraints have names since 18).
 const dumpSQL = `
 with ns as (select oid from pg_namespace where nspname = $1),
 class as (
@@ -84,7 +84,7 @@ parts (kind, name, rank, place, line) as (
     select 3, p.proname::text, 0, 0,
            case when p.proname ~ '^river_' then format('function %I.%I  -- River''s', $1, p.proname)
                 else regexp_replace(pg_get_functiondef(p.oid), '\s+$', '')
-                     || case when exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) where grantee = 0) then E'\n-- executable by everybody' else '' end end
+                     || case when exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) where grantee = 0) then E'\n-- executable by PUBLIC' else '' end end
     from pg_proc p where p.pronamespace = (select oid from ns)
     union all
     select 4, t.typname::text, 0, 0, format('type %I.%I  -- River''s', $1, t.typname)

@@ -14,7 +14,7 @@ import (
 	"github.com/samekey/samekey/outbox/endpoints"
 )
 
-// keepEndpoints calls each function of outbox/endpoints, as an application does.
+// keepEndpoints calls each function of outbox/endpoints as an application does.
 func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 	t.Helper()
 	ctx, by := t.Context(), outbox.By{Actor: "ada", Reason: "closed until spring"}
@@ -48,11 +48,11 @@ func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 		}
 	}
 	if err := endpoints.Start(ctx, on, "webhooks", name); !errors.Is(err, endpoints.ErrNotFound) {
-		t.Errorf("of one that was deleted: %v", err)
+		t.Errorf("get a deleted endpoint: %v", err)
 	}
 }
 
-func TestEachRoleKeepsEndpointsByThePackage(t *testing.T) {
+func TestEachRoleManagesEndpoints(t *testing.T) {
 	b := setupGrants(t)
 	for name, pool := range map[string]*pgxpool.Pool{"app": b.app, "worker": b.worker} {
 		keepEndpoints(t, pool, name)
@@ -65,7 +65,7 @@ func TestEachRoleKeepsEndpointsByThePackage(t *testing.T) {
 		_ = tx.Rollback()
 		_ = db.Close()
 	}
-	// What it may change it must not read back by the way.
+	// It may change the secrets, but must not be able to read them.
 	for _, text := range []string{
 		`insert into samekey.endpoints as e (destination, name, url) values ('d', 'n', 'https://h') on conflict (destination, name) do update set url = e.secrets[1]`,
 		`insert into samekey.endpoints (destination, name, url, secrets) values ('d', 'n', 'https://h', '{s3cret}') returning secrets`,
@@ -81,8 +81,9 @@ func TestEachRoleKeepsEndpointsByThePackage(t *testing.T) {
 	}
 }
 
-// Other languages write the table: what the page shows them works as the application's role, and changes the version.
-func TestThePageOfWebhooksShowsSQLThatTheApplicationMayRun(t *testing.T) {
+// Programs in other languages write the table by SQL. The statements on the page work for the application's role and
+// change the version.
+func TestEndpointSQLInDocsRunsAsApplication(t *testing.T) {
 	b := setupGrants(t)
 	page, err := os.ReadFile("../docs/vendors/webhooks.md")
 	if err != nil {

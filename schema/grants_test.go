@@ -20,7 +20,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// grantBundle is a migrated database with two roles, each with a pool of real logins.
+// grantBundle is a migrated database with two roles that log in, each with a pool.
 type grantBundle struct {
 	owner       *samekeytest.DB
 	roles       schema.Roles
@@ -44,7 +44,7 @@ func setupGrants(t *testing.T) grantBundle {
 
 const enqueueSQL = `select samekey.enqueue('tenant', $1, 'charge_card', '{}', ordering_key => 'order-1')`
 
-func TestEachRoleMayDoWhatItNeeds(t *testing.T) {
+func TestEachRoleCanDoWhatItNeeds(t *testing.T) {
 	b := setupGrants(t)
 	const insertProcessed = `
 		insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, payload_hash, completed_at)
@@ -147,7 +147,7 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 	}
 }
 
-// Public means every role of the server: none may see or run anything here without a grant.
+// PUBLIC is every role of the server. None may read or run anything without a grant.
 func TestNothingIsGrantedToPublic(t *testing.T) {
 	b := setupGrants(t)
 	granted := one[*string](t, b.owner.Pool, `
@@ -165,8 +165,8 @@ func TestNothingIsGrantedToPublic(t *testing.T) {
 	}
 }
 
-// A query that somebody adds is held against the grants without anybody's thinking of it.
-func TestTheGrantsCoverEveryQuery(t *testing.T) {
+// This test checks the grants for every query, new ones included.
+func TestGrantsCoverEveryQuery(t *testing.T) {
 	b := setupGrants(t)
 	queries := readQueries(t)
 	if len(queries) < 10 {
@@ -182,7 +182,7 @@ func TestTheGrantsCoverEveryQuery(t *testing.T) {
 	}
 }
 
-// isApp says whether the application's role runs a query, or could: one that takes locks touches no table.
+// isApp reports whether the application's role runs a query, or could: a query that only takes locks reads no table.
 func isApp(name string) bool {
 	return name == "OutboxEnqueue" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
 		strings.HasPrefix(name, "Endpoints") && name != "EndpointsForCalls" || // which reads their secrets
@@ -190,7 +190,7 @@ func isApp(name string) bool {
 		name == "OutboxQueueLockOrder" || name == "OutboxQueueTryLockOrder"
 }
 
-// explainQuery has the server check the permissions for a query as it does when it runs, and runs nothing.
+// explainQuery makes the server check the permissions of a query without running it.
 func explainQuery(t *testing.T, pool *pgxpool.Pool, sql string) error {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
@@ -239,7 +239,7 @@ func readQueries(t *testing.T) map[string]string {
 	return queries
 }
 
-func TestGrantingAgainSaysTheSameAndTakesAwayTheRest(t *testing.T) {
+func TestGrantIsIdempotentAndRevokesTheRest(t *testing.T) {
 	b := setupGrants(t)
 	acls := func() string {
 		return one[string](t, b.owner.Pool, `
@@ -269,16 +269,16 @@ func TestGrantingAgainSaysTheSameAndTakesAwayTheRest(t *testing.T) {
 	}
 }
 
-func TestARoleThatIsNotNamedIsLeftOutAndNoneIsRefused(t *testing.T) {
+func TestGrantSkipsEmptyRoleAndRefusesNone(t *testing.T) {
 	if text := schema.Grants("app", ""); strings.Contains(text, "river_job") || !strings.Contains(text, `"app"`) {
 		t.Errorf("for the application alone:\n%s", text)
 	}
 	if err := schema.Grant(t.Context(), nil, schema.Roles{}); err == nil {
-		t.Error("nobody was named, want an error")
+		t.Error("both roles are empty: want an error")
 	}
 }
 
-func TestRiverWorksAsTheWorkersRole(t *testing.T) {
+func TestRiverWorksAsWorkerRole(t *testing.T) {
 	b := setupGrants(t)
 	runJob(t, b.worker, schema.Name)
 }
@@ -299,13 +299,13 @@ func dryRun(t *testing.T, pool *pgxpool.Pool, sql string) error {
 	return err
 }
 
-// isDenied: drop, alter and reindex say "must be owner" under the same code.
+// isDenied also covers drop, alter and reindex, whose error "must be owner" has the same code.
 func isDenied(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "42501"
 }
 
-func TestAGrantNamesTheRoleThatIsMissing(t *testing.T) {
+func TestGrantNamesMissingRole(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	err := schema.Grant(t.Context(), db.Pool, schema.Roles{App: "samekey_no_such_role"})
 	if err == nil || !strings.Contains(err.Error(), "samekey_no_such_role") {

@@ -26,7 +26,7 @@ func one[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) T {
 	return dbtest.Value[T](t, pool, sql, args...)
 }
 
-// recorded is which migrations the database thinks it has.
+// recorded returns the migrations that the database has recorded.
 func recorded(t testing.TB, pool *pgxpool.Pool) string {
 	t.Helper()
 	return one[string](t, pool, `
@@ -34,7 +34,7 @@ func recorded(t testing.TB, pool *pgxpool.Pool) string {
 		    || (select string_agg(line || ' ' || version, ', ' order by line, version) from samekey.river_migration)`)
 }
 
-// riverDump describes River's columns and indexes in the schema: the dump names only its tables.
+// riverDump describes River's columns and indexes. The dump names only River's tables.
 func riverDump(t testing.TB, pool *pgxpool.Pool) string {
 	t.Helper()
 	return riverDumpIn(t, pool, "samekey")
@@ -50,7 +50,8 @@ func riverDumpIn(t testing.TB, pool *pgxpool.Pool, name string) string {
 		    select indexdef from pg_indexes where schemaname = $1 and tablename ~ '^river_') s`, name)
 }
 
-// catalogVersion changes with everything that a migration may touch: the row versions of the catalogs, and the records.
+// catalogVersion returns a value that any change by a migration changes: the row versions of the catalogs and the
+// records.
 func catalogVersion(t testing.TB, pool *pgxpool.Pool) string {
 	t.Helper()
 	return one[string](t, pool, `
@@ -89,7 +90,7 @@ type noopWorker struct{ river.WorkerDefaults[noopArgs] }
 
 func (*noopWorker) Work(context.Context, *river.Job[noopArgs]) error { return nil }
 
-// runJob has River work one job in a schema, and pause a queue.
+// runJob runs one River job in a schema, and pauses a queue.
 func runJob(t *testing.T, pool *pgxpool.Pool, name string) {
 	t.Helper()
 	workers := river.NewWorkers()

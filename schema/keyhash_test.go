@@ -7,7 +7,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAKeyHasTheSameHashInLogsAndInSQL(t *testing.T) {
+func TestKeyHashIsTheSameInGoAndSQL(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	for _, key := range []samekey.Key{{Scope: "acme/orders.create", Value: "order-1"}, {Scope: "a b", Value: "c"}, {Scope: "a", Value: "b c"}} {
 		var hash string

@@ -14,9 +14,9 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// A later migration adds columns, while writers and workers of this release go on with statements that they prepared
-// before. None of them fails, since each names what it wants.
-func TestAColumnAddedWhileIntentsAreWrittenAndClaimedLosesNone(t *testing.T) {
+// A later migration adds columns while writers and workers of this release use prepared statements. None of the
+// statements fails, since each names its columns.
+func TestAddColumnWhileIntentsAreWrittenAndClaimed(t *testing.T) {
 	database := samekeytest.NewDB(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 // A literal number in a call that takes an advisory lock, or that hashes text for one.
 var lockLiteral = regexp.MustCompile(`(?:advisory_\w+\(|hashtextextended\(.*, )(-?\d+)\)`)
 
-func TestLockNumbersStandInOnePlace(t *testing.T) {
+func TestLockNumbersAreInOnePlace(t *testing.T) {
 	seeds := []string{strconv.Itoa(keyLockSeed), strconv.Itoa(orderingLockSeed), strconv.Itoa(templateLockSeed)}
 	numbers := []string{seeds[0], seeds[1], strconv.Itoa(workerLockClass), strconv.Itoa(migrateLock)}
 	home := []string{"schema/locks.go", "schema/migrations/0001_samekey.sql", "schema/schema.sql"}

@@ -23,7 +23,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// The test binary is also the process that migrates: a real one, that can be killed.
+// The test binary also runs as the process that migrates, so that a test can kill it.
 const (
 	migrateEnv = "SAMEKEY_TEST_MIGRATE"   // the database
 	killEnv    = "SAMEKEY_TEST_KILL_AT"   // SIGKILL at the n-th commit ..
@@ -57,7 +57,7 @@ func migrateProcess(dsn string) error {
 	return schema.Migrate(context.Background(), pool)
 }
 
-// killer kills its own process at a commit, which is where a migration ends.
+// killer kills its own process at a commit, where a migration ends.
 type killer struct {
 	at, seen int64
 	when     string
@@ -101,7 +101,7 @@ func startMigrate(t *testing.T, dsn string, env ...string) (*exec.Cmd, *bytes.Bu
 	return cmd, &output
 }
 
-func TestThreeProcessesMigrateAtOnceAndTwiceWithDataInTheTables(t *testing.T) {
+func TestMigrateConcurrentlyAndAgain(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	atOnce := func() {
 		t.Helper()
@@ -136,7 +136,7 @@ func TestThreeProcessesMigrateAtOnceAndTwiceWithDataInTheTables(t *testing.T) {
 	}
 }
 
-func TestAKilledMigrationGoesOnTheNextTime(t *testing.T) {
+func TestMigrateContinuesAfterKill(t *testing.T) {
 	want := dump(t, samekeytest.NewDB(t).Pool, schema.Name)
 	for _, at := range []int{1, 2, 5, 7} { // samekey's own; River's first, that with the enum's value, the one that uses it
 		for _, when := range []string{"before", "after"} {
@@ -164,7 +164,7 @@ func TestAKilledMigrationGoesOnTheNextTime(t *testing.T) {
 	}
 }
 
-func TestANewerDatabaseIsRefusedAndLeftAsItIs(t *testing.T) {
+func TestRefuseNewerDatabase(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	execSQL(t, db, `insert into samekey.migrations (version, name) values (999, '0999_of_a_later_release')`)
 	execSQL(t, db, `delete from samekey.river_migration where version = 8`) // what Migrate would run
@@ -182,7 +182,7 @@ func TestANewerDatabaseIsRefusedAndLeftAsItIs(t *testing.T) {
 	}
 }
 
-func TestAnOlderDatabaseFailsTheCheckWithAdvice(t *testing.T) {
+func TestCheckRefusesOlderDatabase(t *testing.T) {
 	for name, damage := range map[string]string{
 		"nothing migrated":              `drop schema samekey cascade`,
 		"none of samekey's":             `delete from samekey.migrations`,
@@ -201,7 +201,7 @@ func TestAnOlderDatabaseFailsTheCheckWithAdvice(t *testing.T) {
 	}
 }
 
-func TestVersionIsZeroBeforeTheFirstMigrationAndTheLatestAfter(t *testing.T) {
+func TestVersionBeforeAndAfterMigrate(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	for _, want := range []int{0, schema.Latest()} {
 		if got, err := schema.Version(t.Context(), db); err != nil || got != want {
@@ -213,13 +213,13 @@ func TestVersionIsZeroBeforeTheFirstMigrationAndTheLatestAfter(t *testing.T) {
 	}
 }
 
-func TestAnApplicationsOwnRiverIsLeftAlone(t *testing.T) {
+func TestMigrateLeavesOtherRiverAlone(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	theirs, err := rivermigrate.New(riverpgxv5.New(db.Pool), nil) // in schema public, as by default
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Theirs is older than ours.
+	// The application's River is older than samekey's.
 	if _, err := theirs.Migrate(t.Context(), rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{TargetVersion: 6}); err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestAnApplicationsOwnRiverIsLeftAlone(t *testing.T) {
 		t.Errorf("%d jobs in samekey's River", n)
 	}
 
-	// Both go on by themselves.
+	// Both work independently.
 	if _, err := theirs.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
 		t.Error(err)
 	}
@@ -254,7 +254,7 @@ func TestAnApplicationsOwnRiverIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestOneConnectionInThePoolIsEnough(t *testing.T) {
+func TestMigrateWithPoolOfOne(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	config := db.Config()
 	config.MaxConns = 1
@@ -270,7 +270,7 @@ func TestOneConnectionInThePoolIsEnough(t *testing.T) {
 	}
 }
 
-func TestARoleThatMayNotMigrateIsToldWhatItNeeds(t *testing.T) {
+func TestMigrateNamesMissingRights(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	role, pool := newLogin(t, db)
 	err := schema.Migrate(t.Context(), pool)
@@ -281,7 +281,7 @@ func TestARoleThatMayNotMigrateIsToldWhatItNeeds(t *testing.T) {
 		t.Error("a schema was made")
 	}
 
-	// With just that, it owns what it makes.
+	// With this right alone, it owns what it creates.
 	execSQL(t, db, `grant create on database `+pgx.Identifier{db.Config().ConnConfig.Database}.Sanitize()+` to `+role)
 	if err := schema.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestARoleThatMayNotMigrateIsToldWhatItNeeds(t *testing.T) {
 	}
 }
 
-func TestWhatThePoolDoesToItsConnectionsHoldsForTheMigration(t *testing.T) {
+func TestMigrateRunsConnectionHooks(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	owner, _ := newLogin(t, db)
 	execSQL(t, db, `grant create on database `+pgx.Identifier{db.Config().ConnConfig.Database}.Sanitize()+` to `+owner)

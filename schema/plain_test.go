@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// runPlain does what a migration tool of somebody else's does: each text as it is, each in its own transaction.
+// runPlain does what another migration tool does: it runs each text unchanged, in its own transaction.
 func runPlain(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	all, err := schema.All()
@@ -33,7 +33,7 @@ func runPlain(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-func TestPlainSQLMakesTheSameSchemaAndLeavesMigrateNothingToDo(t *testing.T) {
+func TestPlainSQLCreatesTheSameSchema(t *testing.T) {
 	byMigrate, byHand := samekeytest.NewDB(t), samekeytest.NewEmptyDB(t)
 	runPlain(t, byHand.Pool)
 	if want, got := dump(t, byMigrate.Pool, schema.Name), dump(t, byHand.Pool, schema.Name); got != want {
@@ -55,7 +55,7 @@ func TestPlainSQLMakesTheSameSchemaAndLeavesMigrateNothingToDo(t *testing.T) {
 	}
 }
 
-func TestPlainSQLRecordsWhatMigrateRecords(t *testing.T) {
+func TestPlainSQLRecordsTheSameVersions(t *testing.T) {
 	byMigrate, byHand := samekeytest.NewDB(t), samekeytest.NewEmptyDB(t)
 	runPlain(t, byHand.Pool)
 	if want, got := recorded(t, byMigrate.Pool), recorded(t, byHand.Pool); got != want {

@@ -1,4 +1,4 @@
--- What the migrations make, to be read. Written by `go test ./schema -update`, and not meant to be run.
+-- The schema that the migrations create, for reading. `go test ./schema -update` writes this file. Do not run it.
 
 table samekey.endpoints
     destination text collate "C" not null

@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-func TestCheckSettingsReportsWhatWeakensAPromise(t *testing.T) {
+func TestCheckSettingsReportsWeakSettings(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	findings := func(setting, value string) []schema.Finding {
 		t.Helper()
@@ -66,7 +66,7 @@ func TestCheckSettingsReportsWhatWeakensAPromise(t *testing.T) {
 	}
 }
 
-func TestCheckSettingsReportsAServerWithoutFsync(t *testing.T) {
+func TestCheckSettingsReportsFsyncOff(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	var fsync string
 	if err := on.QueryRow(t.Context(), "show fsync").Scan(&fsync); err != nil {

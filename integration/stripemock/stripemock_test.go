@@ -338,16 +338,21 @@ func TestStripevendorFitsStripesAPI(t *testing.T) {
 			for range 10 {
 				d := dispatcher.New(db.Pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 				d.Destination("stripe", dispatcher.Limits{})
-				stripevendor.Handle(d, account, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 10 * time.Second}, tc.call,
-					stripevendor.WithLookup(account,
-						func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, o order) stripe.Seq2[*stripe.PaymentIntent, error] {
-							return sc.V1PaymentIntents.List(ctx, &stripe.PaymentIntentListParams{
-								Customer: &o.Customer, CreatedRange: &stripe.RangeQueryParams{GreaterThanOrEqual: call.CreatedAt.Add(-time.Hour).Unix()},
-							}).All(ctx)
-						},
-						func(call *dispatcher.Call, p *stripe.PaymentIntent) (dispatcher.Finding, bool) {
-							return dispatcher.Found(dispatcher.Answer{Code: string(p.Status)}), p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
-						}))
+				policy := dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "stripe", Timeout: 10 * time.Second}
+				delivery := stripevendor.Delivery(account, policy, func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, o order) (dispatcher.Outcome, error) {
+					_, err := tc.call(ctx, sc, call, o)
+					return dispatcher.Outcome{}, err
+				})
+				delivery.Lookup = stripevendor.Lookup(account,
+					func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, o order) stripe.Seq2[*stripe.PaymentIntent, error] {
+						return sc.V1PaymentIntents.List(ctx, &stripe.PaymentIntentListParams{
+							Customer: &o.Customer, CreatedRange: &stripe.RangeQueryParams{GreaterThanOrEqual: call.CreatedAt.Add(-time.Hour).Unix()},
+						}).All(ctx)
+					},
+					func(call *dispatcher.Call, p *stripe.PaymentIntent) (dispatcher.Outcome, bool) {
+						return dispatcher.Delivered(dispatcher.Response{Code: string(p.Status)}), p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
+					})
+				dispatcher.Handle(d, outbox.NewAction[order]("charge_card"), delivery)
 				if _, err := d.Drain(t.Context()); err != nil {
 					t.Fatal(err)
 				}

@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// The lives that a queue may have had before a claim. Each leaves 20,000 intents that are due.
+// The histories of a queue before a claim. Each leaves 20,000 intents that are due.
 const (
 	benchDue = `
 insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
@@ -40,10 +40,9 @@ insert into samekey.outbox_queue (id, action, status, due_at)
 select lpad(to_hex(n), 32, '0')::uuid, 'charge_card', 'pending', now() - interval '1 hour' from generate_series(1, 500000) n`
 )
 
-// BenchmarkClaim takes ten intents, and gives them back by a rollback, beside tables of very different pasts. "plain"
-// is the measure for the others. In "snapshot" a transaction has been open since before 500,000 rows were deleted: once
-// the claim starts from the low-water mark, as the worker's does, and once from the beginning, as it does once a
-// second.
+// BenchmarkClaim claims ten intents and rolls back, with tables of very different histories. "plain" is the baseline.
+// In "snapshot", a transaction has been open since before 500,000 rows were deleted: the claim starts once from the
+// low-water mark, as the worker's usually does, and once from the beginning, as it does once a second.
 func BenchmarkClaim(b *testing.B) {
 	b.Run("plain", func(b *testing.B) { benchClaim(b, time.Time{}) })
 	b.Run("finished", func(b *testing.B) { benchClaim(b, time.Time{}, benchFinished) })

@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// What the answer of a claim says of an intent that was sent before.
-func TestAClaimSaysWhatIsTooLate(t *testing.T) {
+// What a claim returns for an intent that was sent before.
+func TestClaimReportsPastWindowAndDeadline(t *testing.T) {
 	s := newQueue(t)
 	for _, c := range []struct {
 		name, row string
@@ -40,8 +40,8 @@ func TestAClaimSaysWhatIsTooLate(t *testing.T) {
 	}
 }
 
-// Right before it is sent, what is known of earlier sends stays.
-func TestSendingWritesDownTheFirstSend(t *testing.T) {
+// MarkSending keeps what is known about earlier sends.
+func TestMarkSendingRecordsFirstSend(t *testing.T) {
 	s := newQueue(t)
 	const held = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', safe_to_resend = true`
 	for _, c := range []struct {
@@ -70,8 +70,8 @@ func TestSendingWritesDownTheFirstSend(t *testing.T) {
 	}
 }
 
-// Each column of a settle that keeps the intent.
-func TestASettleKeepsWhatIsKnown(t *testing.T) {
+// Each column that a settle writes if the intent stays in the queue.
+func TestSettleColumns(t *testing.T) {
 	s := newQueue(t)
 	const known = `, key_window_until = now() + interval '1 hour', sent_unrendered = true, approved_at = now(), last_sent_attempt = 2, last_code = 'accepted', ordering_key = 'o'`
 	type params = db.OutboxQueueSettleParams
@@ -88,9 +88,9 @@ func TestASettleKeepsWhatIsKnown(t *testing.T) {
 		{"answered, the lease is kept", "answered", func(p *params) { p.KeepLease[0] = true }, []string{"leased_by = 7", "lease_until > now() + interval '50 minutes'"}},
 		{"awaiting approval", "awaiting_approval", nil, []string{"approved_at is null"}},
 		{"left the order", "parked", func(p *params) { p.LeaveOrder[0] = true }, []string{"ordering_key is null"}},
-		{"sent once more", "pending", func(p *params) { p.ForbidResend[0] = true }, []string{"no_resend"}},
+		{"resend forbidden", "pending", func(p *params) { p.ForbidResend[0] = true }, []string{"no_resend"}},
 		{"no code", "pending", func(p *params) { p.Codes[0] = "" }, []string{"last_code is null"}},
-		{"a lookup that found nothing out", "pending", func(p *params) { p.Events[0] = "lookup" }, []string{"last_code = 'accepted'"}},
+		{"a lookup without a result", "pending", func(p *params) { p.Events[0] = "lookup" }, []string{"last_code = 'accepted'"}},
 		{"a lookup that waits", "pending", func(p *params) { p.Events[0], p.Codes[0] = "lookup", "settling" }, []string{"last_code = 'settling'"}},
 		{"a lookup with a finding", "pending", func(p *params) { p.Events[0], p.Outcomes[0], p.Codes[0] = "lookup", "absent", "absent" }, []string{"last_code = 'absent'"}},
 	} {
@@ -109,11 +109,12 @@ func TestASettleKeepsWhatIsKnown(t *testing.T) {
 	if _, err := s.q.OutboxQueueSettle(t.Context(), settleOne(id, 3, 7, "pending", nil)); err != nil {
 		t.Fatal(err)
 	}
-	s.holds("sent once more before", id, "no_resend")
+	s.holds("resend forbidden before", id, "no_resend")
 }
 
-// Two attempts of one intent in one batch: the one that holds it is in the history, with its own answer, once.
-func TestASettleOfTwoAttemptsWritesOneLine(t *testing.T) {
+// One batch contains two attempts of an intent. The history gets one event, with the answer of the attempt that holds
+// the claim.
+func TestSettleOfTwoAttemptsWritesOneEvent(t *testing.T) {
 	s := newQueue(t)
 	for _, status := range []string{"delivered", "pending"} {
 		s.clear()
@@ -135,8 +136,8 @@ func TestASettleOfTwoAttemptsWritesOneLine(t *testing.T) {
 	}
 }
 
-// A claim that is put off is as if it had not been made, and leaves no line.
-func TestWhatIsPutOffIsAsBeforeItsClaim(t *testing.T) {
+// A postponed claim leaves the intent as if it had not been claimed, and writes no event.
+func TestPostponeUndoesClaim(t *testing.T) {
 	s := newQueue(t)
 	const known = `, key_window_until = now() + interval '1 hour', sent_unrendered = true, attempts_used = 2, last_code = 'absent'`
 	for _, c := range []struct {
@@ -161,8 +162,8 @@ func TestWhatIsPutOffIsAsBeforeItsClaim(t *testing.T) {
 	}
 }
 
-// A renewal makes no lease shorter.
-func TestARenewalMakesNoLeaseShorter(t *testing.T) {
+// A renewal never shortens a lease.
+func TestRenewNeverShortensLease(t *testing.T) {
 	s := newQueue(t)
 	id := s.insert(leased)
 	renew := func(lease time.Duration) {
@@ -177,9 +178,8 @@ func TestARenewalMakesNoLeaseShorter(t *testing.T) {
 	s.holds("by more", id, "lease_until > now() + interval '110 minutes'")
 }
 
-// A late answer takes the intent from the lookup that is under way, counts once, and is dropped where the intent is
-// gone.
-func TestALateAnswerCountsOnce(t *testing.T) {
+// A late answer ends the claim of a lookup in progress, counts once, and is dropped if the intent was deleted.
+func TestLateAnswerCountsOnce(t *testing.T) {
 	s := newQueue(t)
 	late := func(id uuid.UUID) (resolved, logged int32) {
 		t.Helper()
@@ -217,8 +217,9 @@ func TestALateAnswerCountsOnce(t *testing.T) {
 	}
 }
 
-// An Apply's claim: due and answered ones that nobody holds, under the worker's lock, each as an attempt of its own.
-func TestAClaimOfAnsweredIntentsTakesOnlyWhatItMay(t *testing.T) {
+// The claim for Applies takes answered intents that are due and not leased, under the worker's lock. Each claim is a
+// new attempt.
+func TestAnsweredClaimConditions(t *testing.T) {
 	s := newQueue(t)
 	for _, status := range []string{"pending", "unknown", "parked", "dead", "awaiting_approval"} {
 		s.insert(`status = '` + status + `'`)

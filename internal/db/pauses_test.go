@@ -9,15 +9,15 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// pauses is what is in force and what ended, in order.
+// pauses returns the pauses in force and the ended ones, in order.
 func (s *queue) pauses() string {
 	s.Helper()
 	return s.text(`select coalesce(string_agg(concat_ws(' ', destination, nullif(action, ''), paused_by, coalesce(ended_by, 'in force')), ', '
 		order by destination, action, id), '') from samekey.pauses`)
 }
 
-// River's pauses and their copies, in each of the cases that queries/pauses.sql names.
-func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
+// River's pauses and their copies, in each case that queries/pauses.sql lists.
+func TestRiverPausesAndCopiesStayInSync(t *testing.T) {
 	s := newQueue(t)
 	const row = `insert into samekey.river_queue (name, created_at, updated_at, paused_at) values ('samekey_bank', '2026-01-0%d', now(), %s)`
 	paused, running := func(n int) string { return fmt.Sprintf(row, n, "'2026-01-05'") }, func(n int) string { return fmt.Sprintf(row, n, "null") }
@@ -40,7 +40,7 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 		{"resumed in River", []string{running(1), copied}, []string{"ended"}, "bank river river", "running"},
 		{"resumed in River, not by a person", []string{running(1), person}, nil, "bank ann in force", "running"},
 		{"resumed after the copy ended", []string{running(1), ended}, nil, "bank river ann", "running"},
-		{"the row is gone", []string{copied}, nil, "bank river in force", ""},
+		{"the row is deleted", []string{copied}, nil, "bank river in force", ""},
 		{"another row, not paused", []string{running(2), copied}, []string{"restored"}, "bank river in force", "paused"},
 		{"another row, paused", []string{paused(2), copied}, nil, "bank river in force", "paused"},
 		{"a queue of another program", []string{`insert into samekey.river_queue (name, updated_at, paused_at) values ('Bank', now(), now()), ('samekey_Bank', now(), now())`}, nil, "", "paused"},
@@ -64,14 +64,14 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 		}
 		if !slices.Equal(c.changes, []string{"restored"}) { // there the resume below must count at once
 			if again, err := s.q.PausesSyncRiver(t.Context()); err != nil || len(again) != 0 {
-				t.Errorf("%s: once more it changed %v, %v", c.name, again, err)
+				t.Errorf("%s: a second sync changed %v, %v", c.name, again, err)
 			}
 		}
 		if c.river == "paused" && s.pauses() != "" && s.text(`select (bool_and(r.paused_at = '2026-01-05') and bool_and(p.paused_at = r.paused_at or p.river_queue_created_at is null))::text
 			from samekey.river_queue r, samekey.pauses p`) != "true" {
 			t.Errorf("%s: since when it is paused is lost", c.name)
 		}
-		// A resume in the row that is there now ends what the copy says.
+		// A resume in the current row ends the copy.
 		s.exec(`update samekey.river_queue set paused_at = null`)
 		if _, err := s.q.PausesSyncRiver(t.Context()); err != nil {
 			t.Fatal(err)
@@ -82,8 +82,8 @@ func TestRiversPausesAndTheirCopiesFollowEachOther(t *testing.T) {
 	}
 }
 
-// What ends by a person, by its time, and what is deleted: nothing else.
-func TestAPauseEndsAndGoesByItselfAlone(t *testing.T) {
+// A pause ends by a person or at its time, and is deleted later. Other pauses stay.
+func TestPauseEndsAndIsDeletedAlone(t *testing.T) {
 	s := newQueue(t)
 	ctx := t.Context()
 	add := func(destination, action string, until *time.Time) {

@@ -19,9 +19,9 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// The queue of a bad day: one ordering key with many waiting behind its head, many due tomorrow, and a long history.
-// Among them a few that are due now.
-// A million rows, or 400,000 with -short. With a tenth, reading a whole table is the better plan.
+// A queue on a bad day: one ordering key with many blocked intents, many intents due tomorrow, a long history, and a
+// few intents that are due now. A million rows, or 400,000 with -short. With a tenth, reading a whole table is the
+// better plan.
 const (
 	waiting  = 400_000
 	tomorrow = 400_000
@@ -30,8 +30,8 @@ const (
 	batch    = 1_000
 )
 
-// Ids in order, as a UUIDv7 is, and tables that write no WAL, so that the fill is quick; the server takes no statistics
-// by itself, so that the test decides when it does.
+// Ids in order, as a UUIDv7 is, and tables that write no WAL, so that the fill is quick. Autovacuum is off, so
+// that the test decides when statistics are taken.
 const fillSQL = `
 create function pg_temp.id(n bigint) returns uuid language sql as $$ select lpad(to_hex(n), 32, '0')::uuid $$;
 
@@ -79,12 +79,12 @@ func fill(t *testing.T, database *samekeytest.DB) {
 	t.Logf("filled in %v", time.Since(start).Round(time.Millisecond))
 }
 
-// Each query that runs while intents flow looks its rows up by an index: whatever the statistics say, and also under a
-// generic plan, which a pool's prepared statements get after five runs.
-func TestNoQueryOnTheHotPathReadsMoreThanItsBatch(t *testing.T) {
+// Each query on the hot path finds its rows by an index, whatever the statistics say. This also holds for a generic
+// plan, which a prepared statement gets after five runs.
+func TestHotQueriesReadOnlyTheirBatch(t *testing.T) {
 	database := samekeytest.NewDB(t)
 	fill(t, database)
-	// A claim asks whether its worker's session lock is held: by another session than the one that claims.
+	// A claim checks that its worker's session lock is held by another session.
 	liveness, err := database.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -129,12 +129,12 @@ type planner struct {
 	tx pgx.Tx
 }
 
-// checkAll goes through the life of a batch, each query on what the one before it left.
+// checkAll runs the queries in the order of a batch's life. Each works on the result of the one before.
 func (p planner) checkAll() {
 	claim := db.OutboxQueueClaimParams{
 		Action: "charge_card", DueFrom: time.Now().Add(-time.Hour), Worker: 7, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: batch, Lease: time.Minute, SafeToResend: true,
 	}
-	// Twice from the queue, twice from the outbox and from outbox_sends, and the ids.
+	// Two reads each of the queue, outbox and outbox_sends, and the ids.
 	p.check("claim", db.OutboxQueueClaim, 8*batch, claim)
 	ids := p.ids(`select id from samekey.outbox_queue where leased_by = 7`)
 	if len(ids) != batch {
@@ -154,12 +154,12 @@ func (p planner) checkAll() {
 	p.check("claim, after many pauses", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
 		Action: "charge_card", DueFrom: time.Unix(0, 0), Worker: 9, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
 	})
-	// A sweep may run it every half second: it reads River's queues and what is in force, not what ended.
+	// A sweep may run it twice a second: it reads River's queues and the pauses in force, not the ended ones.
 	p.exec(`insert into samekey.river_queue (name, updated_at, paused_at) values ('samekey_stripe', now(), now()), ('samekey_mail', now(), null)`)
 	p.check("mirror pauses", db.PausesSyncRiver, 20, nil)
 	p.check("mirror pauses, nothing changed", db.PausesSyncRiver, 20, nil)
 	p.exec(`insert into samekey.rate_limits (destination, updated_at) values ('bank', now())`)
-	// The index entries of those that were just claimed, and of those that are counted.
+	// It reads the index entries of the intents that were just claimed, and of those that it counts.
 	p.check("take permits", db.RateLimitsTake, 4*batch, db.RateLimitsTakeParams{
 		Action: "charge_card", DueFrom: time.Unix(0, 0), MaxCount: 500, Rate: 1000, Burst: 100, Batch: 50, Destination: "bank"})
 	p.check("take permits, nothing is due", db.RateLimitsTake, 10, db.RateLimitsTakeParams{
@@ -169,7 +169,7 @@ func (p planner) checkAll() {
 		Action: "charge_card", Worker: 8, MaxCount: 4, Lease: time.Minute})
 	p.exec(`update samekey.outbox_queue set status = 'answered' where id = any (array(select id from samekey.outbox_queue
 		where action = 'charge_card' and status = 'pending' and leased_by is null and due_at < now() limit 200))`)
-	// Those that wait for an Apply are no part of a call's claim.
+	// A claim for calls does not read intents that wait for an Apply.
 	p.check("claim, past answered ones", db.OutboxQueueClaim, 40, db.OutboxQueueClaimParams{
 		Action: "charge_card", DueFrom: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 4, Lease: time.Minute})
 	p.check("claim answered", db.OutboxAnsweredClaim, 40, db.OutboxAnsweredClaimParams{
@@ -186,7 +186,7 @@ func (p planner) checkAll() {
 	for i := range n / 2 {
 		settle.Statuses[i], settle.Outcomes[i], settle.Codes[i], settle.Delays[i] = "pending", "retry", "500", 1_000_000
 	}
-	// Each row is looked at by the delete and by the update.
+	// The delete and the update each read every row.
 	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
 	p.check("put off", db.OutboxQueuePostpone, 3*n, db.OutboxQueuePostponeParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
 		Delays: repeat(int64(1), n), ClearSent: repeat(true, n)})
@@ -237,8 +237,8 @@ func (p planner) ids(sql string) []uuid.UUID {
 	return ids
 }
 
-// checkScans is for what runs inside a function, which explain does not show: the server's own count of rows that were
-// read from end to end.
+// checkScans covers statements inside functions, which explain does not show. It uses the server's count of rows read
+// by sequential scans.
 func (p planner) checkScans(name, sql string) {
 	p.t.Helper()
 	count := func() (rows int) {
@@ -255,8 +255,8 @@ func (p planner) checkScans(name, sql string) {
 	}
 }
 
-// check explains a query while it runs, and fails where it reads a large table from end to end, or more rows than most,
-// or where its estimated cost has the server compile it first (JIT), which takes a second.
+// check runs explain analyze for a query. It fails if the query scans a large table, reads more rows than the limit, or
+// has an estimated cost at which the server compiles it (JIT), which takes a second.
 func (p planner) check(name, sql string, most int, params any) {
 	p.t.Helper()
 	p.exec("prepare q as " + sql)
@@ -296,7 +296,7 @@ func (p planner) exec(sql string) {
 	}
 }
 
-// node is one step of a plan, as the server explains it.
+// node is one step of a plan.
 type node struct {
 	Type     string  `json:"Node Type"`
 	Relation string  `json:"Relation Name"`
@@ -311,8 +311,8 @@ type node struct {
 	Plans    []node
 }
 
-// read counts the rows that were looked at, whether or not they were taken. A bitmap's entries count once, when the
-// table is read by them: those of rows that another run's rollback left dead are not this query's doing.
+// read counts the rows that a plan read, including those that a filter removed. Entries of a bitmap count once, when
+// the table is read: dead rows that another run's rollback left are not counted.
 func (n node) read() int {
 	rows := 0.0
 	if strings.Contains(n.Type, "Scan") && n.Type != "CTE Scan" && n.Type != "Bitmap Index Scan" {
@@ -343,8 +343,8 @@ func (n node) text(depth int) string {
 	return s
 }
 
-// arguments writes a query's parameters into SQL, in the order in which sqlc numbers them; a prepared statement gives
-// each its type.
+// arguments writes the parameters of a query into SQL, in the order in which sqlc numbers them. A prepared statement
+// gives each its type.
 func arguments(params any) []string {
 	if params == nil {
 		return nil

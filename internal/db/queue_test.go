@@ -15,7 +15,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// queue is a database in which worker 7 lives. Each condition of a query is held here by a row that it alone keeps out.
+// queue is a database in which worker 7 is alive. For each condition of a query, a test has a row that only this
+// condition excludes.
 type queue struct {
 	*testing.T
 	*samekeytest.DB
@@ -66,7 +67,7 @@ func (s *queue) clear() {
 	s.exec(`delete from samekey.outbox_sends`)
 }
 
-// rows is all that the queries of this file change, but for the times of a lease.
+// rows returns everything that the queries can change, except the times of leases.
 func (s *queue) rows() string {
 	s.Helper()
 	return s.text(`select concat((select string_agg(q::text, ' ' order by q.id) from samekey.outbox_queue q),
@@ -121,8 +122,8 @@ func settleOne(id uuid.UUID, attempt, worker int32, status string, change func(*
 	return p
 }
 
-// Every query that goes by a claim changes nothing where the attempt or the worker is another, or the state is.
-func TestAFenceComparesAttemptWorkerAndState(t *testing.T) {
+// A query that is fenced by a claim changes nothing if the attempt, the worker or the state differs.
+func TestFenceComparesAttemptWorkerAndState(t *testing.T) {
 	s := newQueue(t)
 	ctx := t.Context()
 	for _, c := range []struct {
@@ -138,7 +139,7 @@ func TestAFenceComparesAttemptWorkerAndState(t *testing.T) {
 			_, err := s.q.OutboxQueueSettle(ctx, settleOne(id, attempt, worker, "pending", nil))
 			return err
 		}},
-		{"put off", "leased", "", func(id uuid.UUID, attempt, worker int32) error {
+		{"postpone", "leased", "", func(id uuid.UUID, attempt, worker int32) error {
 			_, err := s.q.OutboxQueuePostpone(ctx, db.OutboxQueuePostponeParams{Worker: worker, Ids: []uuid.UUID{id}, Attempts: []int32{attempt},
 				Delays: []int64{0}, ClearSent: []bool{false}})
 			return err
@@ -219,8 +220,8 @@ func TestAFenceComparesAttemptWorkerAndState(t *testing.T) {
 	}
 }
 
-// What a claim leaves for another time, in the order of due_at.
-func TestAClaimTakesOnlyWhatItMayTake(t *testing.T) {
+// Which intents a claim leaves out. It takes the others in the order of due_at.
+func TestClaimConditions(t *testing.T) {
 	s := newQueue(t)
 	for _, status := range []string{"answered", "awaiting_approval", "parked", "dead"} {
 		s.insert(`status = '` + status + `'`)
@@ -256,8 +257,8 @@ func TestAClaimTakesOnlyWhatItMayTake(t *testing.T) {
 	}
 }
 
-// All that is read counts towards a claim's bytes: payload, headers, and the request that was rendered.
-func TestAClaimCountsAllThatItReads(t *testing.T) {
+// Payload, headers and the rendered request count towards the bytes of a claim.
+func TestClaimCountsAllBytes(t *testing.T) {
 	s := newQueue(t)
 	for name, large := range map[string]string{
 		"payloads": `update samekey.outbox set payload = convert_to(repeat('1', 1000), 'UTF8')`,
@@ -278,12 +279,12 @@ func TestAClaimCountsAllThatItReads(t *testing.T) {
 	}
 }
 
-// What a claim writes down of a send, by what is known of the sends before.
-func TestAClaimWritesDownTheFirstSend(t *testing.T) {
+// What a claim records about the send, depending on earlier sends.
+func TestClaimRecordsFirstSend(t *testing.T) {
 	s := newQueue(t)
 	const sent = `first_sent_at = now() - interval '1 hour', key_window_until = now() + interval '1 hour', sent_to = 'bank 0'`
 	once := func(p *db.OutboxQueueClaimParams) { p.SafeToResend = false }
-	unread := func(p *db.OutboxQueueClaimParams) { p.SafeToResend, p.InlineBytes = false, 0 }
+	deferred := func(p *db.OutboxQueueClaimParams) { p.SafeToResend, p.InlineBytes = false, 0 }
 	unapproved := func(p *db.OutboxQueueClaimParams) {
 		p.SafeToResend, p.NeedsApproval, p.KeyWindow = false, true, pgtype.Interval{} // no such action has a window
 	}
@@ -294,17 +295,17 @@ func TestAClaimWritesDownTheFirstSend(t *testing.T) {
 	}{
 		{"never sent", "", nil, []string{"safe_to_resend", "first_sent_at > now() - interval '1 minute'", "key_window_until = first_sent_at + interval '1 day'",
 			"sent_to = 'bank 1'", "sent_unrendered", "status = 'leased'", "attempt = 1", "lease_until between now() and now() + interval '2 minutes'"}},
-		{"never sent, kept for good", "", func(p *db.OutboxQueueClaimParams) { p.KeyWindowForever = true }, []string{"key_window_until = 'infinity'"}},
-		{"never sent, not to be repeated", "", once, []string{"not safe_to_resend", "first_sent_at is not null"}},
-		{"fixed before it is sent", "", func(p *db.OutboxQueueClaimParams) { p.Renders = true }, []string{"not sent_unrendered"}},
+		{"never sent, key window forever", "", func(p *db.OutboxQueueClaimParams) { p.KeyWindowForever = true }, []string{"key_window_until = 'infinity'"}},
+		{"never sent, not resendable", "", once, []string{"not safe_to_resend", "first_sent_at is not null"}},
+		{"rendered", "", func(p *db.OutboxQueueClaimParams) { p.Renders = true }, []string{"not sent_unrendered"}},
 		{"sent unrendered before", sent + ", sent_unrendered = true", func(p *db.OutboxQueueClaimParams) { p.Renders = true }, []string{"sent_unrendered"}},
 		{"sent before", sent, nil, []string{"first_sent_at < now() - interval '50 minutes'", "key_window_until < now() + interval '2 hours'", "sent_to = 'bank 0'"}},
 		{"sent before, without its window", `first_sent_at = now() - interval '1 hour'`, nil, []string{"key_window_until = first_sent_at + interval '1 day'", "sent_to = 'bank 1'"}},
 		{"provably unsent", `sent_to = 'bank 0'`, nil, []string{"sent_to = 'bank 1'"}},
 		{"unknown", `status = 'unknown', sent_to = null, ` + strings.TrimSuffix(sent, ", sent_to = 'bank 0'"), nil, []string{"not sent_unrendered", "sent_to is null", "status = 'unknown'", "key_window_until < now() + interval '2 hours'"}},
-		{"unknown, not known when", `status = 'unknown'`, nil, []string{"first_sent_at is null", "key_window_until is null"}},
-		{"unread", "", unread, []string{"safe_to_resend", "first_sent_at is null", "key_window_until is null", "not sent_unrendered"}},
-		{"unread, may be repeated", "", func(p *db.OutboxQueueClaimParams) { p.InlineBytes = 0 }, []string{"first_sent_at is not null", "key_window_until is not null", "sent_unrendered"}},
+		{"unknown, never sent", `status = 'unknown'`, nil, []string{"first_sent_at is null", "key_window_until is null"}},
+		{"payload deferred", "", deferred, []string{"safe_to_resend", "first_sent_at is null", "key_window_until is null", "not sent_unrendered"}},
+		{"payload deferred, resendable", "", func(p *db.OutboxQueueClaimParams) { p.InlineBytes = 0 }, []string{"first_sent_at is not null", "key_window_until is not null", "sent_unrendered"}},
 		{"not approved", "", unapproved, []string{"safe_to_resend", "first_sent_at is null"}},
 		{"approved", "approved_at = now()", unapproved, []string{"not safe_to_resend", "first_sent_at is not null"}},
 	} {

@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// BenchmarkRateLimitsTake takes 10,000 permits in batches as large as a destination's default concurrency, and makes as
-// many bare claims of that size beside it, in the same run: what a shared rate adds to a claim.
+// BenchmarkRateLimitsTake measures what a shared rate adds to a claim. It takes 10,000 permits in batches of a
+// destination's default concurrency, and in the same run makes as many bare claims of that size.
 func BenchmarkRateLimitsTake(b *testing.B) {
 	const permits, size = 10_000, 32
 	database := samekeytest.NewDB(b)

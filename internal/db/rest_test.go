@@ -10,9 +10,8 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// What is taken back from a worker: all whose lease ran out; of one that is gone also what may be repeated or is no
-// call.
-func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
+// A release takes back expired leases. From a dead worker it also takes lookups, Applies and what is safe to resend.
+func TestReleaseConditions(t *testing.T) {
 	s := newQueue(t)
 	const out, held = `, leased_by = 8, lease_until = now() - interval '1 minute'`, `, leased_by = 8, lease_until = now() + interval '1 hour'`
 	const call, lookup = `status = 'leased', attempt = 3, last_sent_attempt = 1, attempts_used = 2, first_sent_at = now(), last_code = 'absent'`,
@@ -22,14 +21,14 @@ func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
 		gone      bool
 		want      []string // nil: it stays
 	}{
-		{"a call, held", call + held, false, nil},
-		{"a call, held by one that is gone", call + held, true, nil},
-		{"a lookup, held", lookup + held, false, nil},
-		{"one that may be repeated, held", call + `, safe_to_resend = true` + held, false, nil},
-		{"a call that ran out", call + out, false, []string{"status = 'unknown'", "last_sent_attempt = 3", "attempts_used = 0", "last_code = 'orphaned'", "due_at > now() + interval '59 minutes'"}},
-		{"one that may be repeated, of one that is gone", call + `, safe_to_resend = true` + held, true,
+		{"an attempt with a lease", call + held, false, nil},
+		{"an attempt of a dead worker", call + held, true, nil},
+		{"a lookup with a lease", lookup + held, false, nil},
+		{"a resendable attempt with a lease", call + `, safe_to_resend = true` + held, false, nil},
+		{"an attempt with an expired lease", call + out, false, []string{"status = 'unknown'", "last_sent_attempt = 3", "attempts_used = 0", "last_code = 'orphaned'", "due_at > now() + interval '59 minutes'"}},
+		{"a resendable attempt of a dead worker", call + `, safe_to_resend = true` + held, true,
 			[]string{"status = 'pending'", "last_sent_attempt = 3", "attempts_used = 3", "last_code = 'orphaned'", "due_at <= clock_timestamp()"}},
-		{"a lookup, of one that is gone", lookup + held, true, []string{"status = 'unknown'", "last_sent_attempt = 1", "attempts_used = 3", "last_code = 'accepted'", "due_at <= clock_timestamp()"}},
+		{"a lookup of a dead worker", lookup + held, true, []string{"status = 'unknown'", "last_sent_attempt = 1", "attempts_used = 3", "last_code = 'accepted'", "due_at <= clock_timestamp()"}},
 		{"another worker's", call + `, leased_by = 9, lease_until = now() - interval '1 minute'`, true, nil},
 	} {
 		s.clear()
@@ -54,8 +53,8 @@ func TestAReleaseTakesBackOnlyWhatItMay(t *testing.T) {
 	}
 }
 
-// What another transaction holds is left to the next sweep.
-func TestAReleaseWaitsForNobody(t *testing.T) {
+// A release leaves locked rows to the next sweep.
+func TestReleaseSkipsLockedRows(t *testing.T) {
 	s := newQueue(t)
 	s.insert(`status = 'unknown', leased_by = 8, lease_until = now()`)
 	tx, err := s.Begin(t.Context())
@@ -74,8 +73,8 @@ func TestAReleaseWaitsForNobody(t *testing.T) {
 	}
 }
 
-// The next of an ordering key, by its place, becomes its head where there is none, and is not due early.
-func TestOnlyAKeyWithoutAHeadIsGivenItsNext(t *testing.T) {
+// The first blocked intent of an ordering key becomes its head if there is none. It is not due before its own due_at.
+func TestPromoteOnlyWithoutHead(t *testing.T) {
 	s := newQueue(t)
 	const waits = `status = 'blocked', ordering_key = 'o', seq = `
 	head := s.insert(`status = 'dead', ordering_key = 'o', seq = 1`)
@@ -123,8 +122,8 @@ func TestOnlyAKeyWithoutAHeadIsGivenItsNext(t *testing.T) {
 	s.holds("one that is meant for later", third, "status = 'pending' and due_at > now() + interval '50 minutes'")
 }
 
-// Reconcile gives back what has neither a row nor an end, as one that may have been sent.
-func TestReconcileGivesBackOnlyWhatIsLost(t *testing.T) {
+// Reconcile restores an intent with neither a queue row nor a finishing event, as one that may have been sent.
+func TestReconcileRestoresOnlyLostIntents(t *testing.T) {
 	s := newQueue(t)
 	lost, young, finished, queued := s.insert(""), s.insert(""), s.insert(""), s.insert("")
 	s.exec(`delete from samekey.outbox_queue where id <> $1`, queued)
@@ -146,9 +145,9 @@ func TestReconcileGivesBackOnlyWhatIsLost(t *testing.T) {
 	}
 }
 
-// A worker's row goes only once it is old, its lock is free and nothing is leased to it; an id that leases name is not
-// given out.
-func TestAWorkersRowStaysWhileItIsOfUse(t *testing.T) {
+// A worker's row is deleted once it is old, its lock is free and it holds no lease. An id that leases name is not given
+// out.
+func TestWorkerRowStaysWhileInUse(t *testing.T) {
 	s := newQueue(t)
 	s.exec(`insert into samekey.workers (id, name, actions, seen_at) values (1, 'old', '{}', now() - interval '1 hour'),
 		(2, 'seen', '{}', now() - interval '5 minutes'), (3, 'leasing', '{}', now() - interval '1 hour'), (7, 'living', '{}', now() - interval '1 hour')`)
@@ -167,8 +166,8 @@ func TestAWorkersRowStaysWhileItIsOfUse(t *testing.T) {
 	}
 }
 
-// What the statistics say after each change of the queue, and which actions a living worker handles.
-func TestTheStatisticsFollowTheQueue(t *testing.T) {
+// The statistics after each change of the queue, and the actions that a running worker handles.
+func TestStatsFollowTheQueue(t *testing.T) {
 	s := newQueue(t)
 	s.exec(`insert into samekey.workers (id, name, actions) values (7, 'living', '{charge}'), (8, 'dead', '{refund}')`)
 	take := func(want string) {
@@ -194,8 +193,8 @@ func TestTheStatisticsFollowTheQueue(t *testing.T) {
 	take("charge pending 2 f f t")
 }
 
-// What people change of a row, beside its state.
-func TestWhatPeopleChangeOfARow(t *testing.T) {
+// What operators change in a row besides its state.
+func TestOperatorChangesToARow(t *testing.T) {
 	s := newQueue(t)
 	ctx := t.Context()
 	const known = `attempt = 3, attempts_used = 2, last_sent_attempt = 3, first_sent_at = now(), key_window_until = now() + interval '1 day', sent_unrendered = true, no_resend = true, approved_at = now(), last_code = 'absent'`
@@ -231,7 +230,7 @@ func TestWhatPeopleChangeOfARow(t *testing.T) {
 		{"approve", `status = 'awaiting_approval', due_at = now() + interval '1 hour', `, approve, []string{"status = 'pending'", "attempt = 4", "approved_at is not null", "due_at > now() + interval '50 minutes'"}},
 		{"approve what is parked", `status = 'parked', `, approve, nil},
 		{"redrive all", `status = 'parked', safe_to_resend = true, `, redriveAll, []string{"status = 'pending'", "attempt = 4", "attempts_used = 0", "approved_at is null", "due_at <= clock_timestamp()"}},
-		{"redrive all, not to be repeated", `status = 'parked', `, redriveAll, nil},
+		{"redrive all, not resendable", `status = 'parked', `, redriveAll, nil},
 	} {
 		s.clear()
 		id := s.insert(c.row + known)

@@ -16,7 +16,7 @@ import (
 var faults = []samekeytest.Fault{
 	samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, samekeytest.FaultTruncate,
 	"500", "500_after", "503(1)", "429",
-	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, "slow(400 * time.Millisecond)",
+	samekeytest.FaultHang, samekeytest.FaultHangAfter, samekeytest.FaultLate, "slow(400ms)",
 }
 
 // vendor is a vendor's process and its control.
