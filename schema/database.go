@@ -40,9 +40,11 @@ func checkSequences(ctx context.Context, db DB) error {
 		used = `select exists (select from samekey.outbox_history)`
 	)
 	var reset bool
-	// Rows first: a row that another worker writes in between has advanced the sequence by then.
-	err := db.QueryRow(ctx, used).Scan(&reset)
+	err := db.QueryRow(ctx, fresh).Scan(&reset)
 	if err == nil && reset {
+		err = db.QueryRow(ctx, used).Scan(&reset)
+	}
+	if err == nil && reset { // again: another worker may have written the first row in between
 		err = db.QueryRow(ctx, fresh).Scan(&reset)
 	}
 	if err != nil {
