@@ -52,7 +52,7 @@ var ways = map[string]struct {
 	"the attempt ends":    {func(w *Wire) { w.End() }, ErrEnded},
 }
 
-func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
+func TestAttemptThatIsOverSendsNothing(t *testing.T) {
 	for name, way := range ways {
 		for _, first := range []string{"", "in time"} {
 			t.Run(name+" after "+first, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
 }
 
 // The buffer is larger than those of the sockets, so that the time is over in the middle of it. Then there is room again.
-func TestAWriteOfMuchStopsInItsMiddleWhenTheTimeIsOver(t *testing.T) {
+func TestLargeWriteStopsMidwayWhenTheAttemptIsOver(t *testing.T) {
 	const much = 32 << 20
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestAWriteOfMuchStopsInItsMiddleWhenTheTimeIsOver(t *testing.T) {
 	}
 }
 
-func TestWhatIsUnderWayAtTheEndMayHaveBeenSent(t *testing.T) {
+func TestWriteInProgressAtTheEndCountsAsSent(t *testing.T) {
 	w := inAnHour(t)
 	c, other := link(t, w)
 	wrote := make(chan error, 1)
