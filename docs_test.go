@@ -48,10 +48,11 @@ func TestEachProblemTypeHasAHeading(t *testing.T) {
 }
 
 func TestLinksOnPagesResolve(t *testing.T) {
+	spans := regexp.MustCompile("`[^`\n]*`")
 	link := regexp.MustCompile(`\[[^\]]*\]\(([^()\s]+)\)`)
 	links := 0
 	for _, page := range pages(t) {
-		for _, match := range link.FindAllStringSubmatch(prose(t, page), -1) {
+		for _, match := range link.FindAllStringSubmatch(spans.ReplaceAllString(prose(t, page), ""), -1) {
 			if strings.Contains(match[1], "://") || strings.HasPrefix(match[1], "mailto:") {
 				continue
 			}
@@ -312,5 +313,24 @@ func TestPagesNameWhatExists(t *testing.T) {
 	}
 	if found < 100 {
 		t.Errorf("found only %d names: does the test still read the pages?", found)
+	}
+}
+
+// A merge of two lists of decisions can repeat a row.
+func TestEachDecisionIsListedOnce(t *testing.T) {
+	page, err := os.ReadFile("docs/decisions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(page)) {
+		decision, _, row := strings.Cut(line, " | ")
+		if row && seen[decision] {
+			t.Errorf("docs/decisions.md lists this twice: %s", decision)
+		}
+		seen[decision] = true
+	}
+	if len(seen) < 100 {
+		t.Errorf("the page lists %d decisions", len(seen))
 	}
 }

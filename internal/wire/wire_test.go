@@ -52,7 +52,7 @@ var ways = map[string]struct {
 	"the attempt ends":    {func(w *Wire) { w.End() }, ErrEnded},
 }
 
-func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
+func TestAttemptThatIsOverSendsNothing(t *testing.T) {
 	for name, way := range ways {
 		for _, first := range []string{"", "in time"} {
 			t.Run(name+" after "+first, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestLongWriteStopsAtTheDeadline(t *testing.T) {
 	}
 }
 
-func TestWhatIsUnderWayAtTheEndMayHaveBeenSent(t *testing.T) {
+func TestWriteInProgressAtTheEndCountsAsSent(t *testing.T) {
 	w := inAnHour(t)
 	c, other := link(t, w)
 	wrote := make(chan error, 1)
