@@ -17,7 +17,8 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// stopped is the context of a process that was stopped and goes on: its deadline has passed, and no timer has fired yet.
+// stopped is the context of a process that was stopped and goes on: its deadline has passed, and no timer has fired
+// yet.
 type stopped struct {
 	context.Context
 	deadline time.Time

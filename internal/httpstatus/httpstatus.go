@@ -1,7 +1,7 @@
 // Package httpstatus has what the status of an HTTP answer proves about the effect of its request.
 //
-// It knows only statuses, as RFC 9110 and the registry of status codes define them. The rules for a vendor come first and say
-// what that vendor means by a status.
+// It knows only statuses, as RFC 9110 and the registry of status codes define them. The rules for a vendor come first
+// and say what that vendor means by a status.
 package httpstatus
 
 import "slices"
@@ -58,8 +58,8 @@ var Table = []Row{
 	{500, 599, Silent, "a server or a gateway failed, also 501, 505 and 511"},
 }
 
-// Of returns what a status proves. Waits means that the answer has a valid Retry-After: a 403 is then a rate limit, as several
-// vendors send it.
+// Of returns what a status proves. Waits means that the answer has a valid Retry-After: a 403 is then a rate limit, as
+// several vendors send it.
 func Of(status int, waits bool) Effect {
 	if status == 403 && waits {
 		return Later
@@ -79,6 +79,6 @@ func Of(status int, waits bool) Effect {
 	return Table[i].Effect
 }
 
-// PutOff reports whether an answer with a valid Retry-After means that this one request was not executed now: 413, as RFC 9110
-// defines it.
+// PutOff reports whether an answer with a valid Retry-After means that this one request was not executed now: 413, as
+// RFC 9110 defines it.
 func PutOff(status int, waits bool) bool { return status == 413 && waits }

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Attempt is what one attempt, or one lookup, may send by requests that find it in their context. It is safe for concurrent use.
+// Attempt is what one attempt, or one lookup, may send by requests that find it in their context. It is safe for
+// concurrent use.
 type Attempt struct {
 	// Once allows one request that may be sent: a write is one request, however often a client tries.
 	Once bool

@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Describe says in fixed words what went wrong with a call in the named protocol, and a code for it. It never hands on an
-// error's own text, which may quote the URL or what the other side sent.
+// Describe says in fixed words what went wrong with a call in the named protocol, and a code for it. It never hands on
+// an error's own text, which may quote the URL or what the other side sent.
 func Describe(err error, protocol string) (code, text string) {
 	var (
 		name   *net.DNSError

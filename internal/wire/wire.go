@@ -1,19 +1,19 @@
-// Package wire controls what an attempt sends. It enforces the attempt's deadline, knows whether something was sent, and drops
-// what the attempt leaves behind. [Describe] explains errors in fixed words.
+// Package wire controls what an attempt sends. It enforces the attempt's deadline, knows whether something was sent,
+// and drops what the attempt leaves behind. [Describe] explains errors in fixed words.
 //
 // # What is guaranteed
 //
-// No write(2) of an attempt begins after its deadline or its end. A process that was stopped for longer than its lease must
-// send nothing when it continues, since another worker may have sent the intent meanwhile. The timers of a context and of a
-// socket do not guarantee that: they fire some time after the process continues, and a large write continues as soon as there
-// is room. So the clock is read before each write(2). One Write may be many of them.
+// No write(2) of an attempt begins after its deadline or its end. A process that was stopped for longer than its lease
+// must send nothing when it continues, since another worker may have sent the intent meanwhile. The timers of a context
+// and of a socket do not guarantee that: they fire some time after the process continues, and a large write continues
+// as soon as there is room. So the clock is read before each write(2). One Write may be many of them.
 //
-// The result of [Wire.End] is final. If nothing was sent by then, nothing ever is. If something was sent, the system no longer
-// holds any of it: each connection whose answer was not read completely is closed by a reset, which drops what is queued. A
-// normal close would let the kernel retransmit a request that timed out, for minutes, after a lookup said that the vendor knows
-// nothing of it. The reset is armed (SO_LINGER with a timeout of zero) before the first write(2) and disarmed by
-// [Wire.Answered], so that it also happens when the process is killed. On Linux TCP_USER_TIMEOUT ends the retransmission at
-// the attempt's deadline, so that it also ends while the process is stopped.
+// The result of [Wire.End] is final. If nothing was sent by then, nothing ever is. If something was sent, the system no
+// longer holds any of it: each connection whose answer was not read completely is closed by a reset, which drops what
+// is queued. A normal close would let the kernel retransmit a request that timed out, for minutes, after a lookup said
+// that the vendor knows nothing of it. The reset is armed (SO_LINGER with a timeout of zero) before the first write(2)
+// and disarmed by [Wire.Answered], so that it also happens when the process is killed. On Linux TCP_USER_TIMEOUT ends
+// the retransmission at the attempt's deadline, so that it also ends while the process is stopped.
 //
 // A request goes out on one connection at most, even if net/http tries another.
 //
@@ -43,9 +43,9 @@
 //
 // # Limits
 //
-// The check of the clock and its write(2) are not one step. What another program has taken, such as a proxy or a sidecar, cannot
-// be taken back. The clock is the process's: where it stands still, as on a suspended machine, so does the deadline. If
-// the system is not a Unix, the clock is read for each 4 KiB.
+// The check of the clock and its write(2) are not one step. What another program has taken, such as a proxy or a
+// sidecar, cannot be taken back. The clock is the process's: where it stands still, as on a suspended machine, so does
+// the deadline. If the system is not a Unix, the clock is read for each 4 KiB.
 package wire
 
 import (
@@ -85,9 +85,9 @@ func New(ctx context.Context) *Wire {
 	return &Wire{deadline: deadline}
 }
 
-// Trace is the context for one request by net/http with a transport that dials by [Dial]: the wire takes each connection
-// that net/http picks for it. It picks another if the first one was dead: that is the one place where a request could go
-// out twice.
+// Trace is the context for one request by net/http with a transport that dials by [Dial]: the wire takes each
+// connection that net/http picks for it. It picks another if the first one was dead: that is the one place where a
+// request could go out twice.
 func (w *Wire) Trace(ctx context.Context) context.Context {
 	picked, before := false, 0
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -207,8 +207,8 @@ func (w *Wire) Answered() {
 	}
 }
 
-// End lets nothing more out and closes each connection whose answer is not complete, by a reset. It reports whether there was
-// a connection, and whether a byte of a request may have been sent. If not, none ever will be.
+// End lets nothing more out and closes each connection whose answer is not complete, by a reset. It reports whether
+// there was a connection, and whether a byte of a request may have been sent. If not, none ever will be.
 func (w *Wire) End() (connected, sent bool) {
 	w.mu.Lock()
 	w.over = true
@@ -241,8 +241,8 @@ func (w *Wire) running() bool {
 	return !w.over
 }
 
-// conn is a connection to a vendor. Until an attempt has it, it may write: TLS, a proxy's CONNECT. From then on the wire of the
-// last attempt decides.
+// conn is a connection to a vendor. Until an attempt has it, it may write: TLS, a proxy's CONNECT. From then on the
+// wire of the last attempt decides.
 type conn struct {
 	net.Conn // the socket
 
@@ -275,8 +275,8 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close leaves a connection of a running attempt to its wire: the closing code, such as net/http after it has read an answer,
-// does not know whether that answer was complete. Reads and writes end at once.
+// Close leaves a connection of a running attempt to its wire: the closing code, such as net/http after it has read an
+// answer, does not know whether that answer was complete. Reads and writes end at once.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	if c.armed && c.wire.running() {
@@ -288,7 +288,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// arm has every close of the socket from now on be a reset, the kernel's too, and lets the kernel retransmit until the deadline.
+// arm has every close of the socket from now on be a reset, the kernel's too, and lets the kernel retransmit until the
+// deadline.
 func (c *conn) arm(deadline time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,8 +308,8 @@ func (c *conn) arm(deadline time.Time) error {
 	return nil
 }
 
-// disarm has a close be a normal one again, unless the next attempt has the connection by now: net/http hands it on before the
-// reader of the answer has seen its end.
+// disarm has a close be a normal one again, unless the next attempt has the connection by now: net/http hands it on
+// before the reader of the answer has seen its end.
 func (c *conn) disarm(w *Wire) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

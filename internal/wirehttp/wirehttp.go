@@ -23,8 +23,8 @@ import (
 // HeaderLimit is how much of an answer's status line and headers is read, unless a transport says otherwise.
 const HeaderLimit = 256 << 10
 
-// Guard makes a transport one for [RoundTrip], before its first use: it dials by [wire.Dial], and speaks HTTP/1.1 only. With
-// HTTP/2 the requests of many attempts share one connection, which cannot be reset for one of them.
+// Guard makes a transport one for [RoundTrip], before its first use: it dials by [wire.Dial], and speaks HTTP/1.1 only.
+// With HTTP/2 the requests of many attempts share one connection, which cannot be reset for one of them.
 func Guard(t *http.Transport) {
 	dial := t.DialContext
 	if dial == nil {
@@ -53,8 +53,8 @@ func Guard(t *http.Transport) {
 	}
 }
 
-// RoundTrip sends a request by a transport that [Guard] has prepared: once, without a redirect. The answer's body must be read
-// to its end or closed; [wire.Wire.Answered] is called at its end. The caller calls [wire.Wire.End].
+// RoundTrip sends a request by a transport that [Guard] has prepared: once, without a redirect. The answer's body must
+// be read to its end or closed; [wire.Wire.Answered] is called at its end. The caller calls [wire.Wire.End].
 func RoundTrip(w *wire.Wire, t *http.Transport, req *http.Request) (*http.Response, error) {
 	out := req.WithContext(w.Trace(req.Context()))
 	out.GetBody = nil // net/http has nothing to send again
@@ -75,7 +75,8 @@ func RoundTrip(w *wire.Wire, t *http.Transport, req *http.Request) (*http.Respon
 func watch(w *wire.Wire, resp *http.Response) {
 	switch {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
-		// net/http hands the connection over, and no deadline ends a read of it. The request did not ask for another protocol.
+		// net/http hands the connection over, and no deadline ends a read of it. The request did not ask for another
+		// protocol.
 		_ = resp.Body.Close()
 		resp.Body = http.NoBody // it has none
 	case resp.Body == http.NoBody:
