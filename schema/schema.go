@@ -159,7 +159,7 @@ func checkRiver(ctx context.Context, db DB) error {
 	return nil
 }
 
-// missing reports whether err says that a table or its schema does not exist, or has one of the codes.
+// missing reports whether err means that a table or its schema does not exist, or has one of the codes.
 func missing(err error, codes ...string) bool {
 	return slices.Contains(append(codes, "42P01", "3F000"), sqlstate.Of(err))
 }
