@@ -14,7 +14,7 @@ import (
 )
 
 // The worker works on connections of its own, made as the application's pool makes them (its address, its hooks, its
-// role), with the session settings that the promises need. What a server, a database or a role sets for everybody is
+// role), with the session settings that the promises need. What a server, a database or a role sets for all sessions is
 // meant for people and reports: with synchronous_commit off a crash takes back a claim whose call was made, and the
 // intent is sent again.
 
