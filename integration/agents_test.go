@@ -219,7 +219,7 @@ func model(step int) toolCall {
 	}[spelled])}
 }
 
-func TestAnAgentsRunThatIsResumedFromItsCheckpointCreatesNothingNew(t *testing.T) {
+func TestResumedAgentRunRepeatsNoEffect(t *testing.T) {
 	t.Parallel()
 	const steps = 40
 	for name, c := range map[string]struct {
@@ -296,7 +296,7 @@ func TestAnAgentsRunThatIsResumedFromItsCheckpointCreatesNothingNew(t *testing.T
 
 // A harness without a checkpoint begins anew, and where its keys are those of the
 // steps, nothing happens again.
-func TestAnAgentsRunThatIsRepeatedWholeCreatesNothingNew(t *testing.T) {
+func TestRepeatedAgentRunRepeatsNoEffect(t *testing.T) {
 	t.Parallel()
 	const steps = 40
 	b := setup(t, nil)
@@ -348,7 +348,7 @@ func (b *bundle) call(url, tool, arguments, key string, err error) received {
 	return got
 }
 
-func TestASecondReminderThatAnAgentWantsIsSent(t *testing.T) {
+func TestSecondReminderOfAnAgentIsSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := b.tools()
@@ -380,7 +380,7 @@ func TestASecondReminderThatAnAgentWantsIsSent(t *testing.T) {
 	}
 }
 
-func TestTenThatAnAgentAddsThreeTimesUnderOneKeyIsTen(t *testing.T) {
+func TestCreditAddedThreeTimesUnderOneKeyCountsOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := b.tools()
@@ -406,7 +406,7 @@ func TestTenThatAnAgentAddsThreeTimesUnderOneKeyIsTen(t *testing.T) {
 	b.count(1, "accounts where balance = 20")
 }
 
-func TestACallIDThatComesBackWithOtherArgumentsIsRefused(t *testing.T) {
+func TestCallIDWithOtherArgumentsIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := b.tools()

@@ -65,7 +65,7 @@ type ambiguous struct {
 // one resend after two look-ups said absent where the policy opted in. The vendor
 // knows no keys: a second call is a second effect. Each run is one seed:
 // go test -run OverAHundredSeededRuns -args -seed 17.
-func TestOverAHundredSeededRunsAWriteThatGoesOutOnceIsNeverSentTwice(t *testing.T) {
+func TestSeededRunsNeverSendANonIdempotentWriteTwice(t *testing.T) {
 	for i, name := range slices.Sorted(func(yield func(string) bool) {
 		for name := range disasters {
 			if !yield(name) {

@@ -19,7 +19,7 @@ import (
 // they wait out the 409 of a first attempt that is running, and take the service's
 // own 409 for the answer. A loop whose language is not on this machine is skipped,
 // and the test says so.
-func TestTheLoopsForCallersTellTheTwo409sApart(t *testing.T) {
+func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/callers.md")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestACommitWhoseAnswerIsLostIsLookedUpAndHasOneEffect(t *testing.T) {
+func TestCommitWithALostAnswerIsFoundAndHasOneEffect(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	proxy := wiretest.Start(t, b.appDSN)
@@ -23,7 +23,7 @@ func TestACommitWhoseAnswerIsLostIsLookedUpAndHasOneEffect(t *testing.T) {
 	got := call{key: "k1"}.do(t.Context(), url)
 	<-lost
 	if got.status != http.StatusOK || !got.deduplicated {
-		t.Errorf("the answer is %+v, want that of the commit that happened", got)
+		t.Errorf("the answer is %+v, want the stored answer", got)
 	}
 	if again := (call{key: "k1"}).do(t.Context(), url); again.status != http.StatusOK || again.body != got.body {
 		t.Errorf("the retry gets %+v, want %+v", again, got)
@@ -34,7 +34,7 @@ func TestACommitWhoseAnswerIsLostIsLookedUpAndHasOneEffect(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 1)
 }
 
-func TestACommitThatNeverArrivedStoresNothingAndTheRetryRuns(t *testing.T) {
+func TestCommitThatNeverArrivedIsRunAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	proxy := wiretest.Start(t, b.appDSN)
@@ -57,7 +57,7 @@ func TestACommitThatNeverArrivedStoresNothingAndTheRetryRuns(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 1)
 }
 
-func TestACommitThatIsStillUnderWayIsWaitedFor(t *testing.T) {
+func TestRunWaitsForACommitThatIsInFlight(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	proxy := wiretest.Start(t, b.appDSN)
@@ -65,14 +65,13 @@ func TestACommitThatIsStillUnderWayIsWaitedFor(t *testing.T) {
 	b.worker("worker", workerConfig{})
 
 	held := proxy.Arm(wiretest.Hold, "commit")
-	first := untold(t, call{key: "k1"}, url)
+	first := begin(t, call{key: "k1"}, url)
 	<-held
-	// A look-up without the key's lock would find nothing now, and the commit
-	// would still land.
+	// A lookup without the key's lock would find no record now, and the commit would arrive later.
 	b.eventually(`exists (select from pg_stat_activity where datname = current_database() and wait_event = 'advisory')`)
 	proxy.Release()
 	if got := <-first; got.status != http.StatusOK || !got.deduplicated {
-		t.Errorf("the answer is %+v, want that of the commit that happened", got)
+		t.Errorf("the answer is %+v, want the stored answer", got)
 	}
 	b.effects(1)
 	b.settled()
@@ -80,7 +79,7 @@ func TestACommitThatIsStillUnderWayIsWaitedFor(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 1)
 }
 
-func TestWorkersGoOnByThemselvesWhenTheDatabaseIsBack(t *testing.T) {
+func TestWorkersResumeWhenTheDatabaseReturns(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	road := newRoad(t, b.workerDSN)
@@ -92,29 +91,26 @@ func TestWorkersGoOnByThemselvesWhenTheDatabaseIsBack(t *testing.T) {
 	b.insertMany("book-", 4)
 	b.effects(4)
 	road.close()
-	b.vendor.Release() // the answers come while the database is away
+	b.vendor.Release() // the answers arrive while the database is unavailable
 	for _, w := range workers {
 		w.waitTimes("sweep failed", 2)
 	}
-	b.insertMany("pen-", 20) // by another road
+	b.insertMany("pen-", 20) // not through the proxy
 	if n := road.refused(); n > 200 {
-		t.Errorf("the workers tried %d times to connect meanwhile", n)
+		t.Errorf("the workers tried to connect %d times meanwhile, want at most 200", n)
 	}
 	road.open()
 	b.effects(24)
 	b.settled()
 	b.count(24, "receipts")
 	samekeytest.AssertEffects(t, b.vendor, 24)
-	for _, key := range one[[]string](b, `select array_agg(delivery_key::text) from samekey.outbox`) {
-		samekeytest.AssertOneEffect(t, b.vendor, key)
-		b.sameBytes(key)
-	}
+	b.oneEffectEach()
 	for _, w := range workers {
 		w.wait("holds the worker's lock again")
 	}
 }
 
-func TestColumnsThatAreAddedLiveLoseNothing(t *testing.T) {
+func TestColumnsAddedLiveLoseNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	_, url := b.service()
@@ -140,7 +136,7 @@ func TestColumnsThatAreAddedLiveLoseNothing(t *testing.T) {
 	for range clients {
 		<-midway
 	}
-	// With calls under way, which hold no transaction that the change would wait for.
+	// Open calls hold no transaction, so the change does not wait for them.
 	b.vendor.HoldAnswers()
 	b.open(1)
 	for _, table := range []string{"outbox", "outbox_queue", "outbox_history", "processed_events", "workers"} {

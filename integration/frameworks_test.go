@@ -340,7 +340,7 @@ func (f *framework) holds(orders, records, ran int64) {
 	}
 }
 
-func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
+func TestRoutesOfEachFrameworkAreSafeToRepeat(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	for _, form := range forms {
@@ -436,7 +436,7 @@ func TestEachFrameworksRoutesAreSafeToRepeat(t *testing.T) {
 
 // Where transactions collide, chi's routers below the middleware find their route
 // each time, and what stands outside of it reads the whole pattern.
-func TestChisUseAboveItsRoutersOutlivesCollisions(t *testing.T) {
+func TestChiMiddlewareAboveRoutersSurvivesCollisions(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	patterns := make(chan string, 20)
@@ -494,7 +494,7 @@ func TestChisUseAboveItsRoutersOutlivesCollisions(t *testing.T) {
 }
 
 // A returned error is answered when the middleware has ended, so it is none there.
-func TestAnErrorThatEchoAnswersBehindTheMiddlewaresBackCommitsNothing(t *testing.T) {
+func TestErrorAnsweredByEchoOutsideTheMiddlewareCommitsNothing(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		e := newEcho()
@@ -515,7 +515,7 @@ func TestAnErrorThatEchoAnswersBehindTheMiddlewaresBackCommitsNothing(t *testing
 }
 
 // To echo an answer is final, whatever the handler returns after it.
-func TestAnEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
+func TestEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	f := b.framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
@@ -546,7 +546,7 @@ func TestAnEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
 // echo.WrapMiddleware leaves the context with the answer that was held back, so
 // that what recovers further out answers into the void. The middleware has seen to
 // it that the client is not told 200.
-func TestEchosRecoverOutsideOfWrapMiddlewareFindsAnAnswer(t *testing.T) {
+func TestEchoRecoverOutsideWrapMiddlewareCannotAnswer(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		e := newEcho()
@@ -563,7 +563,7 @@ func TestEchosRecoverOutsideOfWrapMiddlewareFindsAnAnswer(t *testing.T) {
 // A handler of gin's that is reached by Next writes to the connection, before the
 // commit, and Next goes on only once. Use package ginkey, or give it an engine
 // behind the middleware.
-func TestGinsNextDoesNotLeadThroughTheMiddleware(t *testing.T) {
+func TestGinNextBypassesTheMiddleware(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		g := newGin()

@@ -188,7 +188,7 @@ func (b *bundle) wire(proxy *samekeytest.Proxy, key string) []samekeytest.ProxyC
 	return calls
 }
 
-func TestWhateverHappensBetweenClientAndServiceThereIsOneEffectAndItsAnswer(t *testing.T) {
+func TestFaultsBetweenClientAndServiceLeaveOneEffect(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := serve(t, b.shop(b.appDSN))
@@ -233,7 +233,7 @@ func TestWhateverHappensBetweenClientAndServiceThereIsOneEffectAndItsAnswer(t *t
 	}
 }
 
-func TestARequestThatIsDuplicatedOnItsWayHasOneEffect(t *testing.T) {
+func TestRequestDuplicatedOnItsWayHasOneEffect(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := serve(t, b.shop(b.appDSN))
@@ -261,7 +261,7 @@ func TestARequestThatIsDuplicatedOnItsWayHasOneEffect(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatIsUnderWayDoesNotKeepASecondCallFromIt(t *testing.T) {
+func TestDelayedAnswerDoesNotBlockASecondCall(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := serve(t, b.shop(b.appDSN))
@@ -281,7 +281,7 @@ func TestAnAnswerThatIsUnderWayDoesNotKeepASecondCallFromIt(t *testing.T) {
 
 // The client gives up, asks again with the key that the error has, and its first
 // request arrives meanwhile.
-func TestARequestThatArrivesAfterItsClientGaveUpAnswersTheRetry(t *testing.T) {
+func TestRequestThatArrivesLateAnswersItsRetry(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := serve(t, b.shop(b.appDSN))
@@ -312,7 +312,7 @@ func TestARequestThatArrivesAfterItsClientGaveUpAnswersTheRetry(t *testing.T) {
 	b.once(url, "book", got)
 }
 
-func TestASecondCallWaitsForTheFirstAsItIsToldAndGetsItsAnswer(t *testing.T) {
+func TestSecondCallWaitsForTheFirstAndGetsItsAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := serve(t, b.shop(b.appDSN))
@@ -349,7 +349,7 @@ func TestASecondCallWaitsForTheFirstAsItIsToldAndGetsItsAnswer(t *testing.T) {
 	b.once(url, "book", got)
 }
 
-func TestAKeyThatWasUsedForAnotherRequestIsRefusedOnceAndForGood(t *testing.T) {
+func TestKeyOfAnotherRequestIsRefusedWithoutRetries(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	url := serve(t, b.shop(b.appDSN))
@@ -368,7 +368,7 @@ func TestAKeyThatWasUsedForAnotherRequestIsRefusedOnceAndForGood(t *testing.T) {
 }
 
 // A process answers with what another one has stored.
-func TestAServiceThatDiesBetweenCommitAndAnswerIsFollowedByOneThatReplays(t *testing.T) {
+func TestAnotherProcessReplaysAfterADeathBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	var address atomic.Value
@@ -393,7 +393,7 @@ func TestAServiceThatDiesBetweenCommitAndAnswerIsFollowedByOneThatReplays(t *tes
 
 // What a client is told when the database is cut off makes it ask again by
 // itself.
-func TestAServiceWhoseCommitFailsOrIsNotHeardOfStillEndsWithOneEffect(t *testing.T) {
+func TestFailedOrUnconfirmedCommitEndsInOneEffect(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fault    wiretest.Fault

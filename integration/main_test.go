@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/internal/localpg"
 )
 
-// roleVariable makes a process of this binary a service or a worker.
+// roleVariable is the environment variable that makes a process of this binary a service or a worker.
 const roleVariable = "SAMEKEY_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	case "worker":
 		os.Exit(end(runWorker()))
 	default:
-		os.Exit(end(fmt.Errorf("%s=%s is not a role", roleVariable, role)))
+		os.Exit(end(fmt.Errorf("%s: unknown role %q", roleVariable, role)))
 	}
 }
 
@@ -45,7 +45,7 @@ func runTests(m *testing.M) int {
 		return end(err)
 	}
 	defer stop()
-	stopped := context.AfterFunc(ctx, func() { // a signal: the server must not be left behind
+	stopped := context.AfterFunc(ctx, func() { // a signal ends this process, so stop the server first
 		stop()
 		os.Exit(1)
 	})

@@ -10,8 +10,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// withAndWithoutLock runs a test twice: the advisory lock is only for a fast
-// "in flight", and the primary key is the guarantee.
+// withAndWithoutLock runs a test with the advisory lock and without it. The primary key alone must guarantee one run: the
+// lock only lets other requests fail fast with "in flight".
 func withAndWithoutLock(t *testing.T, test func(t *testing.T, lock string)) {
 	for _, lock := range []string{"on", "off"} {
 		t.Run("lock "+lock, func(t *testing.T) {
@@ -21,16 +21,16 @@ func withAndWithoutLock(t *testing.T, test func(t *testing.T, lock string)) {
 	}
 }
 
-func TestOfFirstAttemptsThatOverlapOneRunsToCommit(t *testing.T) {
+func TestOneOfOverlappingFirstAttemptsCommits(t *testing.T) {
 	withAndWithoutLock(t, func(t *testing.T, lock string) {
 		b := setup(t, nil)
 		holder, url := b.service()
 		_, other := b.service()
 		header := map[string]string{"Test-Lock": lock, "Test-Stand": inFunction}
 
-		// The first stands in its function; five come meanwhile, by way of another
-		// process. With the lock they are in flight, without it they overtake.
-		first := untold(t, call{key: "k1", header: header}, url)
+		// The first request waits in its function while another process handles five more. With the lock they are refused
+		// as in flight. Without it one of them commits first.
+		first := begin(t, call{key: "k1", header: header}, url)
 		holder.wait("at " + inFunction)
 		answers := make([]response, 5)
 		var all sync.WaitGroup
@@ -55,7 +55,7 @@ func TestOfFirstAttemptsThatOverlapOneRunsToCommit(t *testing.T) {
 			}
 		}
 		if runs != 1 {
-			t.Errorf("%d calls say that they ran to commit, want 1: %+v", runs, answers)
+			t.Errorf("%d calls committed, want 1: %+v", runs, answers)
 		}
 		for _, got := range answers {
 			if got.status == http.StatusOK && got.body != want.body {
@@ -68,14 +68,14 @@ func TestOfFirstAttemptsThatOverlapOneRunsToCommit(t *testing.T) {
 	})
 }
 
-func TestWhereTheFirstRollsBackExactlyOneOfFiveWaitingRuns(t *testing.T) {
+func TestAfterARollbackOneOfFiveWaitingRequestsRuns(t *testing.T) {
 	withAndWithoutLock(t, func(t *testing.T, lock string) {
 		b := setup(t, nil)
 		holder, url := b.service()
 		_, other := b.service()
 		b.worker("worker", workerConfig{})
 
-		first := untold(t, call{key: "k1", header: map[string]string{
+		first := begin(t, call{key: "k1", header: map[string]string{
 			"Test-Lock": lock, "Test-Stand": inFunction, "Test-End": "rollback"}}, url)
 		holder.wait("at " + inFunction)
 		answers := make([]response, 5)
@@ -87,7 +87,7 @@ func TestWhereTheFirstRollsBackExactlyOneOfFiveWaitingRuns(t *testing.T) {
 		}
 		holder.release()
 		if got := <-first; got.status != http.StatusInternalServerError {
-			t.Errorf("the one that rolls back gets %+v, want 500", got)
+			t.Errorf("the request that rolls back gets %+v, want 500", got)
 		}
 		all.Wait()
 		runs := 0
@@ -100,7 +100,7 @@ func TestWhereTheFirstRollsBackExactlyOneOfFiveWaitingRuns(t *testing.T) {
 			}
 		}
 		if runs != 1 {
-			t.Errorf("%d calls say that they ran, want 1", runs)
+			t.Errorf("%d calls ran the function, want 1", runs)
 		}
 		b.effects(1)
 		b.settled()
@@ -110,7 +110,7 @@ func TestWhereTheFirstRollsBackExactlyOneOfFiveWaitingRuns(t *testing.T) {
 	})
 }
 
-func TestWhatIsRolledBackLeavesNothingAndTheKeyIsFree(t *testing.T) {
+func TestRollbackLeavesNothingAndFreesTheKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	stopped, stoppedURL := b.service()
@@ -122,7 +122,7 @@ func TestWhatIsRolledBackLeavesNothingAndTheKeyIsFree(t *testing.T) {
 			t.Errorf("%s gets %+v", end, got)
 		}
 	}
-	// A client that hangs up cancels the request's context.
+	// A client that disconnects cancels the request's context.
 	ctx, hangUp := context.WithCancel(t.Context())
 	lost := make(chan response, 1)
 	go func() {
@@ -133,12 +133,12 @@ func TestWhatIsRolledBackLeavesNothingAndTheKeyIsFree(t *testing.T) {
 	<-lost
 	stopped.wait("hung up")
 	stopped.release()
-	b.eventually(`not exists (select from pg_stat_activity where datname = current_database() and state = 'idle in transaction')`)
+	b.eventually(noOpenTransaction)
 
 	b.count(0, "orders")
 	b.count(0, "samekey.outbox")
 	b.count(0, "samekey.processed_events")
-	// A savepoint that is rolled back takes its intent along; the rest commits.
+	// A rollback to a savepoint removes the intent that was inserted after it. The rest commits.
 	if got := (call{key: "k2", header: map[string]string{"Test-End": "savepoint"}}).do(t.Context(), url); got.status != http.StatusOK {
 		t.Errorf("with a savepoint rolled back, the request gets %+v", got)
 	}
@@ -153,11 +153,11 @@ func TestWhatIsRolledBackLeavesNothingAndTheKeyIsFree(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 1)
 }
 
-func TestTwentyCallsOnOneKeyWithAPoolOfFourLeaveRoomForOthers(t *testing.T) {
+func TestTwentyRequestsForOneKeyDoNotBlockAPoolOfFour(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	p, url := b.service(serviceConfig{Conns: 4})
-	first := untold(t, call{key: "k1", header: map[string]string{"Test-Stand": inFunction}}, url)
+	first := begin(t, call{key: "k1", header: map[string]string{"Test-Stand": inFunction}}, url)
 	p.wait("at " + inFunction)
 
 	began := time.Now()
@@ -172,15 +172,15 @@ func TestTwentyCallsOnOneKeyWithAPoolOfFourLeaveRoomForOthers(t *testing.T) {
 	all.Go(func() {
 		got, err := client.Get(url + "/count")
 		if err != nil || got.StatusCode != http.StatusOK {
-			t.Errorf("a query of no key gets %v, %v", got, err)
+			t.Errorf("a query without a key gets %v, %v", got, err)
 			return
 		}
 		_ = got.Body.Close()
 	})
 	all.Wait()
-	// The first still holds its transaction: nobody waited for it.
+	// The first request still holds its transaction, so the others must not have waited for it.
 	if waited := time.Since(began); waited > patience/2 {
-		t.Errorf("they waited for %v", waited)
+		t.Errorf("the other requests took %v", waited)
 	}
 	p.release()
 	if got := <-first; got.status != http.StatusOK {
@@ -189,7 +189,7 @@ func TestTwentyCallsOnOneKeyWithAPoolOfFourLeaveRoomForOthers(t *testing.T) {
 	b.count(1, "orders")
 }
 
-func TestSerializableTransactionsOfOneKeyEndInOneAnswer(t *testing.T) {
+func TestSerializableTransactionsOfOneKeyGetOneAnswer(t *testing.T) {
 	withAndWithoutLock(t, func(t *testing.T, lock string) {
 		b := setup(t, nil)
 		_, url := b.service(serviceConfig{Conns: 16})

@@ -58,7 +58,7 @@ func pqRequest(t *testing.T, value string) processed.Request {
 }
 
 // With lib/pq what the database says is understood as with pgx.
-func TestErrorsOfLibPQAreClassified(t *testing.T) {
+func TestLibPQErrorsAreClassified(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	say := func(state string) error {
@@ -90,7 +90,7 @@ func TestErrorsOfLibPQAreClassified(t *testing.T) {
 	}
 }
 
-func TestARecordThatLibPQCannotSeeAsksForTheTransactionAgain(t *testing.T) {
+func TestRecordInvisibleToLibPQIsSafeToRetry(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	tx := pqTx(t, on, sql.LevelRepeatableRead)
@@ -111,7 +111,7 @@ func TestARecordThatLibPQCannotSeeAsksForTheTransactionAgain(t *testing.T) {
 	}
 }
 
-func TestIntentsOfLibPQConflictAndWake(t *testing.T) {
+func TestLibPQIntentsConflictAndWake(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	listener, err := pgx.Connect(t.Context(), on.DSN)

@@ -15,9 +15,8 @@ import (
 	"time"
 )
 
-// patience bounds every wait: nothing takes so long but on a machine that is
-// badly overloaded.
-const patience = 30 * time.Second
+// patience bounds every wait. Only a badly overloaded machine needs that long.
+const patience = dbtest.Patience
 
 // process is this test binary in another role.
 type process struct {
@@ -25,14 +24,14 @@ type process struct {
 	name  string
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	ended chan struct{} // closed when it is gone and has been read to its end
+	ended chan struct{} // closed when the process has ended and all its output has been read
 
 	mu      sync.Mutex
 	lines   []string // of both outputs
 	changed chan struct{}
 }
 
-// start starts a process and waits for its word "ready".
+// start starts a process and waits until it prints "ready".
 func start(t testing.TB, role, name string, config any) *process {
 	t.Helper()
 	p := launch(t, role, name, config)
@@ -88,7 +87,7 @@ func (p *process) read(from io.Reader) {
 	}
 }
 
-// clear leaves nothing behind, and shows a failed test what the process said.
+// clear ends the process. If the test has failed, it logs the last lines of the process's output.
 func (p *process) clear() {
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	_ = p.cmd.Process.Kill()
@@ -96,15 +95,14 @@ func (p *process) clear() {
 	if p.t.Failed() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.t.Logf("%s said:\n\t%s", p.name, strings.Join(p.lines[max(0, len(p.lines)-40):], "\n\t"))
+		p.t.Logf("output of %s:\n\t%s", p.name, strings.Join(p.lines[max(0, len(p.lines)-40):], "\n\t"))
 	}
 }
 
-// wait waits until the process has said something that contains the text, and
-// returns that line.
+// wait waits until the process has printed a line that contains the text, and returns the line.
 func (p *process) wait(text string) string { p.t.Helper(); return p.waitTimes(text, 1) }
 
-// waitTimes waits until it has said so n times.
+// waitTimes waits for n such lines and returns the last.
 func (p *process) waitTimes(text string, n int) string {
 	p.t.Helper()
 	deadline := time.After(patience)
@@ -123,15 +121,14 @@ func (p *process) waitTimes(text string, n int) string {
 		select {
 		case <-changed:
 		case <-p.ended:
-			p.t.Fatalf("%s ended (%v) before it said %q", p.name, p.cmd.ProcessState, text)
+			p.t.Fatalf("%s ended (%v) before it printed %q", p.name, p.cmd.ProcessState, text)
 		case <-deadline:
-			p.t.Fatalf("%s did not say %q (%d of %d) within %v", p.name, text, count, n, patience)
+			p.t.Fatalf("%s printed %q %d times within %v, want %d", p.name, text, count, patience, n)
 		}
 	}
 }
 
-// release lets the process go on from every point at which it stands, and
-// stand at none any more.
+// release lets the process continue from its point. From now on it passes all points without a stop.
 func (p *process) release() {
 	p.t.Helper()
 	if _, err := io.WriteString(p.stdin, "release\n"); err != nil {
@@ -139,16 +136,12 @@ func (p *process) release() {
 	}
 }
 
-// kill ends it with SIGKILL, and returns when that was sent.
+// kill ends the process with SIGKILL and returns the time of the signal.
 func (p *process) kill() time.Time {
 	p.t.Helper()
 	at := time.Now()
 	p.signal(syscall.SIGKILL)
-	select {
-	case <-p.ended:
-	case <-time.After(patience):
-		p.t.Fatalf("%s does not end", p.name)
-	}
+	dbtest.Receive(p.t, p.name+" has ended", p.ended)
 	return at
 }
 
@@ -159,40 +152,30 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// stop stops it with SIGSTOP, and returns when it stands still.
+// stop suspends the process with SIGSTOP and returns when it is suspended.
 func (p *process) stop() {
 	p.t.Helper()
 	p.signal(syscall.SIGSTOP)
-	look := time.NewTicker(time.Millisecond)
-	defer look.Stop()
-	for deadline := time.Now().Add(patience); !p.stopped(); <-look.C {
-		if time.Now().After(deadline) {
-			p.t.Fatalf("%s does not stop", p.name)
-		}
-	}
+	dbtest.Until(p.t, p.name+" is stopped", p.stopped)
 }
 
-// stopped looks where the system says so; elsewhere the signal has to do.
+// stopped reads the process's state from /proc. A system without /proc must do with the signal.
 func (p *process) stopped() bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err != nil || strings.HasPrefix(state, "T")
 }
 
-// exit waits for its end and returns its exit code.
+// exit waits until the process has ended and returns its exit code.
 func (p *process) exit() int {
 	p.t.Helper()
-	select {
-	case <-p.ended:
-	case <-time.After(patience):
-		p.t.Fatalf("%s does not end", p.name)
-	}
+	dbtest.Receive(p.t, p.name+" has ended", p.ended)
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// What follows runs in the process.
+// The rest of this file runs in the process, not in the test.
 
-// configVariable holds a process's settings, as JSON.
+// configVariable is the environment variable with the process's settings in JSON.
 const configVariable = "SAMEKEY_TEST_CONFIG"
 
 func readConfig[T any]() (config T, err error) {
@@ -202,14 +185,14 @@ func readConfig[T any]() (config T, err error) {
 	return config, err
 }
 
-// say tells the test something.
+// say prints a line for the test.
 func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
-// points are places at which this process waits for its end, or for a word of
-// the test's.
+// points are places at which this process waits until it is killed or released.
 type points struct{ released chan struct{} }
 
-// newPoints also ends the process when the test is gone.
+// newPoints reads the test's release from the standard input. The end of the input ends the process, so that it does
+// not outlive the test.
 func newPoints() *points {
 	p := &points{released: make(chan struct{})}
 	go func() {
@@ -224,7 +207,7 @@ func newPoints() *points {
 	return p
 }
 
-// stand says that this is the point, and waits.
+// stand prints the point's name and waits for the release.
 func (p *points) stand(point string) {
 	select {
 	case <-p.released:

@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestARequestMadeTwiceHasOneEffectAndTwoEqualAnswers(t *testing.T) {
+func TestRepeatedRequestHasOneEffectAndOneAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	_, url := b.service()
@@ -38,7 +38,7 @@ func TestARequestMadeTwiceHasOneEffectAndTwoEqualAnswers(t *testing.T) {
 	}
 }
 
-func TestARequestMadeByTwentyClientsAtOnceHasOneEffect(t *testing.T) {
+func TestTwentyConcurrentRequestsHaveOneEffect(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	_, url := b.service()
@@ -61,7 +61,7 @@ func TestARequestMadeByTwentyClientsAtOnceHasOneEffect(t *testing.T) {
 		}
 	}
 	if runs != 1 {
-		t.Errorf("%d calls say that they ran the function, want 1", runs)
+		t.Errorf("%d calls ran the function, want 1", runs)
 	}
 	b.effects(1)
 	b.settled()
@@ -70,7 +70,7 @@ func TestARequestMadeByTwentyClientsAtOnceHasOneEffect(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 1)
 }
 
-func TestAKeyWithAnotherPayloadIsRefusedOnEveryPath(t *testing.T) {
+func TestKeyWithAnotherPayloadIsRefusedOnEveryPath(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	process, url := b.service()
@@ -81,7 +81,7 @@ func TestAKeyWithAnotherPayloadIsRefusedOnEveryPath(t *testing.T) {
 		}
 	}
 
-	// Overlapping: in flight first, a conflict once the first is done.
+	// While the first request runs, another payload is in flight (409). After it, another payload is a conflict (422).
 	done := make(chan response, 1)
 	go func() {
 		done <- call{key: "k1", header: map[string]string{"Test-Stand": inFunction}}.do(t.Context(), url)
@@ -138,7 +138,7 @@ func TestOtherKeysTenantsAndOperationsAreOtherEffects(t *testing.T) {
 	}
 }
 
-// deliveryKey is what the vendor must see of a request.
+// deliveryKey returns the key that the vendor must receive for a request.
 func deliveryKey(value, tenant, operation string) string {
 	key, err := samekey.NewKey(value, tenant, operation)
 	if err != nil {
@@ -147,13 +147,13 @@ func deliveryKey(value, tenant, operation string) string {
 	return samekey.DeliveryKey(key, actions[operation], "").String()
 }
 
-// untilAnswered repeats a request as a good client does: while it is in flight,
-// and when the service is gone or says to try again.
+// untilAnswered repeats a request until it has a final answer. It retries a 409, a 503 and a broken connection, as
+// clients should.
 func untilAnswered(t *testing.T, c call, url string) response {
 	return askUntilAnswered(t, c, func() string { return url })
 }
 
-// askUntilAnswered does so at a service that may be another each time.
+// askUntilAnswered is untilAnswered for a service whose URL changes.
 func askUntilAnswered(t *testing.T, c call, url func() string) (got response) {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		switch got = c.do(t.Context(), url()); got.status {

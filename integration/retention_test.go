@@ -33,7 +33,7 @@ func (b *bundle) workerPool() *pgxpool.Pool {
 	return pool
 }
 
-func TestAKeyReplaysUntilItIsPrunedAndActsOnceMoreAfterThat(t *testing.T) {
+func TestKeyReplaysUntilItIsPruned(t *testing.T) {
 	t.Parallel()
 	// A vendor without a memory: every call that reaches it is an effect.
 	b := setup(t, &samekeytest.VendorOptions{IgnoreKeys: true})
@@ -70,7 +70,7 @@ func TestAKeyReplaysUntilItIsPrunedAndActsOnceMoreAfterThat(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 2)
 }
 
-func TestAPruneThatMeetsItsKeyInUseLeavesOneTruthfulAnswer(t *testing.T) {
+func TestPruneOfAKeyInUseLeavesOneTruthfulAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, &samekeytest.VendorOptions{IgnoreKeys: true})
 	pool := b.workerPool()

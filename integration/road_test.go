@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// road is a way to the database that can be closed: then its connections break,
-// and new ones are cut off.
+// road is a TCP proxy to the database. While it is closed, it has no connections and refuses new ones.
 type road struct {
 	dsn      string
 	to       string
@@ -19,14 +18,14 @@ type road struct {
 	mu     sync.Mutex
 	conns  map[net.Conn]bool
 	closed bool
-	cutOff int // connections that came while it was closed
+	cutOff int // the number of connections refused while it was closed
 }
 
 func newRoad(t testing.TB, dsn string) *road {
 	t.Helper()
 	u, err := url.Parse(dsn)
 	if err != nil {
-		t.Fatal("the DSN cannot be read")
+		t.Fatal("the DSN is not a URL") // the error would quote the password
 	}
 	r := &road{to: u.Host, conns: map[net.Conn]bool{}}
 	if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {

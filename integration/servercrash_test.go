@@ -21,7 +21,7 @@ import (
 // With synchronous_commit off a crash of the server takes back what was committed last. A claim that was taken back after
 // its call is made again, at a vendor that does not honour keys for a second effect: so the worker's commits wait for the
 // disk, whatever the role says.
-func TestACrashOfTheServerTakesBackNoClaim(t *testing.T) {
+func TestServerCrashUndoesNoClaim(t *testing.T) {
 	const crashes = 3
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()

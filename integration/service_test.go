@@ -19,29 +19,32 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// serviceConfig is what a service process is told.
+// serviceConfig holds the settings of a service process.
 type serviceConfig struct {
 	DSN   string
-	Conns int // of its pool; 0 for 8
+	Conns int // the size of its pool, by default 8
 }
 
-// order is a request's body, and an intent's payload with its ID.
+// order is the body of a request. With its ID it is the payload of an intent.
 type order struct {
 	ID     int64  `json:"id,omitempty"`
-	Item   string `json:"item"` // the business operation, by which the vendor's ledger tells doubles
+	Item   string `json:"item"` // identifies the business operation, so that the vendor's ledger shows doubles
 	Amount int64  `json:"amount"`
 }
 
-// The points at which a request can be told to stand.
+// The points of a service.
 const (
 	inFunction   = "in_function"   // after the insert, before COMMIT
 	beforeAnswer = "before_answer" // after COMMIT
 )
 
-// service does requests: POST /charge and POST /refund, with the headers
-// Idempotency-Key and Tenant. Test-Stand names a point; Test-End: rollback,
-// panic, swallow or savepoint says how the function ends; Test-Lock: off works without the advisory
-// lock; Test-Isolation is the transaction's.
+// service handles POST /charge and POST /refund, with the headers Idempotency-Key and Tenant. Further headers control a
+// request for the test:
+//
+//	Test-Stand      the point at which the request waits
+//	Test-End        how the function ends: rollback, panic, swallow or savepoint
+//	Test-Lock       off: without the advisory lock
+//	Test-Isolation  the transaction's isolation level
 type service struct {
 	pool *pgxpool.Pool
 	*points
@@ -109,12 +112,12 @@ func (s *service) do(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(res.Value)
 }
 
-// place is the request's function.
+// place is the function of processed.Run.
 func (s *service) place(ctx context.Context, tx pgx.Tx, r *http.Request, body []byte) (placed order, err error) {
 	if err := json.Unmarshal(body, &placed); err != nil {
 		return order{}, err
 	}
-	if r.Header.Get("Test-End") == "savepoint" { // of which nothing must be left
+	if r.Header.Get("Test-End") == "savepoint" { // everything is rolled back to it
 		if tx, err = tx.Begin(ctx); err != nil {
 			return order{}, err
 		}
@@ -134,7 +137,7 @@ func (s *service) place(ctx context.Context, tx pgx.Tx, r *http.Request, body []
 	}
 	switch r.Header.Get("Test-End") {
 	case "rollback":
-		return order{}, errors.New("the function says no")
+		return order{}, errors.New("the function fails")
 	case "panic":
 		panic(http.ErrAbortHandler)
 	case "swallow": // an SQL error that is not returned
@@ -143,7 +146,7 @@ func (s *service) place(ctx context.Context, tx pgx.Tx, r *http.Request, body []
 	return placed, nil
 }
 
-// count is a query that has nothing to do with any key.
+// count runs a query that needs no key.
 func (s *service) count(w http.ResponseWriter, r *http.Request) {
 	var n int64
 	if err := s.pool.QueryRow(r.Context(), `select count(*) from orders`).Scan(&n); err != nil {
@@ -168,7 +171,7 @@ func answerError(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), status)
 }
 
-// call is a request to a service, as a client makes it.
+// call is a client's request to a service.
 type call struct {
 	operation   string // default "charge"
 	tenant, key string // default tenant "acme"
@@ -177,7 +180,7 @@ type call struct {
 	header      map[string]string
 }
 
-// response is what came back; its status is 0 if nothing did.
+// response is the service's answer. Its status is 0 if the client got none.
 type response struct {
 	status       int
 	body         string
@@ -220,8 +223,7 @@ func (c call) do(ctx context.Context, url string) response {
 	return response{answer.StatusCode, string(body), answer.Header.Get("Deduplicated") == "true"}
 }
 
-// client opens a connection for each request, so that nothing is sent again on
-// one that has died.
+// client opens a connection for each request. On a reused connection that is closed, net/http would send a request again.
 var client = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: time.Minute},
 }

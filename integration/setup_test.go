@@ -3,12 +3,11 @@ package integration
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/dbtest"
@@ -16,8 +15,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// bundle is a database with the application's tables, the logins of the
-// application and of the worker, and a vendor. The embedded pool is the owner's.
+// bundle has what most tests need: a database with the application's tables, logins for the application and the worker,
+// and a vendor. The embedded pool connects as the owner of the tables.
 type bundle struct {
 	*samekeytest.DB
 	t                 testing.TB
@@ -45,6 +44,10 @@ func setup(t testing.TB, options *samekeytest.VendorOptions) *bundle {
 	return b
 }
 
+// noOpenTransaction is a condition: no client holds an open transaction without a running statement.
+const noOpenTransaction = `not exists (select from pg_stat_activity
+	where datname = current_database() and state = 'idle in transaction')`
+
 // service starts a service and returns it with its URL.
 func (b *bundle) service(configs ...serviceConfig) (*process, string) {
 	b.t.Helper()
@@ -57,7 +60,7 @@ func (b *bundle) service(configs ...serviceConfig) (*process, string) {
 	return p, url
 }
 
-// worker starts a worker that takes work.
+// worker starts a worker and waits until it is ready.
 func (b *bundle) worker(name string, config workerConfig) *process {
 	b.t.Helper()
 	config.Name, config.Vendor = name, b.vendor.URL
@@ -67,25 +70,17 @@ func (b *bundle) worker(name string, config workerConfig) *process {
 	return start(b.t, "worker", name, config)
 }
 
-// insert writes an intent to charge for an item, without a service.
+// insert inserts an intent that charges for an item, without a service.
 func (b *bundle) insert(item string) (id uuid.UUID, deliveryKey string) {
 	b.t.Helper()
-	key, err := samekey.NewKey("key-"+item, "acme", "charge")
-	if err == nil {
-		err = pgx.BeginFunc(b.t.Context(), b.Pool, func(tx pgx.Tx) error {
-			id, err = outbox.Insert(b.t.Context(), tx, outbox.Intent{
-				Key: key, Action: "charge_card", Payload: order{Item: item, Amount: 9007199254740993}})
-			return err
-		})
-	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	key := dbtest.Key(b.t, "key-"+item, "acme", "charge")
+	id = dbtest.Insert(b.t, b.Pool, outbox.Intent{
+		Key: key, Action: "charge_card", Payload: order{Item: item, Amount: 9007199254740993}})
 	outbox.Flush(b.Pool, "charge_card")
 	return id, samekey.DeliveryKey(key, "charge_card", "").String()
 }
 
-// insertMany writes n intents in one transaction, as SQL of any language does.
+// insertMany inserts n intents in one statement, through the SQL function for programs in other languages.
 func (b *bundle) insertMany(prefix string, n int) {
 	b.t.Helper()
 	b.exec(`select samekey.enqueue('acme:charge', $1 || i, 'charge_card', convert_to(json_build_object('item', $1 || i)::text, 'UTF8'))
@@ -103,7 +98,7 @@ func one[T any](b *bundle, sql string, args ...any) T {
 	return dbtest.Value[T](b.t, b, sql, args...)
 }
 
-// count checks how many rows a query finds, such as "orders where item = 'book'".
+// count checks the number of rows of a table expression, such as "orders where item = 'book'".
 func (b *bundle) count(want int64, from string, args ...any) {
 	b.t.Helper()
 	if got := one[int64](b, `select count(*) from `+from, args...); got != want {
@@ -117,32 +112,38 @@ func (b *bundle) eventually(sql string, args ...any) {
 	dbtest.Until(b.t, sql, func() bool { return one[bool](b, `select `+sql, args...) })
 }
 
-// settled waits until no intent is unfinished.
+// settled waits until all intents are finished.
 func (b *bundle) settled() {
 	b.t.Helper()
 	b.eventually(`not exists (select from samekey.outbox_queue)`)
 }
 
-// status waits until the intent has the status.
-func (b *bundle) status(id uuid.UUID, want outbox.Status) outbox.Entry {
+// entry returns the intent and its history.
+func (b *bundle) entry(id uuid.UUID) outbox.Entry {
 	b.t.Helper()
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	for deadline := time.Now().Add(patience); ; <-look.C {
-		entry, err := outbox.Get(b.t.Context(), b.Pool, id)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		if entry.Status == want {
-			return entry
-		}
-		if time.Now().After(deadline) {
-			b.t.Fatalf("the intent is %q and not %q within %v\n%s", entry.Status, want, patience, timeline(entry))
-		}
+	entry, err := outbox.Get(b.t.Context(), b.Pool, id)
+	if err != nil {
+		b.t.Fatal(err)
 	}
+	return entry
 }
 
-// timeline prints an intent's history.
+// status waits until the intent has the status.
+func (b *bundle) status(id uuid.UUID, want outbox.Status) (entry outbox.Entry) {
+	b.t.Helper()
+	defer func() {
+		if entry.Status != want {
+			b.t.Logf("the intent is %s\n%s", entry.Status, timeline(entry))
+		}
+	}()
+	dbtest.Until(b.t, "the intent is "+string(want), func() bool {
+		entry = b.entry(id)
+		return entry.Status == want
+	})
+	return entry
+}
+
+// timeline formats an intent's history.
 func timeline(e outbox.Entry) string {
 	var lines strings.Builder
 	for _, event := range e.History {
@@ -150,6 +151,14 @@ func timeline(e outbox.Entry) string {
 			event.Event, event.Attempt, event.Worker, event.Outcome, event.Code, event.Finished, event.Error)
 	}
 	return lines.String()
+}
+
+// history checks an intent's history: see [events].
+func (b *bundle) history(e outbox.Entry, want ...string) {
+	b.t.Helper()
+	if got := events(e); !slices.Equal(got, want) {
+		b.t.Errorf("the history is %v, want %v\n%s", got, want, timeline(e))
+	}
 }
 
 // events returns the history as words, such as "orphaned" and "attempt:delivered".
@@ -164,28 +173,41 @@ func events(e outbox.Entry) (words []string) {
 	return words
 }
 
-// open waits until the vendor has n calls in hand.
-func (b *bundle) open(n int) {
+// await waits until the number of a wait, such as vendor.WaitOpen, is n.
+func (b *bundle) await(wait func(ctx context.Context, n int) error, n int) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
-	if err := b.vendor.WaitOpen(ctx, n); err != nil {
+	if err := wait(ctx, n); err != nil {
 		b.t.Fatal(err)
 	}
 }
+
+// open waits until n calls are open at the vendor.
+func (b *bundle) open(n int) { b.t.Helper(); b.await(b.vendor.WaitOpen, n) }
 
 // effects waits until the vendor has made n effects.
-func (b *bundle) effects(n int) {
+func (b *bundle) effects(n int) { b.t.Helper(); b.await(b.vendor.WaitEffects, n) }
+
+// calls checks how many calls the vendor has received.
+func (b *bundle) calls(want int) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	if err := b.vendor.WaitEffects(ctx, n); err != nil {
-		b.t.Fatal(err)
+	if got := b.vendor.Counts().Calls; got != want {
+		b.t.Errorf("%d calls at the vendor, want %d", got, want)
 	}
 }
 
-// sameBytes checks that every call under a delivery key had the same path and
-// the same body, byte for byte, and returns how many there were.
+// oneEffectEach checks that each intent had one effect, and that its calls had the same bytes.
+func (b *bundle) oneEffectEach() {
+	b.t.Helper()
+	for _, key := range one[[]string](b, `select array_agg(delivery_key::text) from samekey.outbox`) {
+		samekeytest.AssertOneEffect(b.t, b.vendor, key)
+		b.sameBytes(key)
+	}
+}
+
+// sameBytes checks that all calls with a delivery key had the same path and the same body, byte for byte. It returns the
+// number of calls.
 func (b *bundle) sameBytes(key string) (calls int) {
 	b.t.Helper()
 	seen := map[string]bool{}

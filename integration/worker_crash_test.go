@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -11,22 +10,23 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// crash is a worker that was killed with one intent in hand.
+// crash is a test that kills a worker that holds one intent.
 type crash struct {
 	*bundle
 	id  uuid.UUID
 	key string
 }
 
-// killPoints are the places on an attempt's way at which a worker dies. Each
-// function starts a worker, brings it there and kills it.
+// killPoints are the stages of an attempt at which a worker is killed. Each function starts a worker, waits until it has
+// reached the stage, and kills it.
 var killPoints = []struct {
 	name  string
-	acted bool // had the vendor acted by then
+	acted bool // the vendor has acted by then
 	kill  func(c *crash, config workerConfig)
 }{
 	{"before the call", false, func(c *crash, config workerConfig) {
@@ -42,7 +42,7 @@ var killPoints = []struct {
 		c.bring()
 		c.open(1)
 		victim.kill()
-		c.eventuallyClosed() // the vendor has seen its client go, and does not act
+		dbtest.Until(c.t, "the vendor has seen the disconnect", func() bool { return c.vendor.Counts().Open == 0 }) // so it does not act
 		c.vendor.Release()
 	}},
 	{"after the vendor acted", true, func(c *crash, config workerConfig) {
@@ -63,7 +63,7 @@ var killPoints = []struct {
 	{"before the settle", true, func(c *crash, config workerConfig) {
 		lock, settler, victim := c.heldSettle(config)
 		victim.kill()
-		// The connection breaks with the statement still waiting: it never happens.
+		// The connection breaks while the statement still waits, so the statement has no effect.
 		c.exec(`select pg_terminate_backend($1)`, settler)
 		c.eventually(`not exists (select from pg_stat_activity where pid = $1)`, settler)
 		c.unlock(lock)
@@ -73,20 +73,8 @@ var killPoints = []struct {
 // bring inserts the intent.
 func (c *crash) bring() { c.id, c.key = c.insert("book") }
 
-func (c *crash) eventuallyClosed() {
-	c.t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for deadline := time.Now().Add(patience); c.vendor.Counts().Open > 0; <-look.C {
-		if time.Now().After(deadline) {
-			c.t.Fatal("the vendor still has an open call")
-		}
-	}
-}
-
-// heldSettle brings a worker to the point at which its settle waits for a lock
-// that the test holds on the intent's row, and returns the lock's transaction
-// and the process id of the waiting server process.
+// heldSettle starts a worker and waits until its settle statement waits for a lock that the test holds on the intent's
+// row. It returns the lock's transaction and the process id of the waiting backend.
 func (c *crash) heldSettle(config workerConfig) (lock pgx.Tx, settler int32, victim *process) {
 	c.t.Helper()
 	c.vendor.HoldAnswers()
@@ -114,8 +102,8 @@ func (c *crash) unlock(lock pgx.Tx) {
 	}
 }
 
-// takenOver gives the dead worker something else that it held, which may be
-// repeated, and waits until somebody has taken that over.
+// takenOver gives the dead worker a second leased intent, one that is safe to resend, and waits until another worker has
+// taken it over.
 func (c *crash) takenOver() {
 	c.t.Helper()
 	control := one[uuid.UUID](c.bundle, `
@@ -125,7 +113,7 @@ func (c *crash) takenOver() {
 	c.eventually(`status = 'pending' from samekey.outbox_queue where id = $1`, control)
 }
 
-func TestAnIdempotentWriteIsSentAgainWhereverItsWorkerDied(t *testing.T) {
+func TestIdempotentWriteIsSentAgainWhereverItsWorkerDied(t *testing.T) {
 	for _, point := range killPoints {
 		t.Run(point.name, func(t *testing.T) {
 			t.Parallel()
@@ -143,17 +131,14 @@ func TestAnIdempotentWriteIsSentAgainWhereverItsWorkerDied(t *testing.T) {
 			if calls != attempts {
 				t.Errorf("%d calls at the vendor, want %d", calls, attempts)
 			}
-			want := []string{"orphaned", "attempt:delivered", "apply:delivered"}
-			if got := events(entry); !slices.Equal(got, want) {
-				t.Errorf("the history is %v, want %v\n%s", got, want, timeline(entry))
-			}
+			c.history(entry, "orphaned", "attempt:delivered", "apply:delivered")
 			c.count(1, "receipts")
 			c.settled()
 		})
 	}
 }
 
-func TestANonIdempotentWriteIsNeverSentAgainWhereverItsWorkerDied(t *testing.T) {
+func TestNonIdempotentWriteIsNotSentAgainWhereverItsWorkerDied(t *testing.T) {
 	for _, point := range killPoints {
 		t.Run(point.name, func(t *testing.T) {
 			t.Parallel()
@@ -162,7 +147,7 @@ func TestANonIdempotentWriteIsNeverSentAgainWhereverItsWorkerDied(t *testing.T) 
 			point.kill(c, config)
 			calls := c.vendor.Counts().Calls
 			heir := c.worker("heir", config)
-			c.takenOver() // what may be repeated; the lease of the other is still good: hands off
+			c.takenOver() // only the intent that is safe to resend; the lease of the other is still valid
 			if entry := c.status(c.id, outbox.StatusLeased); len(entry.History) > 0 {
 				t.Errorf("before the lease ran out, the history is\n%s", timeline(entry))
 			}
@@ -170,25 +155,15 @@ func TestANonIdempotentWriteIsNeverSentAgainWhereverItsWorkerDied(t *testing.T) 
 			c.status(c.id, outbox.StatusUnknown)
 			samekeytest.Elapse(t, c.DB, time.Minute) // the settling delay
 
-			want := []string{"orphaned", "lookup:absent", "lookup:absent"} // believed when it is said twice
-			status := outbox.StatusParked                                  // for a person, with the evidence
 			if point.acted {
-				want = []string{"orphaned", "lookup:delivered", "apply:delivered"}
-				status = outbox.StatusDelivered
-			}
-			entry := c.status(c.id, status)
-			if got := events(entry); !slices.Equal(got, want) {
-				t.Errorf("the history is %v, want %v\n%s", got, want, timeline(entry))
-			}
-			if got := c.vendor.Counts().Calls; got != calls {
-				t.Errorf("the heir called the vendor %d times", got-calls)
-			}
-			if point.acted {
+				c.history(c.status(c.id, outbox.StatusDelivered), "orphaned", "lookup:delivered", "apply:delivered")
 				samekeytest.AssertEffects(t, c.vendor, 1)
 				c.count(1, "receipts")
-			} else {
+			} else { // parked after two lookups that found nothing
+				c.history(c.status(c.id, outbox.StatusParked), "orphaned", "lookup:absent", "lookup:absent")
 				samekeytest.AssertEffects(t, c.vendor, 0)
 			}
+			c.calls(calls) // the heir made none
 			heir.signal(syscall.SIGTERM)
 			if code := heir.exit(); code != 0 {
 				t.Errorf("the heir ended with code %d", code)
@@ -197,7 +172,7 @@ func TestANonIdempotentWriteIsNeverSentAgainWhereverItsWorkerDied(t *testing.T) 
 	}
 }
 
-func TestANonIdempotentWriteThatCannotBeLookedUpIsParked(t *testing.T) {
+func TestNonIdempotentWriteWithoutLookupIsParked(t *testing.T) {
 	t.Parallel()
 	c := &crash{bundle: setup(t, &samekeytest.VendorOptions{IgnoreKeys: true})}
 	config := workerConfig{Class: dispatcher.NonIdempotentWrite}
@@ -210,29 +185,22 @@ func TestANonIdempotentWriteThatCannotBeLookedUpIsParked(t *testing.T) {
 		t.Errorf("parked with code %q, want no_lookup", entry.Code)
 	}
 	samekeytest.AssertEffects(t, c.vendor, 1)
-	if calls := c.vendor.Counts().Calls; calls != 1 {
-		t.Errorf("%d calls at the vendor, want 1", calls)
-	}
+	c.calls(1)
 }
 
-func TestASettleThatIsOnItsWayWhenItsWorkerDiesCounts(t *testing.T) {
+func TestSettleInFlightAtItsWorkersDeathCounts(t *testing.T) {
 	t.Parallel()
 	c := &crash{bundle: setup(t, nil)}
 	lock, _, victim := c.heldSettle(workerConfig{})
 	victim.kill()
-	c.unlock(lock) // the server goes on with the statement that it has
-	entry := c.status(c.id, outbox.StatusDelivered)
-	if got, want := events(entry), []string{"attempt:delivered"}; !slices.Equal(got, want) {
-		t.Errorf("the history is %v, want %v", got, want)
-	}
+	c.unlock(lock) // the server finishes the statement without its client
+	c.history(c.status(c.id, outbox.StatusDelivered), "attempt:delivered")
 	c.worker("heir", workerConfig{})
 	c.settled()
-	if calls := c.vendor.Counts().Calls; calls != 1 {
-		t.Errorf("%d calls at the vendor, want 1", calls)
-	}
+	c.calls(1)
 }
 
-func TestAnAnswerIsAppliedOnceWhereItsWorkerDiedInApply(t *testing.T) {
+func TestAnswerIsAppliedOnceIfItsWorkerDiesInApply(t *testing.T) {
 	for name, class := range map[string]dispatcher.Class{
 		"idempotent": dispatcher.IdempotentWrite, "non-idempotent": dispatcher.NonIdempotentWrite,
 	} {
@@ -246,15 +214,9 @@ func TestAnAnswerIsAppliedOnceWhereItsWorkerDiedInApply(t *testing.T) {
 			victim.kill()
 			config.Stand = ""
 			c.worker("heir", config)
-			entry := c.status(c.id, outbox.StatusDelivered)
-			want := []string{"attempt:delivered", "orphaned", "apply:delivered"}
-			if got := events(entry); !slices.Equal(got, want) {
-				t.Errorf("the history is %v, want %v\n%s", got, want, timeline(entry))
-			}
+			c.history(c.status(c.id, outbox.StatusDelivered), "attempt:delivered", "orphaned", "apply:delivered")
 			c.count(1, "receipts")
-			if calls := c.vendor.Counts().Calls; calls != 1 {
-				t.Errorf("%d calls at the vendor, want 1", calls)
-			}
+			c.calls(1)
 		})
 	}
 }

@@ -22,25 +22,24 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// workerConfig is what a worker process is told. Zero means the default.
+// workerConfig holds the settings of a worker process. The zero value of a field is its default.
 type workerConfig struct {
 	DSN, Vendor, Name       string
 	Class                   dispatcher.Class
 	Timeout, Lease, Backoff time.Duration
 	Sweep                   time.Duration
 	Concurrency             int
-	Stand                   string // the point at which it stands
+	Stand                   string // the point at which it waits
 	Lookup, Apply           bool
 	ResendAbsent            bool
-	Deaf                    bool // it sends whatever its context says
+	Deaf                    bool // it sends even if its context is cancelled
 }
 
-// The points at which a worker can be told to stand; see worker.charge. What
-// happens on the wire and at the vendor is held there, by samekeytest.Vendor.
+// The points of a worker: see worker.charge. samekeytest.Vendor can hold a call itself or its answer.
 const (
-	beforeCall  = "before_call"  // the handler has begun, nothing is sent
+	beforeCall  = "before_call"  // the handler runs and has sent nothing
 	afterAnswer = "after_answer" // the handler has the answer
-	inApply     = "in_apply"     // the answer is stored, Apply's transaction is open
+	inApply     = "in_apply"     // the answer is stored, and Apply's transaction is open
 )
 
 type worker struct {
@@ -85,7 +84,7 @@ func reportReady(ctx context.Context, d *dispatcher.Dispatcher) {
 func (w *worker) register(d *dispatcher.Dispatcher) {
 	policy := dispatcher.Policy{
 		Class: w.Class, Destination: "payments", Timeout: w.Timeout, Lease: w.Lease,
-		// Short, so that a second attempt comes at once.
+		// Short, so that a retry starts at once.
 		Backoff: max(w.Backoff, time.Millisecond), MaxBackoff: max(w.Backoff, 50*time.Millisecond),
 	}
 	policy.ResendAbsent = w.ResendAbsent
@@ -108,7 +107,7 @@ func (w *worker) register(d *dispatcher.Dispatcher) {
 	}
 }
 
-// charge calls the vendor, and stands where it was told to.
+// charge calls the vendor. It waits at the configured point.
 func (w *worker) charge(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	w.at(beforeCall)
 	if w.Deaf {
@@ -165,8 +164,8 @@ func (w *worker) lookUp(ctx context.Context, c *dispatcher.Call, _ []byte) (disp
 	return dispatcher.Unknown(response), fmt.Errorf("vendor: %s", response.Code)
 }
 
-// apply keeps what the vendor answered among the application's rows. The table
-// has no unique constraint: what is applied twice is there twice.
+// apply writes the vendor's answer to the application's rows. The table has no unique constraint, so an answer that is
+// applied twice has two rows.
 func (w *worker) apply(ctx context.Context, tx pgx.Tx, _ []byte, settled dispatcher.Settled) error {
 	_, err := tx.Exec(ctx, `insert into receipts (intent, code) values ($1, $2)`, settled.ID, settled.Response.Code)
 	if err == nil {
@@ -180,12 +179,12 @@ func post(ctx context.Context, url string, body []byte) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.GetBody = nil // net/http has nothing to send again
+	r.GetBody = nil // without it, net/http cannot send the body again
 	r.Header.Set("Content-Type", "application/json")
 	return r, nil
 }
 
-// vendors sends what an attempt may send, on a connection of its own.
+// vendors is the client for calls of vendors. It opens a connection for each request.
 var vendors = func() *http.Client {
 	client, err := httpclient.New(&http.Transport{DisableKeepAlives: true})
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -22,29 +22,24 @@ func TestTwoWorkersSendEachIntentOnce(t *testing.T) {
 		b.worker(name, workerConfig{Sweep: 50 * time.Millisecond, Concurrency: 10})
 	}
 	const intents = 150
-	b.vendor.Hold() // until both have work in hand
+	b.vendor.Hold() // until both workers have open calls
 	b.insertMany("book-", intents)
 	b.open(20)
 	b.vendor.Release()
 	b.effects(intents)
 	b.settled()
 	samekeytest.AssertEffects(t, b.vendor, intents)
-	if calls := b.vendor.Counts().Calls; calls != intents {
-		t.Errorf("%d calls at the vendor, want %d", calls, intents)
-	}
+	b.calls(intents)
 	b.count(2, "(select distinct worker from samekey.outbox_history) workers")
 }
 
-func TestAnIntentThatCommitsAfterAYoungerOneIsDelivered(t *testing.T) {
+func TestIntentCommittedAfterNewerOnesIsDelivered(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	b.worker("worker", workerConfig{})
 	err := pgx.BeginFunc(t.Context(), b.Pool, func(tx pgx.Tx) error {
-		key, err := samekey.NewKey("older", "acme", "charge")
-		if err == nil {
-			_, err = outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: "charge_card", Payload: order{Item: "older"}})
-		}
-		if err != nil {
+		key := dbtest.Key(t, "older", "acme", "charge")
+		if _, err := outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: "charge_card", Payload: order{Item: "older"}}); err != nil {
 			return err
 		}
 		b.insertMany("younger-", 50)
@@ -60,18 +55,18 @@ func TestAnIntentThatCommitsAfterAYoungerOneIsDelivered(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 51)
 }
 
-func TestWhatAKilledWorkerHeldIsDeliveredByAnother(t *testing.T) {
+func TestIntentsOfAKilledWorkerAreDeliveredByAnother(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	took := b.killWorkers(3)
-	t.Logf("from SIGKILL to the last orphan's delivery: %v", took)
-	if longest := slices.Max(took); longest > patience/2 {
-		t.Errorf("it took %v", longest) // hundreds of milliseconds on an idle machine
+	t.Logf("from SIGKILL to the delivery of the last orphan: %v", took)
+	if longest := slices.Max(took); longest > patience/2 { // it takes hundreds of milliseconds on an idle machine
+		t.Errorf("the delivery of the last orphan took %v", longest)
 	}
 }
 
-// BenchmarkRecoveryAfterSIGKILL measures the time from SIGKILL to the delivery
-// of the last intent that the killed worker held, with another at work.
+// BenchmarkRecoveryAfterSIGKILL measures the time from SIGKILL to the delivery of the last intent that the killed worker
+// held. Another worker is running.
 func BenchmarkRecoveryAfterSIGKILL(b *testing.B) {
 	bundle := setup(b, nil)
 	took := bundle.killWorkers(b.N)
@@ -81,8 +76,8 @@ func BenchmarkRecoveryAfterSIGKILL(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// killWorkers kills a worker with ten calls in the air, so many times, while
-// another has ten as well, and returns how long the orphans took each time.
+// killWorkers kills a worker that has ten open calls, while another worker has ten too. It does so once per kill and
+// returns the time that the delivery of the orphans took each time.
 func (b *bundle) killWorkers(kills int) (took []time.Duration) {
 	config := workerConfig{Concurrency: 10}
 	victim, heir := b.worker("worker 0", config), b.worker("worker 1", config)
@@ -98,15 +93,12 @@ func (b *bundle) killWorkers(kills int) (took []time.Duration) {
 		victim, heir = heir, b.worker(fmt.Sprintf("worker %d", kill+2), config)
 	}
 	samekeytest.AssertEffects(b.t, b.vendor, 20*kills)
-	for _, id := range one[[]string](b, `select array_agg(delivery_key::text) from samekey.outbox`) {
-		samekeytest.AssertOneEffect(b.t, b.vendor, id)
-		b.sameBytes(id)
-	}
+	b.oneEffectEach()
 	heir.signal(syscall.SIGKILL)
 	return took
 }
 
-// lastOrphan is when the last intent that was orphaned had its answer.
+// lastOrphan returns the time of the last answer for an orphaned intent.
 func (b *bundle) lastOrphan(prefix string) (last time.Time) {
 	b.t.Helper()
 	orphans := one[[]string](b, `select array_agg(distinct o.delivery_key::text) from samekey.outbox o
@@ -122,7 +114,7 @@ func (b *bundle) lastOrphan(prefix string) (last time.Time) {
 	return last
 }
 
-func TestALostRiverTableLosesNoIntent(t *testing.T) {
+func TestLostRiverJobsLoseNoIntent(t *testing.T) {
 	for name, sql := range map[string]string{
 		"deleted":   `delete from samekey.river_job`,
 		"truncated": `truncate samekey.river_job`,
@@ -134,25 +126,23 @@ func TestALostRiverTableLosesNoIntent(t *testing.T) {
 			b.worker("worker", workerConfig{Concurrency: 10})
 			b.vendor.Hold()
 			b.insertMany("book-", 100)
-			b.open(10) // ten run, the others are due
+			b.open(10) // the other 90 intents are due
 			b.eventually(`exists (select from samekey.river_job where kind = 'samekey.drain' and state = 'running')`)
 			b.exec(sql)
 			b.vendor.Release()
 			b.effects(100)
 			b.settled()
-			b.exec(sql) // and again while nothing is due
+			b.exec(sql) // again, now that no intent is due
 			b.insertMany("pen-", 10)
 			b.effects(110)
 			b.settled()
 			samekeytest.AssertEffects(t, b.vendor, 110)
-			if calls := b.vendor.Counts().Calls; calls != 110 {
-				t.Errorf("%d calls at the vendor, want 110", calls)
-			}
+			b.calls(110)
 		})
 	}
 }
 
-func TestDrainsThatAreLostBeforeTheyRunHoldUpNothing(t *testing.T) {
+func TestDrainsLostBeforeTheyRunBlockNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	b.exec(`
@@ -171,11 +161,11 @@ func TestDrainsThatAreLostBeforeTheyRunHoldUpNothing(t *testing.T) {
 	b.settled()
 	samekeytest.AssertEffects(t, b.vendor, 10)
 	if !one[bool](b, `select is_called from lost`) {
-		t.Error("no drain was inserted, and so none was lost")
+		t.Error("no drain was inserted, so the test lost none")
 	}
 }
 
-func TestAWorkerThatIsToldToStopEndsItsCallsAndBeginsNone(t *testing.T) {
+func TestStoppingWorkerFinishesItsCallsAndStartsNone(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	worker := b.worker("worker", workerConfig{Apply: true})
@@ -189,20 +179,16 @@ func TestAWorkerThatIsToldToStopEndsItsCallsAndBeginsNone(t *testing.T) {
 	if code := worker.exit(); code != 0 {
 		t.Errorf("the worker ended with code %d", code)
 	}
-	if got := events(b.status(first, outbox.StatusDelivered)); !slices.Equal(got, []string{"attempt:delivered", "apply:delivered"}) {
-		t.Errorf("the history of the call under way is %v", got)
-	}
+	b.history(b.status(first, outbox.StatusDelivered), "attempt:delivered", "apply:delivered")
 	b.count(1, "receipts")
 	b.status(second, outbox.StatusPending)
-	if calls := b.vendor.Counts().Calls; calls != 1 {
-		t.Errorf("%d calls at the vendor, want 1", calls)
-	}
+	b.calls(1)
 	b.worker("next", workerConfig{Apply: true})
 	b.status(second, outbox.StatusDelivered)
 	samekeytest.AssertEffects(t, b.vendor, 2)
 }
 
-func TestAVendorThatNeverAnswersCostsOneTimeout(t *testing.T) {
+func TestHangingVendorCostsOneTimeout(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	b.worker("worker", workerConfig{Timeout: time.Second})
@@ -216,7 +202,7 @@ func TestAVendorThatNeverAnswersCostsOneTimeout(t *testing.T) {
 	samekeytest.AssertOneEffect(t, b.vendor, key)
 }
 
-func TestAnActionThatNobodyHandlesHoldsUpNoOther(t *testing.T) {
+func TestUnhandledActionBlocksNoOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	b.exec(`select samekey.enqueue('acme', 'k' || i, 'unheard_of', '{}') from generate_series(1, 3) i`)
@@ -225,11 +211,11 @@ func TestAnActionThatNobodyHandlesHoldsUpNoOther(t *testing.T) {
 	b.effects(10)
 	b.eventually(`not exists (select from samekey.outbox_queue where action = 'charge_card')`)
 	b.count(3, "samekey.outbox_queue where action = 'unheard_of' and status = 'pending' and attempt = 0")
-	// It is visible.
+	// The statistics show the unhandled intents.
 	b.eventually(`exists (select from samekey.outbox_stats where action = 'unheard_of' and not handled and intents = 3)`)
 }
 
-func TestARedriveRunsOnceWithTheSameKey(t *testing.T) {
+func TestRedriveRunsOnceWithTheSameKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	b.worker("worker", workerConfig{})
@@ -242,7 +228,7 @@ func TestARedriveRunsOnceWithTheSameKey(t *testing.T) {
 	}
 	b.status(id, outbox.StatusDelivered)
 	if err := outbox.Redrive(context.Background(), b.Pool, id, by); err == nil {
-		t.Error("what is delivered was redriven")
+		t.Error("a delivered intent was redriven")
 	}
 	if calls := b.sameBytes(key); calls != 2 {
 		t.Errorf("%d calls at the vendor, want 2", calls)

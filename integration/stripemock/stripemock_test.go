@@ -230,7 +230,7 @@ func run(t *testing.T, db *samekeytest.DB, id uuid.UUID, config string) outbox.E
 var charge = map[string]any{"amount": 1999, "currency": "eur", "source": "tok_visa"}
 
 // The preset's requests are what Stripe's API takes: a form, the key in its header, and a list that can be searched so.
-func TestTheShippedConfigurationFitsStripesAPI(t *testing.T) {
+func TestShippedConfigurationFitsStripesAPI(t *testing.T) {
 	for _, file := range []string{"worker.md", "kubernetes.yaml"} {
 		t.Run(file, func(t *testing.T) {
 			m, db := startMock(t), samekeytest.NewDB(t)
@@ -257,7 +257,7 @@ func TestTheShippedConfigurationFitsStripesAPI(t *testing.T) {
 }
 
 // Where it goes out once, a lost answer is looked up: the query is one that the API takes. Its fixture is another charge, so a person has to look.
-func TestTheShippedLookupFitsStripesAPI(t *testing.T) {
+func TestShippedLookupFitsStripesAPI(t *testing.T) {
 	m, db := startMock(t), samekeytest.NewDB(t)
 	id := insert(t, db, charge)
 	m.lose = 1
@@ -271,7 +271,7 @@ func TestTheShippedLookupFitsStripesAPI(t *testing.T) {
 }
 
 // The mock would notice: what Stripe refuses is dead, with Stripe's own answer.
-func TestARequestThatStripesAPIRefusesIsDead(t *testing.T) {
+func TestRequestThatStripesAPIRefusesIsDead(t *testing.T) {
 	for name, tc := range map[string]struct {
 		payload  map[string]any
 		old, new string

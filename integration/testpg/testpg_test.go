@@ -40,7 +40,7 @@ func TestContainerRunsAndStops(t *testing.T) {
 	}
 }
 
-func TestTheContainerOfAKilledRunIsRemovedByTheNext(t *testing.T) {
+func TestNextRunRemovesTheContainerOfAKilledRun(t *testing.T) {
 	needDocker(t)
 	killed := exec.Command(os.Args[0])
 	killed.Env = append(os.Environ(), victimVariable+"=1", Kind+"=docker")
@@ -64,7 +64,7 @@ func TestTheContainerOfAKilledRunIsRemovedByTheNext(t *testing.T) {
 	}
 }
 
-func TestAServerThatWasAskedForIsNeverReplacedByAnother(t *testing.T) {
+func TestRequestedServerIsNeverReplaced(t *testing.T) {
 	t.Run("a DSN that cannot be reached", func(t *testing.T) {
 		t.Setenv(Kind, "")
 		t.Setenv(DatabaseURL, "postgres://nobody@127.0.0.1:1/none")
@@ -87,7 +87,7 @@ func TestAServerThatWasAskedForIsNeverReplacedByAnother(t *testing.T) {
 	})
 }
 
-func TestWithNoServerTheAdviceNamesAllThreeWays(t *testing.T) {
+func TestErrorWithoutServerNamesAllThreeKinds(t *testing.T) {
 	t.Setenv(Kind, "dsn")
 	t.Setenv(DatabaseURL, "")
 	_, stop, err := Start(t.Context())

@@ -1,7 +1,7 @@
-// Package httpstatus says what the status of an answer proves about the effect of the request that it answers.
+// Package httpstatus has what the status of an HTTP answer proves about the effect of its request.
 //
-// It knows statuses alone, as RFC 9110 and the registry of status codes define them. What one vendor means by a status is
-// for that vendor's rules, which come first.
+// It knows only statuses, as RFC 9110 and the registry of status codes define them. The rules for a vendor come first and say
+// what that vendor means by a status.
 package httpstatus
 
 import "slices"
@@ -11,17 +11,17 @@ type Effect string
 
 // The effects.
 const (
-	// Acted: the vendor says that it acted.
+	// Acted: the vendor acted.
 	Acted Effect = "acted"
-	// Later: the vendor did not act, and wants fewer calls of the whole account.
+	// Later: the vendor did not act, and limits the rate of the whole account.
 	Later Effect = "later"
 	// Denied: the credentials were refused before anything was done.
 	Denied Effect = "denied"
 	// NotDone: the request was refused before anything was done, and would be refused again.
 	NotDone Effect = "not done"
-	// Stuck: the vendor may have acted, and the same request gets the same answer again.
+	// Stuck: the vendor may have acted, and the same request gets the same answer.
 	Stuck Effect = "stuck"
-	// Silent: the answer says nothing about the effect.
+	// Silent: the answer proves nothing about the effect.
 	Silent Effect = "silent"
 )
 
@@ -32,8 +32,7 @@ type Row struct {
 	Why      string
 }
 
-// Table holds every status that has a meaning of its own, in order. Any other is Silent: no standard says what it means, so
-// it proves nothing.
+// Table has every status that a standard defines, in order. Any other status is Silent.
 var Table = []Row{
 	{200, 205, Acted, "the request was carried out"},
 	{206, 207, Stuck, "a part of the answer, or many results in one: one of them may be a failure"},
@@ -42,12 +41,12 @@ var Table = []Row{
 	{400, 400, NotDone, "the request is malformed"},
 	{401, 401, Denied, "the credentials are refused"},
 	{402, 405, NotDone, "refused before anything was done"},
-	{406, 406, Stuck, "the answer has no form that was asked for: servers find that out after they acted, too"},
-	{407, 407, Denied, "a proxy refused its credentials, and passed nothing on"},
+	{406, 406, Stuck, "no form of the answer is acceptable: a server may find that out after it acted"},
+	{407, 407, Denied, "a proxy refused the credentials and forwarded nothing"},
 	{408, 408, Silent, "the server stopped waiting"},
-	{409, 409, Stuck, "a conflict: with what the first call did, too"},
+	{409, 409, Stuck, "a conflict, perhaps with the effect of the first call"},
 	{410, 411, NotDone, "refused before anything was done"},
-	{412, 412, Stuck, "a precondition does not hold: the first call may have changed what it is about"},
+	{412, 412, Stuck, "a precondition fails, perhaps because of the first call"},
 	{413, 417, NotDone, "refused before anything was done"},
 	{421, 422, NotDone, "refused before anything was done"},
 	{423, 425, Silent, "locked, a dependency failed, or too early: parts may be done"},
@@ -59,8 +58,8 @@ var Table = []Row{
 	{500, 599, Silent, "a server or a gateway failed, also 501, 505 and 511"},
 }
 
-// Of returns what a status proves. With waits, the answer has a Retry-After that can be read: a 403 is a rate limit then, as
-// several vendors send it.
+// Of returns what a status proves. Waits means that the answer has a valid Retry-After: a 403 is then a rate limit, as several
+// vendors send it.
 func Of(status int, waits bool) Effect {
 	if status == 403 && waits {
 		return Later
@@ -80,6 +79,6 @@ func Of(status int, waits bool) Effect {
 	return Table[i].Effect
 }
 
-// PutOff reports whether an answer that has a Retry-After says that this one request was not carried out now: 413, of which
-// RFC 9110 says so.
+// PutOff reports whether an answer with a valid Retry-After means that this one request was not executed now: 413, as RFC 9110
+// defines it.
 func PutOff(status int, waits bool) bool { return status == 413 && waits }

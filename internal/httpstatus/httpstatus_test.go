@@ -50,7 +50,7 @@ func TestWhatEachStatusProves(t *testing.T) {
 }
 
 // The search needs the order.
-func TestTheTableIsInOrder(t *testing.T) {
+func TestTableIsInOrder(t *testing.T) {
 	last := 0
 	for _, r := range httpstatus.Table {
 		if r.From <= last || r.To < r.From || r.Why == "" {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestAServerStartsWithFsyncAndIsGoneAfterStop(t *testing.T) {
+func TestServerStartsWithFsyncAndIsGoneAfterStop(t *testing.T) {
 	server := startServer(t, Config{Parameters: map[string]string{"max_connections": "33"}})
 	for name, want := range map[string]string{"fsync": "on", "max_connections": "33", "listen_addresses": "127.0.0.1"} {
 		if got := setting(t, server.DSN, name); got != want {
@@ -57,7 +57,7 @@ func TestTwoServersRunSideBySide(t *testing.T) {
 	}
 }
 
-func TestAKilledProcessLeavesNoServerBehind(t *testing.T) {
+func TestKilledProcessLeavesNoServerBehind(t *testing.T) {
 	victim := exec.Command(self())
 	victim.Env = append(os.Environ(), "LOCALPG_TEST_VICTIM=1")
 	stdout, err := victim.StdoutPipe()
@@ -86,7 +86,7 @@ func TestAKilledProcessLeavesNoServerBehind(t *testing.T) {
 	}
 }
 
-func TestASettingThatPostgresRefusesIsReportedInItsWords(t *testing.T) {
+func TestRefusedSettingIsReportedWithPostgresMessage(t *testing.T) {
 	folder := useTemporary(t)
 	_, err := Start(t.Context(), Config{Parameters: map[string]string{"shared_buffers": "many"}})
 	if err == nil || !strings.Contains(err.Error(), "shared_buffers") {
@@ -95,7 +95,7 @@ func TestASettingThatPostgresRefusesIsReportedInItsWords(t *testing.T) {
 	expectEmpty(t, folder)
 }
 
-func TestAStartThatIsGivenUpLeavesNothingBehind(t *testing.T) {
+func TestCancelledStartLeavesNothingBehind(t *testing.T) {
 	folder := useTemporary(t)
 	enough := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -110,7 +110,7 @@ func TestAStartThatIsGivenUpLeavesNothingBehind(t *testing.T) {
 	expectEmpty(t, folder)
 }
 
-func TestTheNewestServerIsTaken(t *testing.T) {
+func TestNewestServerIsChosen(t *testing.T) {
 	root := t.TempDir()
 	for _, version := range []string{"9", "10", "15", "17"} {
 		bin := filepath.Join(root, version, "bin")

@@ -23,10 +23,10 @@ type Attempt struct {
 	wires map[*Wire]bool // of requests that have not failed
 }
 
-// ErrSecond says that an attempt has made its one request.
+// ErrSecond means that an attempt has made its one request.
 var ErrSecond = errors.New("the attempt has made its request: an attempt of a write is one request, so turn off the client's own retries")
 
-// ErrProxied says that a request would go through a proxy, which its attempt does not allow. Nothing was sent.
+// ErrProxied means that a request would go through a proxy, which its attempt does not allow. Nothing was sent.
 var ErrProxied = errors.New("the request would go through a proxy, which can send it late")
 
 type attemptKey struct{}

@@ -15,7 +15,7 @@ import (
 )
 
 // Each error says more than it should, as those of net/http do, which quote URLs and what the other side said.
-func TestAnErrorIsDescribedInFixedWords(t *testing.T) {
+func TestErrorsAreDescribedInFixedWords(t *testing.T) {
 	certificate := func(err error) error { return &tls.CertificateVerificationError{Err: err} }
 	for _, tc := range []struct {
 		err        error

@@ -99,7 +99,7 @@ func (b *blackhole) wantReset() {
 	}
 }
 
-func TestWhatIsQueuedIsDroppedWhenTheAttemptEnds(t *testing.T) {
+func TestQueuedDataIsDroppedWhenTheAttemptEnds(t *testing.T) {
 	for name, tc := range map[string]struct{ tls, closed bool }{
 		"plain": {}, "TLS": {tls: true}, "closed before": {closed: true}, "TLS, closed before": {tls: true, closed: true},
 	} {
@@ -170,7 +170,7 @@ func (b *blackhole) startChild(env ...string) *exec.Cmd {
 	return cmd
 }
 
-func TestWhatAKilledProcessHasQueuedIsDropped(t *testing.T) {
+func TestQueuedDataOfAKilledProcessIsDropped(t *testing.T) {
 	b := startBlackhole(t)
 	cmd := b.startChild()
 	_ = cmd.Process.Kill()
@@ -179,7 +179,7 @@ func TestWhatAKilledProcessHasQueuedIsDropped(t *testing.T) {
 }
 
 // The deadline passes while the process is stopped, and it is never continued: only the kernel can drop what is queued.
-func TestWhatAStoppedProcessHasQueuedIsDropped(t *testing.T) {
+func TestQueuedDataOfAStoppedProcessIsDropped(t *testing.T) {
 	b := startBlackhole(t)
 	cmd := b.startChild(childStop + "=1")
 	var status syscall.WaitStatus
@@ -219,7 +219,7 @@ func queued(t *testing.T, port int) (n int) {
 }
 
 // What was answered completely is closed with a FIN, which the other side reads as an end.
-func TestWhatWasAnsweredIsClosedNormally(t *testing.T) {
+func TestAnsweredConnectionIsClosedNormally(t *testing.T) {
 	for name, closed := range map[string]bool{"closed before the answer is judged": true, "closed after": false} {
 		t.Run(name, func(t *testing.T) {
 			w := inAnHour(t)

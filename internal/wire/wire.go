@@ -1,5 +1,5 @@
-// Package wire is what the vendor packages send through. It knows until when an attempt may send, whether it sent, and it takes
-// back what the attempt leaves behind. With [Describe] the vendor packages say what went wrong.
+// Package wire controls what an attempt sends. It enforces the attempt's deadline, knows whether something was sent, and drops
+// what the attempt leaves behind. [Describe] explains errors in fixed words.
 //
 // # What is guaranteed
 //
@@ -199,7 +199,7 @@ func (w *Wire) Received() int {
 	return w.received
 }
 
-// Answered says that the answer to what was sent so far has been read completely: the connections that it used are closed
+// Answered reports that the answer to what was sent so far was read completely. The connections that it used are closed
 // normally, or used again.
 func (w *Wire) Answered() {
 	for _, c := range w.release() {
@@ -227,7 +227,7 @@ func (w *Wire) release() (held []*conn) {
 	return held
 }
 
-// arrived counts what came in, and reports whether anybody waits for it.
+// arrived counts received bytes, and reports whether the attempt is still running.
 func (w *Wire) arrived(n int) (wanted bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -275,7 +275,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close leaves a connection of an attempt under way to its wire: whoever closes it, such as net/http once it has read an answer,
+// Close leaves a connection of a running attempt to its wire: the closing code, such as net/http after it has read an answer,
 // does not know whether that answer was complete. Reads and writes end at once.
 func (c *conn) Close() error {
 	c.mu.Lock()

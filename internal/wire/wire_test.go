@@ -52,7 +52,7 @@ var ways = map[string]struct {
 	"the attempt ends":    {func(w *Wire) { w.End() }, ErrEnded},
 }
 
-func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
+func TestAttemptThatIsOverSendsNothing(t *testing.T) {
 	for name, way := range ways {
 		for _, first := range []string{"", "in time"} {
 			t.Run(name+" after "+first, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestAnAttemptWhoseTimeIsOverSendsNothing(t *testing.T) {
 					t.Errorf("wrote %d bytes: %v", n, err)
 				}
 				if _, sent := w.End(); sent != (first != "") || w.Written() != len(first) {
-					t.Errorf("the wire says that it sent: %v, %d bytes", sent, w.Written())
+					t.Errorf("the wire reports that it sent: %v, %d bytes", sent, w.Written())
 				}
 				_ = c.Close()
 				if text, err := io.ReadAll(other); string(text) != first || err != nil != (first != "") {
@@ -110,7 +110,7 @@ func TestLongWriteStopsAtTheDeadline(t *testing.T) {
 	}
 }
 
-func TestWhatIsUnderWayAtTheEndMayHaveBeenSent(t *testing.T) {
+func TestWriteInProgressAtTheEndCountsAsSent(t *testing.T) {
 	w := inAnHour(t)
 	c, other := link(t, w)
 	wrote := make(chan error, 1)
@@ -122,7 +122,7 @@ func TestWhatIsUnderWayAtTheEndMayHaveBeenSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, sent := w.End(); !sent {
-		t.Error("the wire says that nothing was sent")
+		t.Error("the wire reports that nothing was sent")
 	}
 	_ = c.Close()
 	if err := <-wrote; err == nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // Each error says more than it should, as those of net/http do.
-func TestAnErrorOfHTTPIsDescribedInFixedWords(t *testing.T) {
+func TestHTTPErrorsAreDescribedInFixedWords(t *testing.T) {
 	for _, tc := range []struct {
 		err        error
 		code, text string

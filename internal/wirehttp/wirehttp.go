@@ -1,5 +1,5 @@
-// Package wirehttp sends one request of an attempt with net/http, on the connections of package wire, and says what went wrong
-// with it.
+// Package wirehttp sends one request of an attempt with net/http, on the connections of package wire, and explains its
+// errors.
 package wirehttp
 
 import (
@@ -77,7 +77,7 @@ func watch(w *wire.Wire, resp *http.Response) {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
 		// net/http hands the connection over, and no deadline ends a read of it. The request did not ask for another protocol.
 		_ = resp.Body.Close()
-		resp.Body = http.NoBody
+		resp.Body = http.NoBody // it has none
 	case resp.Body == http.NoBody:
 		w.Answered()
 	default:
@@ -103,7 +103,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// What net/http says in words only.
+// Errors that net/http reports only as text.
 type (
 	proxyError   struct{ status int } // a proxy does not connect
 	headersError struct {             // the headers are over the limit
@@ -124,7 +124,7 @@ func (e *headersError) Unwrap() error { return e.error }
 func (e *silentError) Unwrap() error  { return e.error }
 func (e *bodyError) Unwrap() error    { return e.error }
 
-// Describe is [wire.Describe] for HTTP: it also tells apart what only HTTP can say.
+// Describe is [wire.Describe] for HTTP, and knows the errors of HTTP as well.
 func Describe(err error) (code, text string) {
 	code, text = wire.Describe(err, "HTTP/1.1")
 	if code != "protocol" && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {

@@ -6,7 +6,7 @@
 //	proxy.Take()                                     // forget what connecting cost
 //	..
 //	trips := proxy.Take()                            // one for each burst that was answered
-//	lost := proxy.Arm(wiretest.LoseAnswer, "commit") // the next COMMIT happens, and nobody hears of it
+//	lost := proxy.Arm(wiretest.LoseAnswer, "commit") // the next COMMIT happens, but its answer is lost
 //
 // It reads as much of the protocol as it needs: the names of prepared statements, and where a burst ends. It has no TLS.
 package wiretest

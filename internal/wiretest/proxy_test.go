@@ -50,7 +50,7 @@ func wantRows(ctx context.Context, t *testing.T, db *samekeytest.DB, want int) {
 	}
 }
 
-func TestTheNthBurstIsStruckWhateverItSaysAndPreparingIsNone(t *testing.T) {
+func TestArmNthCountsOnlyBurstsThatExecute(t *testing.T) {
 	ctx, db, proxy := setup(t)
 	for fault, rows := range map[wiretest.Fault]int{wiretest.CutBefore: 2, wiretest.LoseAnswer: 3} {
 		if _, err := db.Exec(ctx, "truncate n"); err != nil {
@@ -76,7 +76,7 @@ func TestTheNthBurstIsStruckWhateverItSaysAndPreparingIsNone(t *testing.T) {
 	}
 }
 
-func TestWhatIsDisarmedStrikesNothing(t *testing.T) {
+func TestDisarmedFaultDoesNotHappen(t *testing.T) {
 	ctx, _, proxy := setup(t)
 	conn := connect(ctx, t, proxy)
 	proxy.ArmNth(wiretest.CutBefore, 1)
@@ -88,7 +88,7 @@ func TestWhatIsDisarmedStrikesNothing(t *testing.T) {
 	}
 }
 
-func TestACrashedClientHasNoConnectionUntilItIsRevived(t *testing.T) {
+func TestCrashedClientHasNoConnectionUntilRevive(t *testing.T) {
 	ctx, db, proxy := setup(t)
 	rows := 0
 	for _, fault := range []wiretest.Fault{wiretest.CrashBefore, wiretest.CrashAfter} {
@@ -115,7 +115,7 @@ func TestACrashedClientHasNoConnectionUntilItIsRevived(t *testing.T) {
 	}
 }
 
-func TestPausedConnectionsGoOneBurstWithEachStep(t *testing.T) {
+func TestStepForwardsOneBurstOfEachConnection(t *testing.T) {
 	ctx, db, proxy := setup(t)
 	a, b := connect(ctx, t, proxy), connect(ctx, t, proxy)
 	proxy.Pause()

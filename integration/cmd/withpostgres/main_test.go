@@ -12,7 +12,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestItEndsAsTheCommandEnds(t *testing.T) {
+func TestExitCodeIsTheCommands(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
 		want         int
@@ -32,7 +32,7 @@ func TestItEndsAsTheCommandEnds(t *testing.T) {
 	}
 }
 
-func TestACommandThatCannotBeStartedIsAFailure(t *testing.T) {
+func TestCommandThatCannotStartIsAnError(t *testing.T) {
 	if code, err := run([]string{"/no/such/command"}); code == 0 || err == nil {
 		t.Errorf("got %d, %v", code, err)
 	}
