@@ -73,8 +73,9 @@ verify: need-go ## generated code is current, format, vet, lint, API, vulnerabil
 
 .PHONY: lint
 lint: need-go ## the linters of .golangci.yml
-	$(call say,'Linting')
-	@internal/tools/lint.sh $(MODULES)
+	$(call say,'Linting (the first build of golangci-lint takes a minute or two)')
+	@mkdir -p $(BIN) && go build -C internal/tools -o $(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@$(call each,$(BIN)/golangci-lint run ./...)
 
 .PHONY: vuln
 vuln: need-go ## govulncheck, where its database can be reached

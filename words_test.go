@@ -138,10 +138,25 @@ func compareWithTodo(t *testing.T, list string, findings map[string][]string) {
 	}
 }
 
-var wordPatterns = func() (patterns []*regexp.Regexp) {
+// wordPattern finds a phrase. Each text that it matches contains must, which is quick to look for.
+type wordPattern struct {
+	*regexp.Regexp
+	must []byte
+}
+
+var wordPatterns = func() (patterns []wordPattern) {
+	optional := regexp.MustCompile(`\([^)]*\)\??|\[[^\]]*\]\+|.\?`)
+	letters := regexp.MustCompile(`[a-z]+`)
 	for _, word := range unwanted {
+		must := ""
+		for _, part := range letters.FindAllString(optional.ReplaceAllString(word.pattern, "."), -1) {
+			if len(part) > len(must) {
+				must = part
+			}
+		}
 		gap := `(?:[ \t]+|[ \t]*\n[ \t]*(?:(?://|--|#|>|\*)[ \t]*)?)`
-		patterns = append(patterns, regexp.MustCompile(`(?i)\b`+strings.ReplaceAll(word.pattern, " ", gap)+`\b`))
+		pattern := regexp.MustCompile(`(?i)\b` + strings.ReplaceAll(word.pattern, " ", gap) + `\b`)
+		patterns = append(patterns, wordPattern{pattern, []byte(must)})
 	}
 	return patterns
 }()
@@ -156,7 +171,11 @@ func unwantedWords(path string, text []byte) (found []string) {
 	report := func(line, word int, match []byte) {
 		found = append(found, fmt.Sprintf("%s:%d: %q: write %s", path, line, gaps.ReplaceAllString(string(match), " "), unwanted[word].better))
 	}
+	lower := bytes.ToLower(text)
 	for i, pattern := range wordPatterns {
+		if !bytes.Contains(lower, pattern.must) {
+			continue
+		}
 		for _, at := range pattern.FindAllIndex(text, -1) {
 			report(lineOf(text, at[0]), i, text[at[0]:at[1]])
 		}

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker says that it is
-// stuck. A claim may take claimTimeout, and is made again once.
+// alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker reports that it
+// is stuck. A claim may take claimTimeout, and is made again once.
 const alarmAfter = 25 * time.Second
 
-// tries is what the watch knows of the claims of an action. All times are monotonic.
+// tries is what the watch knows about the claims of an action. All times are monotonic.
 type tries struct {
 	since time.Time // when the watch first saw something due and nothing in the way
 	began time.Time // when the claim that is under way began; zero: none is
@@ -18,15 +18,15 @@ type tries struct {
 	err   string    // of the last one
 }
 
-// tried notes the begin of a claim; the function that it returns, the end.
-func (l *lane) tried(index int) (ended func(error)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.tries[index].began = time.Now()
+// tried notes that a claim begins. The function that it returns notes the end.
+func (d *destination) tried(index int) (ended func(error)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tries[index].began = time.Now()
 	return func(err error) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		t := &l.tries[index]
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		t := &d.tries[index]
 		t.began, t.err = time.Time{}, ""
 		if err != nil {
 			t.err = errorText(err)
@@ -36,39 +36,39 @@ func (l *lane) tried(index int) (ended func(error)) {
 	}
 }
 
-// watch looks after each sweep whether the lane claims what the database says is due. It is the last line: whatever keeps
-// claims from being made or from ending is reported once, and until it is over [Dispatcher.Ready] returns it.
-func (l *lane) watch(now time.Time, due map[string]bool) {
-	open := l.mayClaim() && l.heldUp(now) == 0 || l.node.heldUpOutcomes()
-	stuck, busy, claiming := "", len(l.slots) == cap(l.slots), false
-	l.mu.Lock()
-	for _, t := range l.tries {
+// watch checks after each sweep that the destination claims what is due. It is the last line of defence: whatever keeps
+// claims from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
+func (d *destination) watch(now time.Time, due map[string]bool) {
+	open := d.mayClaim() && d.heldUp(now) == 0 || d.worker.settler.isHeldUp()
+	stuck, busy, claiming := "", d.slots.allTaken(), false
+	d.mu.Lock()
+	for _, t := range d.tries {
 		claiming = claiming || !t.began.IsZero()
 	}
 	busy = busy && !claiming // a claim under way holds slots itself
-	for i, a := range l.actions {
-		t := &l.tries[i]
+	for i, a := range d.actions {
+		t := &d.tries[i]
 		switch {
-		case !open || busy || !due[a.name] || l.paused[a.name] || l.paused[""]:
+		case !open || busy || !due[a.name] || d.paused[a.name] || d.paused[""]:
 			t.since = time.Time{}
 		case t.since.IsZero() || t.ended.After(t.since):
 			t.since = now
-		case now.Sub(t.since) >= l.node.alarmAfter && stuck == "":
-			stuck = t.cause(a.name, now.Sub(t.since), claiming, l.node.heldUpOutcomes())
+		case now.Sub(t.since) >= d.worker.alarmAfter && stuck == "":
+			stuck = t.cause(a.name, now.Sub(t.since), claiming, d.worker.settler.isHeldUp())
 		}
 	}
-	changed := (stuck == "") != (l.stuck == "")
-	l.stuck = stuck
-	l.mu.Unlock()
+	changed := (stuck == "") != (d.stuck == "")
+	d.stuck = stuck
+	d.mu.Unlock()
 	switch {
 	case changed && stuck != "":
-		l.node.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", l.name))
+		d.worker.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", d.name))
 	case changed:
-		l.node.log.Info("dispatcher: what is due is claimed again", slog.String("destination", l.name))
+		d.worker.log.Info("dispatcher: what is due is claimed again", slog.String("destination", d.name))
 	}
 }
 
-// cause says why nothing is claimed, and what to do. claiming: a claim is under way in the lane, of whichever action.
+// cause says why nothing is claimed, and what to do. claiming: a claim of some action is under way.
 func (t *tries) cause(action string, so time.Duration, claiming, heldUp bool) string {
 	so = so.Round(time.Second)
 	switch {
@@ -82,16 +82,9 @@ func (t *tries) cause(action string, so time.Duration, claiming, heldUp bool) st
 	return fmt.Sprintf("action %s, for %v: no drain runs; restart this worker, and report it with a dump of its goroutines (SIGQUIT)", action, so)
 }
 
-// isPaused says whether the last sweep saw the action paused; "" is the whole destination.
-func (l *lane) isPaused(action string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.paused[action] || l.paused[""]
-}
-
-// stuckFor returns what the watch reported, empty where claims are made.
-func (l *lane) stuckFor() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.stuck
+// stuckFor returns what the watch reported; empty if claims are made.
+func (d *destination) stuckFor() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stuck
 }

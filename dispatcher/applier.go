@@ -10,13 +10,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/samekey/samekey/internal/db"
 )
 
-// applier runs the Applies of a node. Each takes a connection from the pool for as long as its transaction lasts, and what it
-// waits for is the application's: so its slots are few, and one action's blocked Applies must not cost others theirs.
+// applier runs the Applies of a node. Each takes a connection from the pool for as long as its transaction lasts, and
+// what it waits for is the application's: so its slots are few, and one action's blocked Applies must not cost others
+// theirs.
 //
 //	a call ends, its Apply has a slot             it runs at once, under the lease of the call's claim
 //	it has none                                   up to applyWaiting of an action wait in memory, for applyPatience at most;
@@ -34,10 +33,11 @@ import (
 //	runtime.Goexit, or a panic                    the slot is given back, and the Apply has failed
 //	the worker stops                              nothing is claimed; what waits runs until the calls' time is over
 //
-// Applies hold no call slot and take no permit of a rate, and an open breaker does not hold them up: no vendor is called.
+// Applies hold no call slot and take no permit of a rate, and an open breaker does not hold them up: no vendor is
+// called.
 type applier struct {
-	node *node
-	auto bool // it claims by itself; a Drain does it in its rounds
+	worker *worker
+	auto   bool // it claims by itself; a Drain does it in its rounds
 
 	poked    chan struct{}
 	claiming sync.Mutex // one claim at a time
@@ -51,18 +51,20 @@ type applier struct {
 
 // applies are those of one action.
 type applies struct {
-	action   *action
-	lane     *lane
-	running  []*applying
-	waiting  []waitingApply
-	promised int           // places kept for answers that are being written
-	claiming int           // slots kept for what is being claimed
-	due      bool          // there may be some in the table
-	used     time.Duration // of slots, of late
+	action      *action
+	destination *destination
+	running     []*applying
+	waiting     []waitingApply
+	promised    int           // places kept for answers that are being written
+	claiming    int           // slots kept for what is being claimed
+	due         bool          // there may be some in the table
+	used        time.Duration // of slots, of late
 }
 
 // mayClaim: a paused action's answers wait too, since whoever pauses it expects it to stand still.
-func (of *applies) mayClaim() bool { return of.lane.mayClaim() && !of.lane.isPaused(of.action.name) }
+func (of *applies) mayClaim() bool {
+	return of.destination.mayClaim() && !of.destination.isPaused(of.action.name)
+}
 
 // applying is one that runs.
 type applying struct {
@@ -98,11 +100,11 @@ var errGoexit = errors.New("the Apply ended its goroutine")
 // applySlots is how many connections of a pool Applies may take: half, so that claims, settles and River go on.
 func applySlots(maxConns int32) int { return max(int(maxConns)/2, 1) }
 
-func newApplier(n *node) *applier {
-	ap := &applier{node: n, poked: make(chan struct{}, 1), free: applySlots(n.pool.Config().MaxConns)}
-	for _, lane := range n.lanes {
-		for _, a := range lane.actions {
-			ap.queue = append(ap.queue, &applies{action: a, lane: lane})
+func newApplier(n *worker) *applier {
+	ap := &applier{worker: n, poked: make(chan struct{}, 1), free: applySlots(n.pool.Config().MaxConns)}
+	for _, d := range n.destinations.list {
+		for _, a := range d.actions {
+			ap.queue = append(ap.queue, &applies{action: a, destination: d})
 		}
 	}
 	return ap
@@ -121,7 +123,7 @@ func (ap *applier) of(a *action) *applies {
 func (ap *applier) run(ctx context.Context) {
 	tick := time.NewTicker(applyEvery)
 	defer tick.Stop()
-	over := ap.node.calls.Done()
+	over := ap.worker.calls.Done()
 	for {
 		select {
 		case <-ap.poked:
@@ -137,7 +139,7 @@ func (ap *applier) run(ctx context.Context) {
 		if ap.auto {
 			_, _, err := ap.claimAll(ctx)
 			if ap.watch(err); err != nil && ctx.Err() == nil {
-				ap.node.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
+				ap.worker.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
 			}
 			ap.startWaiting(false)
 		}
@@ -162,7 +164,7 @@ func (ap *applier) watch(err error) {
 func (ap *applier) stuckFor() string {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
-	if ap.failing.IsZero() || time.Since(ap.failing) < ap.node.alarmAfter {
+	if ap.failing.IsZero() || time.Since(ap.failing) < ap.worker.alarmAfter {
 		return ""
 	}
 	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)
@@ -210,7 +212,8 @@ func (ap *applier) mayRun(of *applies) (n int) {
 	return n
 }
 
-// promise keeps a place for an answer that is about to be written. Where it has none, the answer is written without a lease.
+// promise keeps a place for an answer that is about to be written. Where it has none, the answer is written without a
+// lease.
 func (ap *applier) promise(a *action) bool {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
@@ -252,7 +255,7 @@ func (ap *applier) written(a *action) {
 
 // start runs an Apply in a slot; the caller holds mu.
 func (ap *applier) start(of *applies, c *claim, spent int) {
-	ctx, cancel := context.WithCancelCause(ap.node.calls)
+	ctx, cancel := context.WithCancelCause(ap.worker.calls)
 	run := &applying{began: time.Now(), spent: spent, cancel: cancel}
 	of.running = append(of.running, run)
 	ap.free--
@@ -265,14 +268,9 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.node.applied(c, spent, outcome, err)
+			ap.applied(of, c, spent, outcome, err)
 		}()
-		if err = ap.node.loadForApply(ctx, c); err != nil {
-			return
-		}
-		ap.node.renewForApply(ctx, c)
-		err = errGoexit
-		outcome, err = ap.node.applyOnce(ctx, c)
+		outcome, err = ap.apply(ctx, c)
 	}()
 }
 
@@ -287,8 +285,8 @@ func (ap *applier) ended(of *applies, run *applying) {
 	ap.poke()
 }
 
-// startWaiting starts what waits in memory, as far as there are slots: where claims are made, not before a claim for an action
-// whose turn comes earlier.
+// startWaiting starts what waits in memory, as far as there are slots: where claims are made, not before a claim for an
+// action whose turn comes earlier.
 func (ap *applier) startWaiting(claims bool) {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
@@ -321,7 +319,7 @@ func (ap *applier) forget() {
 
 // giveBack puts back what has waited for too long: another worker may have a slot, or this one later.
 func (ap *applier) giveBack(ctx context.Context) {
-	stopped := ap.node.calls.Err() != nil
+	stopped := ap.worker.calls.Err() != nil
 	var back []*claim
 	ap.mu.Lock()
 	for _, of := range ap.queue {
@@ -335,39 +333,20 @@ func (ap *applier) giveBack(ctx context.Context) {
 	if len(back) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
-	for _, p := range putOffsByWorker(back) {
-		_, err := ap.node.q.OutboxQueuePostpone(ctx, *p)
-		if err == nil {
-			continue
-		}
-		ap.node.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
-			slog.Int("intents", len(p.Ids)), slog.String("error", errorText(err)))
+	for _, c := range back {
+		c.visit.delay = 0
+	}
+	if err := writePutOff(ctx, ap.worker.q, back, false); err != nil {
+		ap.worker.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
+			slog.Int("intents", len(back)), slog.String("error", errorText(err)))
 	}
 	for range back {
-		ap.node.open.Done()
+		ap.worker.open.Done()
 	}
 }
 
-// putOffsByWorker makes the parameters that give claims back, by the id under which they were claimed. It is one, unless a
-// stranger took the id.
-func putOffsByWorker(claims []*claim) map[int32]*db.OutboxQueuePostponeParams {
-	by := map[int32]*db.OutboxQueuePostponeParams{}
-	for _, c := range claims {
-		p := by[c.worker]
-		if p == nil {
-			p = &db.OutboxQueuePostponeParams{Worker: c.worker}
-			by[c.worker] = p
-		}
-		p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
-		p.Delays, p.ClearSent = append(p.Delays, 0), append(p.ClearSent, false)
-	}
-	return by
-}
-
-// giveWay cancels the Apply that has run for longest where no slot is left and an action has none. Each may run for 1 s, and
-// twice as long with each try, up to 8 s, so that one that needs some seconds gets them.
+// giveWay cancels the Apply that has run for longest where no slot is left and an action has none. Each may run for 1
+// s, and twice as long with each try, up to 8 s, so that one that needs some seconds gets them.
 func (ap *applier) giveWay() {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
@@ -390,8 +369,8 @@ func (ap *applier) giveWay() {
 	}
 }
 
-// claimAll claims answered intents for the free slots of each action that has some due. held is set where an action has some
-// and no slot.
+// claimAll claims answered intents for the free slots of each action that has some due. held is set where an action has
+// some and no slot.
 func (ap *applier) claimAll(ctx context.Context) (claimed int, held bool, err error) {
 	ap.claiming.Lock()
 	defer ap.claiming.Unlock()
@@ -413,7 +392,7 @@ func (ap *applier) claimAll(ctx context.Context) (claimed int, held bool, err er
 // claim claims for one action.
 func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, err error) {
 	ap.mu.Lock()
-	if !of.due || ap.node.isStopping() || !of.mayClaim() {
+	if !of.due || ap.worker.isStopping() || !of.mayClaim() {
 		ap.mu.Unlock()
 		return 0, false, nil
 	}
@@ -426,11 +405,11 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	ap.free, of.claiming = ap.free-slots, slots
 	ap.mu.Unlock()
 
-	asked, worker := time.Now(), ap.node.session.id()
+	asked, worker := time.Now(), ap.worker.session.id()
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := ap.node.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
+	rows, err := ap.worker.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
 		Action: of.action.name, Worker: worker, MaxCount: int32(slots), Lease: of.action.policy.Lease})
 
 	ap.mu.Lock()
@@ -438,64 +417,14 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	ap.free, of.claiming = ap.free+slots, 0
 	of.due = of.due || err != nil || len(rows) == slots // there may be more
 	for _, row := range rows {
-		ap.node.open.Add(1)
+		ap.worker.open.Add(1)
 		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.AttemptsUsed))
 	}
 	return len(rows), false, err
 }
 
 func answeredClaim(r db.OutboxAnsweredClaimRow, a *action, asked time.Time, worker int32) *claim {
-	return &claim{action: a, asked: asked, worker: worker, unloaded: true, OutboxQueueClaimRow: db.OutboxQueueClaimRow{
-		ID: r.ID, Status: r.Status, Attempt: r.Attempt, AttemptsUsed: r.AttemptsUsed, OrderingKey: r.OrderingKey,
-	}}
-}
-
-// loadForApply loads what the claim of an answered intent left out.
-func (n *node) loadForApply(ctx context.Context, c *claim) error {
-	if !c.unloaded {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
-	defer cancel()
-	rows, err := n.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
-	if err == nil && len(rows) != 1 {
-		err = errors.New("the intent is not there")
-	}
-	if err != nil {
-		return fmt.Errorf("load the intent for its Apply: %w", err)
-	}
-	c.loaded(rows[0])
-	return nil
-}
-
-// renewForApply renews the lease of a call's claim where what is left of it is less than the Apply may take. Where that fails,
-// the fence decides.
-func (n *node) renewForApply(ctx context.Context, c *claim) {
-	p := c.action.policy
-	if time.Until(c.asked.Add(p.Lease)) > p.Timeout+minSettle {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
-	defer cancel()
-	err := n.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
-	if err != nil {
-		n.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
-	}
-}
-
-// applied takes what an Apply came to.
-func (n *node) applied(c *claim, spent int, outcome string, err error) {
-	switch {
-	case err == nil:
-		n.count(settlement{status: outcome, outcome: outcome}, true)
-	case errors.Is(err, errFenced):
-		n.count(settlement{status: statusAnswered}, false)
-	default:
-		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
-		if errors.Is(err, errGaveWay) {
-			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
-		}
-		n.log.Log(n.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
-		n.settle(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
-	}
+	c := newClaim(db.OutboxQueueClaimRow{ID: r.ID, Status: r.Status, Attempt: r.Attempt, AttemptsUsed: r.AttemptsUsed, OrderingKey: r.OrderingKey}, a, asked, worker)
+	c.unloaded = true
+	return c
 }

@@ -90,7 +90,7 @@ func (c *claim) context(parent context.Context) (context.Context, context.Cancel
 
 // call makes the claim's call: its Send, or its Lookup if the intent's outcome is unknown. No connection to the
 // database is held meanwhile.
-func (n *node) call(ctx context.Context, c *claim, call *Call) (outcome Outcome, took time.Duration) {
+func (d *destination) call(ctx context.Context, c *claim, call *Call) (outcome Outcome, took time.Duration) {
 	lookup := c.Status == statusUnknown
 	fn, requests := c.action.send, c.action.requests()
 	if lookup {
@@ -102,7 +102,7 @@ func (n *node) call(ctx context.Context, c *claim, call *Call) (outcome Outcome,
 	outcome, err := guard(func() (Outcome, error) { return fn(ctx, call) })
 	outcome = conclude(outcome, err, lookup)
 	if outcome.mistake {
-		n.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
+		d.worker.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
 			append(c.attrs(), slog.String("error", outcome.reason.Error()))...)
 	}
 	return outcome, time.Since(began)

@@ -79,7 +79,7 @@ func (e *ConfigErrors) checkRange(item, field string, d, low, high time.Duration
 }
 
 // check adds what is wrong with an action's policy, by itself and with what is known of its destination.
-func (a *action) check(errs *ConfigErrors, dest *destination) {
+func (a *action) check(errs *ConfigErrors, dest *account) {
 	item, p := itemAction(a.name), a.policy
 	if !dest.declared {
 		errs.Add(item, "Destination", "%q is not declared: call Dispatcher.Destination, or correct the name", dest.name)

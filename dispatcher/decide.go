@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 )
 
 // settlement is what becomes of a claim: the row's next state, and the line in its history.
@@ -28,20 +29,20 @@ type settlement struct {
 	took    time.Duration
 }
 
-// The states that a settlement may lead to, as in outbox's table of states.
+// Short names of the statuses that the worker meets; package intent has all.
 const (
-	statusPending   = "pending"
-	statusLeased    = "leased" // of a row that is claimed to be sent
-	statusUnknown   = "unknown"
-	statusAnswered  = "answered"
-	statusAwaiting  = "awaiting_approval"
-	statusParked    = "parked"
-	statusDead      = "dead"
-	statusDelivered = "delivered"
-	statusRefused   = "refused"
+	statusPending   = intent.Pending
+	statusLeased    = intent.Leased
+	statusUnknown   = intent.Unknown
+	statusAnswered  = intent.Answered
+	statusAwaiting  = intent.AwaitingApproval
+	statusParked    = intent.Parked
+	statusDead      = intent.Dead
+	statusDelivered = intent.Delivered
+	statusRefused   = intent.Refused
 )
 
-func (s settlement) finishes() bool { return s.status == statusDelivered || s.status == statusRefused }
+func (s settlement) finishes() bool { return intent.IsFinished(s.status) }
 
 // decide returns what becomes of an intent after its call. This is the one place where a [Class] and an [Outcome] meet.
 func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/samekey/samekey/internal/limit"
 	"github.com/samekey/samekey/internal/names"
 )
 
@@ -68,7 +69,7 @@ type Dispatcher struct {
 	mu           sync.Mutex // guards the next fields until the first Run or Drain; then they do not change
 	actions      map[string]*action
 	registered   []*action // in order
-	destinations map[string]*destination
+	destinations map[string]*account
 	mistakes     ConfigErrors
 
 	shift, riverPatience, alarmAfter, stopMargin time.Duration // constants; tests shorten them
@@ -76,12 +77,12 @@ type Dispatcher struct {
 	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests remove its jitter
 	drawID func() int32                              // a worker's id; tests draw one that is taken
 
-	running sync.Mutex           // held by the one Run or Drain
-	node    atomic.Pointer[node] // of a Run in progress
+	running sync.Mutex             // held by the one Run or Drain
+	worker  atomic.Pointer[worker] // of a Run in progress
 }
 
-// destination is a vendor account, shared by the actions that name it.
-type destination struct {
+// account is a destination as it is registered: a vendor account, shared by the actions that name it.
+type account struct {
 	name     string
 	limits   Limits   // with their defaults
 	given    []Limits // as they were declared
@@ -90,7 +91,7 @@ type destination struct {
 	actions  []*action
 }
 
-func (dest *destination) hasEndpoints() bool {
+func (dest *account) hasEndpoints() bool {
 	return slices.ContainsFunc(dest.actions, func(a *action) bool { return a.endpoint != nil })
 }
 
@@ -108,8 +109,8 @@ func (dest *destination) hasEndpoints() bool {
 func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
-		actions: map[string]*action{}, destinations: map[string]*destination{},
-		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: fullJitter, drawID: randomID,
+		actions: map[string]*action{}, destinations: map[string]*account{},
+		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: limit.FullJitter, drawID: randomID,
 	}
 	d.repeats = newRepeats(d.config.Logger.Handler())
 	d.log = slog.New(d.repeats)
@@ -138,7 +139,7 @@ func (d *Dispatcher) Vendor(destination string, vendor Vendor) {
 }
 
 // describe sets what is known of a destination's vendor. The zero Vendor changes nothing.
-func (d *Dispatcher) describe(dest *destination, vendor Vendor) {
+func (d *Dispatcher) describe(dest *account, vendor Vendor) {
 	item := itemDestination(dest.name)
 	switch dest.vendor {
 	case vendor:
@@ -154,10 +155,10 @@ func (d *Dispatcher) describe(dest *destination, vendor Vendor) {
 	vendor.check(&d.mistakes, item)
 }
 
-func (d *Dispatcher) destination(name string) *destination {
+func (d *Dispatcher) destination(name string) *account {
 	dest := d.destinations[name]
 	if dest == nil {
-		dest = &destination{name: name, limits: Limits{}.withDefaults()}
+		dest = &account{name: name, limits: Limits{}.withDefaults()}
 		d.destinations[name] = dest
 		if err := names.CheckDestination(name); err != nil {
 			d.mistakes.Add(itemDestination(name), "", "the name %v", err)
@@ -166,13 +167,13 @@ func (d *Dispatcher) destination(name string) *destination {
 	return dest
 }
 
-func (d *Dispatcher) sortedDestinations() []*destination {
-	var out []*destination
+func (d *Dispatcher) sortedDestinations() []*account {
+	var out []*account
 	for _, dest := range d.destinations {
 		if len(dest.actions) > 0 {
 			out = append(out, dest)
 		}
 	}
-	slices.SortFunc(out, func(a, b *destination) int { return bytes.Compare([]byte(a.name), []byte(b.name)) })
+	slices.SortFunc(out, func(a, b *account) int { return bytes.Compare([]byte(a.name), []byte(b.name)) })
 	return out
 }

@@ -2,172 +2,113 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"log/slog"
 	"time"
 )
 
-// Summary counts what a [Dispatcher.Drain] came to: each claim once, so that an intent which was retried within the
-// drain counts at each attempt.
-type Summary struct {
-	Delivered        int // finished: the vendor acted
-	Refused          int // finished: a business no
-	Retried          int // due again later, or an Apply that failed
-	Unknown          int // to be looked up later
-	Parked           int // waits for a person
-	Dead             int // waits for a person
-	AwaitingApproval int // waits for a person
-	TakenOver        int // somebody else took the intent over meanwhile
-}
+// claimRetry is the first wait after a claim that failed; it doubles up to claimMaxWait.
+const claimRetry, claimMaxWait = 50 * time.Millisecond, time.Second
 
-// Total is the number of claims.
-func (s Summary) Total() int {
-	return s.Delivered + s.Refused + s.Retried + s.Unknown + s.Parked + s.Dead + s.AwaitingApproval + s.TakenOver
-}
-
-// Drain delivers until nothing is due, and returns what came of it. It needs no running River, and holds a worker's lock
-// of its own while it lasts: for tests and for cron. What becomes due by a finished call's Apply or by a promotion is
-// delivered too; what is due later (a retry after its backoff) is left. A destination's rate and a busy endpoint are waited
-// for. Paused destinations are left alone, and so is what has an open breaker or is held since the vendor wants
-// fewer calls ([Limits.BreakAfter]): it counts as nothing due.
-//
-// When ctx ends it stops as [Dispatcher.Run] does and returns ctx's error with what it counted.
-func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {
-	if err := d.Check(); err != nil {
-		return Summary{}, err
-	}
-	if !d.running.TryLock() {
-		return Summary{}, ErrRunning
-	}
-	defer d.running.Unlock()
-	defer d.repeats.flush(context.WithoutCancel(ctx))
-
-	base := context.WithoutCancel(ctx)
-	calls, cancelCalls := context.WithCancel(base)
-	defer cancelCalls()
-	n, err := d.newNode(calls)
-	if err != nil {
-		return Summary{}, err
-	}
-	defer n.close()
-	conn, err := n.session.open(ctx)
-	if err != nil {
-		return Summary{}, err
-	}
-	leave := n.attend(base, conn)
-
-	err = n.takeOver(ctx)
-	if err == nil {
-		err = n.drainAll(ctx)
-	}
-	n.stop()
-	leave(cancelCalls)
-
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.sum, err
-}
-
-// takeOver sweeps once, and once more where a worker's lock was missing.
-func (n *node) takeOver(ctx context.Context) error {
-	s := &sweeper{node: n}
-	for look := 0; look == 0 || look == 1 && len(s.gone) > 0; look++ {
-		if look > 0 && !sleep(ctx, secondLook) {
-			return ctx.Err()
-		}
-		if err := s.sweep(ctx); err != nil {
-			return fmt.Errorf("dispatcher: drain: sweep: %w", err)
-		}
-	}
-	return nil
-}
-
-// drainAll claims in every lane until a round over all of them, with nothing under way, finds nothing.
-func (n *node) drainAll(ctx context.Context) error {
-	for {
-		claimed, began := 0, time.Now()
-		for _, lane := range n.lanes {
-			got, err := lane.drainDry(ctx)
-			claimed += got
-			if err != nil {
-				return fmt.Errorf("dispatcher: drain %q: %w", lane.name, err)
+// drain is the body of a shift: it waits for pokes, claims, and starts calls, until the shift is over or ctx ends.
+// Calls under way then stay with the destination.
+func (d *destination) drain(ctx context.Context, shift time.Duration) {
+	end := time.NewTimer(shift)
+	defer end.Stop()
+	retry := backoff{first: claimRetry, most: claimMaxWait}
+	for ctx.Err() == nil {
+		if d.isDue() && d.mayClaim() && d.heldUp(time.Now()) == 0 {
+			if !d.slots.wait(ctx, end.C) {
+				return
+			}
+			claimed, err := d.claimAll(ctx)
+			if err != nil && ctx.Err() == nil {
+				d.worker.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", d.name), slog.String("error", errorText(err)))
+				select { // whatever pokes meanwhile: no busy loop against a database in trouble
+				case <-time.After(retry.delay()):
+				case <-end.C:
+					return
+				case <-ctx.Done():
+					return
+				}
+				continue
+			}
+			retry.reset()
+			if claimed > 0 {
+				select {
+				case <-end.C:
+					return
+				default:
+					continue
+				}
 			}
 		}
-		n.applier.allDue()
-		got, held, err := n.applier.claimAll(ctx)
-		if claimed += got; held { // there is a slot when one that runs has ended
-			claimed++
+		var again <-chan time.Time // look again without a poke
+		if wait := d.heldUp(time.Now()); wait > 0 && d.isDue() {
+			again = time.After(wait)
 		}
-		if err != nil {
-			return fmt.Errorf("dispatcher: drain: claim answered intents: %w", err)
-		}
-		if err := n.settledAll(ctx); err != nil {
-			return err
-		}
-		if claimed > 0 {
-			continue
-		}
-		if until := n.busyUntil(); until.After(began) { // this round came before them
-			if !sleep(ctx, min(time.Until(until), takeEvery)) {
-				return ctx.Err()
-			}
-			continue
-		}
-		if !n.session.holds() {
-			return errors.New("dispatcher: drain: the session that holds the worker's lock was lost: intents may be left")
-		}
-		return nil
-	}
-}
-
-// busyUntil is when the last intent that was put off for a busy endpoint is due.
-func (n *node) busyUntil() (until time.Time) {
-	for _, lane := range n.lanes {
-		lane.mu.Lock()
-		if lane.until.After(until) {
-			until = lane.until
-		}
-		lane.mu.Unlock()
-	}
-	return until
-}
-
-// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing. The destination's rate is
-// waited for, an open breaker is not.
-func (l *lane) drainDry(ctx context.Context) (claimed int, err error) {
-	for {
-		off := l.off
-		if wait := l.rate.wait(time.Now()); wait > 0 && !sleep(ctx, wait) {
-			return claimed, ctx.Err()
-		}
-		l.pokeAll()
-		for i := range l.marks {
-			l.marks[i].full = time.Time{}
-		}
-		select { // wait for a free slot
-		case l.slots <- struct{}{}:
-			<-l.slots
+		select {
+		case <-d.poked:
+		case <-again:
+		case <-end.C:
+			return
 		case <-ctx.Done():
-			return claimed, ctx.Err()
+			return
 		}
-		got, err := l.claimAll(ctx)
-		called := got - (l.off - off)
-		claimed += called
-		// What was put off may be due again already, so it is no reason to go on, unless there may be more behind it.
-		if err != nil || called == 0 && l.rate.wait(time.Now()) == 0 && (got == 0 || !l.flagged()) {
+	}
+}
+
+// claimAll claims once from each action that may have something due, as far as slots are free, and starts the calls.
+// Intents that were put off count as claimed.
+func (d *destination) claimAll(ctx context.Context) (claimed int, err error) {
+	indexes := d.take()
+	for i, index := range indexes {
+		free := d.slots.reserve()
+		if free == 0 {
+			d.pokeThese(indexes[i:]) // their turn is still to come
+			return claimed, nil
+		}
+		got, next, err := d.claimOne(ctx, index, free)
+		claimed += got
+		if err != nil {
+			d.pokeThese(indexes[i:])
 			return claimed, err
 		}
+		switch next {
+		case mayBeMore:
+			d.poke(d.actions[index].name)
+		case notYet:
+			d.markDue(d.actions[index].name)
+		}
+	}
+	return claimed, nil
+}
+
+func (d *destination) pokeThese(indexes []int) {
+	for _, index := range indexes {
+		d.poke(d.actions[index].name)
 	}
 }
 
-// settledAll waits until every claim is settled.
-func (n *node) settledAll(ctx context.Context) error {
-	done := make(chan struct{})
-	go func() { n.open.Wait(); close(done) }()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// claimOne claims from one action in the reserved slots, and starts a goroutine for each call.
+func (d *destination) claimOne(ctx context.Context, index, reserved int) (got int, next next, err error) {
+	ended := d.tried(index)
+	defer func() { ended(err) }()
+	b, next, err := d.claim(ctx, index, reserved)
+	if err != nil || len(b.claims) == 0 {
+		return 0, next, err
 	}
+	got = len(b.claims)
+	if err := d.loadBatch(ctx, b); err != nil {
+		return got, next, err
+	}
+	on, off := d.admit(ctx, b)
+	if b.claims[0].PayloadDeferred {
+		d.markSending(ctx, b.action, on)
+	}
+	for _, c := range on {
+		d.worker.open.Add(1)
+		go d.deliver(c)
+	}
+	d.putOff(ctx, off)
+	return got, next, nil
 }

@@ -2,10 +2,17 @@ package dispatcher
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
 // What tests look behind, or cannot wait for.
+
+func init() {
+	illegal = func(from, event, to string) {
+		panic(fmt.Sprintf("%q -> %s -> %q is not in internal/intent's table", from, event, to))
+	}
+}
 
 // SetShift makes the drains of this dispatcher's next Run shorter.
 func (d *Dispatcher) SetShift(shift time.Duration) { d.shift = shift }
@@ -18,7 +25,7 @@ func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.stopMargin = margin
 
 // Upkeep runs a periodic job's task once, now.
 func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
-	n, err := d.newNode(ctx)
+	n, err := d.newWorker(ctx)
 	if err != nil {
 		return err
 	}
@@ -31,7 +38,7 @@ var QueueName = queueName
 
 // WorkerID is the identity of the running worker, once it runs; else 0.
 func (d *Dispatcher) WorkerID() int32 {
-	if n := d.node.Load(); n != nil {
+	if n := d.worker.Load(); n != nil {
 		return n.session.id()
 	}
 	return 0
@@ -39,10 +46,8 @@ func (d *Dispatcher) WorkerID() int32 {
 
 // Swept is when the running dispatcher's last sweep was answered.
 func (d *Dispatcher) Swept() (at time.Time) {
-	if n := d.node.Load(); n != nil {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		at = n.swept
+	if n := d.worker.Load(); n != nil {
+		at = n.sweeper.answeredAt()
 	}
 	return at
 }
@@ -54,7 +59,7 @@ func (d *Dispatcher) NoJitter() {
 
 // HoldUpOutcomes has the running dispatcher count so many outcomes as held up by locks of others, until release.
 func (d *Dispatcher) HoldUpOutcomes(outcomes int64) (release func()) {
-	n := d.node.Load()
-	n.stuck.Add(outcomes)
-	return func() { n.stuck.Add(-outcomes) }
+	n := d.worker.Load()
+	n.settler.stuck.Add(outcomes)
+	return func() { n.settler.stuck.Add(-outcomes) }
 }

@@ -26,7 +26,7 @@ const (
 )
 
 // fix makes and stores what the claim is about to send. If ok is false it is not sent, and s holds the reason.
-func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
+func (d *destination) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 	if c.CarriedKey != "" || c.SentUnrendered || !c.action.fixes() {
 		return settlement{}, true
 	}
@@ -41,9 +41,9 @@ func (n *node) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
 			p.MessageID = &rendered.MessageID
 		}
 	}
-	rows, err := n.q.OutboxSendsStore(ctx, p)
+	rows, err := d.worker.q.OutboxSendsStore(ctx, p)
 	if err != nil || len(rows) == 0 {
-		return n.notSent(ctx, c, "dispatcher: the request could not be stored; nothing was sent", err), false
+		return d.notSent(ctx, c, "dispatcher: the request could not be stored; nothing was sent", err), false
 	}
 	c.CarriedKey, c.RequestType, c.Request, c.MessageID = rows[0].CarriedKey, rows[0].RequestType, rows[0].Request, rows[0].MessageID
 	return settlement{}, true

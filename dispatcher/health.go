@@ -6,29 +6,27 @@ import (
 	"time"
 )
 
-// Ready reports whether this dispatcher takes work: nil, or an error that says why it does not, such as that something has
-// been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running dispatcher
-// learns at each sweep. For a readiness probe.
+// Ready reports whether this dispatcher takes work: nil, or an error that says why it does not, such as that something
+// has been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running
+// dispatcher learns at each sweep. For a readiness probe.
 func (d *Dispatcher) Ready() error {
-	n := d.node.Load()
+	n := d.worker.Load()
 	if n == nil {
 		return errors.New("dispatcher: not running, or still waiting for the database")
 	}
 	if !n.session.holds() {
 		return errors.New("dispatcher: the session that holds the worker's lock is lost; it comes back when the database can be reached")
 	}
-	if n.behind.Load() {
+	if n.settler.isBehind() {
 		return errors.New("dispatcher: the database does not take outcomes; nothing is claimed until it does")
 	}
-	n.mu.Lock()
-	since := time.Since(n.swept)
-	n.mu.Unlock()
+	since := time.Since(n.sweeper.answeredAt())
 	if limit := max(5*time.Second, 3*d.config.SweepInterval); since > limit {
 		return fmt.Errorf("dispatcher: the database has not answered a sweep for more than %v", limit)
 	}
-	for _, lane := range n.lanes {
-		if stuck := lane.stuckFor(); stuck != "" {
-			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", lane.name, stuck)
+	for _, dest := range n.destinations.list {
+		if stuck := dest.stuckFor(); stuck != "" {
+			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", dest.name, stuck)
 		}
 	}
 	if stuck := n.applier.stuckFor(); stuck != "" {

@@ -11,19 +11,20 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Where a claim's answer is too small for its payloads, all that stands in the outbox is loaded after its commit. A load
-// locks nothing, so a slow connection holds up its own worker alone.
+// If the payloads do not fit into the answer of a claim, they are loaded after its commit. A load locks nothing, so a
+// slow connection holds up its own worker alone.
 //
-//	the load fails, or takes too long         what was claimed is given back at once, unsent; nothing is spent
-//	the worker is stopped while it loads      the load is cut off, and what was claimed is given back, due at once
-//	killed or halted while it loads           what may be repeated is sent by whoever takes it over; the rest was leased as
-//	                                          unsent (see OutboxQueueClaim), and is pending again
-//	stopped, taken over, and goes on          OutboxQueueMarkSending finds the fence closed for what may not be repeated; the rest
-//	                                          meets the attempt's deadline, as any zombie does
-//	the intent is pruned meanwhile            it is not: an intent in the queue stays
+//	the load fails, or takes too long         the batch is given back at once, unsent; nothing is spent
+//	the worker is stopped while it loads      the load is cut off, and the batch is given back, due at once
+//	killed or halted while it loads           intents that may be repeated are sent by the worker that takes them over; the
+//	                                          others were leased as unsent (see OutboxQueueClaim) and are pending again
+//	stopped, taken over, and goes on          OutboxQueueMarkSending finds the fence closed for intents that may not be repeated;
+//	                                          the others meet the attempt's deadline, as any zombie does
+//	the intent is pruned meanwhile            impossible: an intent in the queue is never pruned
 
 const (
-	// inlineBytes fit into the answer of a claim: what Postgres and a socket buffer, so that the commit waits for nobody.
+	// inlineBytes fit into the answer of a claim: what Postgres and a socket buffer, so that the commit waits for
+	// nobody.
 	inlineBytes = 32 << 10
 	// A claim takes what the connection is expected to carry in loadTarget, between these.
 	minClaimBytes, firstClaimBytes, maxClaimBytes = 64 << 10, 256 << 10, 4 << 20
@@ -51,35 +52,55 @@ func (b *loadBudget) took(bytes int64, so time.Duration) {
 // failed: the connection carries less than was thought, or nothing.
 func (b *loadBudget) failed() { b.limit = minClaimBytes }
 
-// read loads what the answer of the claim left out. A stop cuts it off.
-func (l *lane) read(ctx context.Context, claims []*claim) error {
-	ids := make([]uuid.UUID, len(claims))
-	byID := make(map[uuid.UUID]*claim, len(claims))
-	for i, c := range claims {
+// loadBatch loads what the claim left out. A stop cuts it off. If it fails, the batch is given back: nothing was sent.
+func (d *destination) loadBatch(ctx context.Context, b batch) error {
+	if !b.claims[0].PayloadDeferred {
+		return nil
+	}
+	err := d.load.batch(ctx, d.worker.q, b)
+	if err == nil {
+		return nil
+	}
+	d.breaker.Unused(b.epoch, len(b.claims))
+	delay := time.Second // no busy loop against a connection that is too slow
+	if ctx.Err() != nil {
+		delay = 0 // a stop: another worker may send it at once
+	}
+	for _, c := range b.claims {
+		c.visit.delay = delay
+	}
+	d.giveBack(ctx, b.claims)
+	return err
+}
+
+// batch loads the payloads of a batch, and adapts the budget to how long that took.
+func (l *loadBudget) batch(ctx context.Context, q *db.Queries, b batch) error {
+	ids := make([]uuid.UUID, len(b.claims))
+	byID := make(map[uuid.UUID]*claim, len(b.claims))
+	for i, c := range b.claims {
 		ids[i], byID[c.ID] = c.ID, c
 	}
-	began := time.Now()
-	deadline := claims[0].asked.Add(min(claims[0].action.policy.Timeout, loadTimeout))
-	loading, cancel := context.WithDeadline(ctx, deadline)
+	began, bytes := time.Now(), b.claims[0].Bytes
+	loading, cancel := context.WithDeadline(ctx, b.claims[0].asked.Add(min(b.action.policy.Timeout, loadTimeout)))
 	defer cancel()
-	rows, err := l.node.q.OutboxLoad(loading, ids)
-	if err == nil && len(rows) != len(claims) {
-		err = fmt.Errorf("%d of %d payloads were found", len(rows), len(claims))
+	rows, err := q.OutboxLoad(loading, ids)
+	if err == nil && len(rows) != len(b.claims) {
+		err = fmt.Errorf("%d of %d payloads were found", len(rows), len(b.claims))
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			l.load.failed()
+			l.failed()
 		}
-		return fmt.Errorf("load payloads of %d bytes: %w", claims[0].Bytes, err)
+		return fmt.Errorf("load payloads of %d bytes: %w", bytes, err)
 	}
-	l.load.took(claims[0].Bytes, time.Since(began))
+	l.took(bytes, time.Since(began))
 	for _, row := range rows {
 		byID[row.ID].loaded(row)
 	}
 	return nil
 }
 
-// loaded takes what the answer of the claim left out.
+// loaded takes what the claim left out.
 func (c *claim) loaded(row db.OutboxLoadRow) {
 	c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
 	c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
@@ -87,8 +108,8 @@ func (c *claim) loaded(row db.OutboxLoadRow) {
 	c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
 }
 
-// sending marks those that were leased as unsent and are about to be sent. What is not marked is given back.
-func (l *lane) sending(ctx context.Context, a *action, claims []*claim) {
+// markSending marks claims that were leased as unsent and are about to be sent. What is not marked is given back.
+func (d *destination) markSending(ctx context.Context, a *action, claims []*claim) {
 	if a.policy.Class.repeatable() || len(claims) == 0 {
 		return
 	}
@@ -106,9 +127,9 @@ func (l *lane) sending(ctx context.Context, a *action, claims []*claim) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	marked, err := l.node.q.OutboxQueueMarkSending(ctx, p)
+	marked, err := d.worker.q.OutboxQueueMarkSending(ctx, p)
 	if err != nil {
-		l.node.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", l.name), slog.String("error", errorText(err)))
+		d.worker.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", d.name), slog.String("error", errorText(err)))
 	}
 	ours := make(map[uuid.UUID]bool, len(marked))
 	for _, id := range marked {
@@ -117,15 +138,4 @@ func (l *lane) sending(ctx context.Context, a *action, claims []*claim) {
 	for _, c := range marking {
 		c.unmarked = !ours[c.ID]
 	}
-}
-
-// giveBack undoes claims of which nothing was sent.
-func (l *lane) giveBack(ctx context.Context, claims []*claim, delay time.Duration) {
-	delays := make([]time.Duration, len(claims))
-	for i := range delays {
-		delays[i] = delay
-	}
-	l.putOff(ctx, claims, delays)
-	l.rate.unused(len(claims))
-	l.release(len(claims))
 }

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// orderSettler writes back the outcomes of ordered intents, and promotes the next of each ordering key in the same
-// transaction, under the key's lock. Writers hold that lock until they commit, so a settle never waits for it: what is
-// locked is tried again, with its lease renewed, while the others go on.
+// orderSettler settles ordered intents, and promotes the next of each ordering key in the same transaction, under the
+// key's lock. Writers hold that lock until they commit, so a settle never waits for it: a key that is locked is tried
+// again, with the leases renewed, while the others go on.
 type orderSettler struct {
 	*settler
 	waiting []result
@@ -21,16 +23,19 @@ type orderSettler struct {
 }
 
 const (
-	orderedBatch = 50 // each ordering key takes an advisory lock, and a slot of the server's shared table
-	orderedRetry = 25 * time.Millisecond
+	orderedBatch = 50                    // each ordering key takes an advisory lock, and a slot of the server's shared table
+	orderedRetry = 25 * time.Millisecond // doubles while nothing moves
 	renewEvery   = time.Second
+
+	orderedMaxWait = 500 * time.Millisecond
 )
 
 // run settles until ordered is closed and all is written, or ctx ends.
 func (s *orderSettler) run(ctx context.Context) {
 	open := true
-	for wait := orderedRetry; open || len(s.waiting) > 0; {
-		held := len(s.waiting) // what comes in now is counted only if it stays
+	retry := backoff{first: orderedRetry, most: orderedMaxWait}
+	for wait := retry.first; open || len(s.waiting) > 0; {
+		held := len(s.waiting) // a new settlement counts only if it stays
 		open = s.collect(ctx, open, wait)
 		if ctx.Err() != nil {
 			break
@@ -38,19 +43,20 @@ func (s *orderSettler) run(ctx context.Context) {
 		before := len(s.waiting)
 		s.round(ctx)
 		s.stuck.Add(int64(len(s.waiting) - held))
-		if wait = orderedRetry; before > 0 && len(s.waiting) == before {
-			wait = min(2*max(wait, orderedRetry), 500*time.Millisecond)
+		if before == 0 || len(s.waiting) < before {
+			retry.reset()
 		}
+		wait = retry.delay()
 	}
 	for _, r := range s.waiting {
 		s.giveUp(ctx, r)
 	}
-	for r := range s.ordered { // until run closes it: nothing is left behind
+	for r := range s.ordered { // until it is closed: nobody is left waiting
 		s.giveUp(ctx, r)
 	}
 }
 
-// collect takes in what is there: at once where something came, else after wait where something waits already.
+// collect takes in the settlements that are there: at once if one comes, else after wait if some wait already.
 func (s *orderSettler) collect(ctx context.Context, open bool, wait time.Duration) bool {
 	var again <-chan time.Time
 	if len(s.waiting) > 0 {
@@ -86,7 +92,7 @@ func (s *orderSettler) collect(ctx context.Context, open bool, wait time.Duratio
 	return open
 }
 
-// round tries everything that waits once.
+// round tries each waiting settlement once.
 func (s *orderSettler) round(ctx context.Context) {
 	var left []result
 	for _, part := range byWorker(s.waiting) {
@@ -103,8 +109,8 @@ func (s *orderSettler) round(ctx context.Context) {
 	}
 }
 
-// try settles those of a chunk whose ordering keys are free, and returns the others. Lock, settle and promotion are
-// statements of their own, each with a snapshot younger than the locks.
+// try settles the intents of a chunk whose ordering keys are free, and returns the others. Lock, settle and promotion
+// are separate statements, each with a snapshot younger than the locks.
 func (s *orderSettler) try(ctx context.Context, chunk []result) (left []result) {
 	var free, keys, promoted []string
 	for _, r := range chunk {
@@ -138,11 +144,11 @@ func (s *orderSettler) try(ctx context.Context, chunk []result) (left []result) 
 	switch {
 	case err == nil:
 		s.tell(ctx, batch, attempts)
-		s.wake(promoted...)
+		s.poke(promoted...)
 		return left
-	case len(chunk) > 1 && !refusesAll(err) && s.answers(ctx): // find out which one it is
+	case len(chunk) > 1 && !sqlstate.Refuses(err) && s.answers(ctx): // find out which intent it is
 		return append(s.try(ctx, chunk[:len(chunk)/2]), s.try(ctx, chunk[len(chunk)/2:])...)
-	case poisonous(err):
+	case sqlstate.BadValue(err):
 		s.giveUp(ctx, chunk[0])
 		return nil
 	}
@@ -150,4 +156,17 @@ func (s *orderSettler) try(ctx context.Context, chunk []result) (left []result) 
 	s.log.ErrorContext(ctx, "dispatcher: outcomes of ordered intents could not be written back; they are kept and tried again",
 		slog.Int("outcomes", len(chunk)), slog.String("error", errorText(err)))
 	return chunk
+}
+
+// promote gives heads to ordering keys that have none, and returns the actions that have something due by that.
+func promote(ctx context.Context, pool *pgxpool.Pool, q *db.Queries, keys []string) (promoted []string, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, isReadCommitted, func(tx pgx.Tx) error {
+		q := q.WithTx(tx)
+		if err := q.OutboxQueueLockOrder(ctx, keys); err != nil {
+			return err
+		}
+		promoted, err = q.OutboxQueuePromote(ctx, keys)
+		return err
+	})
+	return promoted, err
 }

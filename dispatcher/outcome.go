@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -34,24 +35,24 @@ type Outcome struct {
 // The kinds of outcome. The history and configuration files use the same names. Where the history uses another name for
 // a kind, it is noted.
 const (
-	outcomeDelivered = "delivered"
-	outcomeRefused   = "refused"
-	outcomeAccepted  = "accepted"
-	outcomeRetry     = "retry"
+	outcomeDelivered = intent.OutcomeDelivered
+	outcomeRefused   = intent.OutcomeRefused
+	outcomeAccepted  = intent.OutcomeAccepted
+	outcomeRetry     = intent.OutcomeRetry
 	outcomeDenied    = "denied" // in the history: retry
-	outcomeDead      = "dead"
+	outcomeDead      = intent.OutcomeDead
 	outcomeGone      = "gone" // in the history: dead
-	outcomeUnsent    = "unsent"
-	outcomeUnknown   = "unknown"
+	outcomeUnsent    = intent.OutcomeUnsent
+	outcomeUnknown   = intent.OutcomeUnknown
 	outcomeStuck     = "stuck" // in the history: unknown
-	outcomeAbsent    = "absent"
+	outcomeAbsent    = intent.OutcomeAbsent
 
 	outcomeNone   = ""       // nothing was returned; in the history: unknown
 	outcomeFailed = "failed" // an error was returned; in the history: unknown, or retry
 
 	// The worker decides these without a call.
-	outcomeParked   = "parked"
-	outcomeAwaiting = "awaiting_approval"
+	outcomeParked   = intent.OutcomeParked
+	outcomeAwaiting = intent.OutcomeAwaitingApproval
 )
 
 // Delivered reports that the vendor acted. The intent is finished.

@@ -9,7 +9,7 @@ import (
 // The claim sees a pause by itself, however long ago the last sweep was.
 func TestTheClaimReadsPausesItself(t *testing.T) {
 	on, n, _ := settling(t)
-	lane := n.lanes[0]
+	lane := n.destinations.list[0]
 	exec := func(sql string, args ...any) {
 		t.Helper()
 		if _, err := on.Exec(t.Context(), sql, args...); err != nil {

@@ -15,8 +15,8 @@ import (
 
 // The worker works on connections of its own, made as the application's pool makes them (its address, its hooks, its
 // role), with the session settings that the promises need. What a server, a database or a role sets for everybody is
-// meant for people and reports: with synchronous_commit off a crash takes back a claim whose call was made, and the intent
-// is sent again.
+// meant for people and reports: with synchronous_commit off a crash takes back a claim whose call was made, and the
+// intent is sent again.
 
 const (
 	// connectTimeout bounds an attempt to connect to one host, where the application's pool says nothing. Without it, a
@@ -24,19 +24,21 @@ const (
 	connectTimeout = 5 * time.Second
 	// closeWithin bounds each step of closing a connection that broke.
 	closeWithin = 2 * time.Second
-	// settingsMargin is what a statement of the worker may take longer than the longest of its contexts. The context ends
-	// it; the server's own limit is for a worker that was stopped, or whose host is gone, in the middle of a transaction.
+	// settingsMargin is what a statement of the worker may take longer than the longest of its contexts. The context
+	// ends it; the server's own limit is for a worker that was stopped, or whose host is gone, in the middle of a
+	// transaction.
 	settingsMargin = time.Minute
 )
 
 // settingsSQL sets what differs by server, database and role. Settings that the server does not know are left out
 // (transaction_timeout came with version 17).
 //
-// synchronous_commit is raised, not lowered: remote_write and remote_apply wait for a standby too. "local" does not, and is
-// raised as well: where there are synchronous standbys, a failover to one must not lose a claim; where there are none,
-// "on" waits for the same.
+// synchronous_commit is raised, not lowered: remote_write and remote_apply wait for a standby too. "local" does not,
+// and is raised as well: where there are synchronous standbys, a failover to one must not lose a claim; where there are
+// none, "on" waits for the same.
 //
-// The first statement is for the second, which a short limit of the session's, such as one that an Apply left, would end.
+// The first statement is for the second, which a short limit of the session's, such as one that an Apply left, would
+// end.
 //
 // search_path stays, since an Apply may need it. samekey's own statements name their schema, and so do River's.
 const settingsSQL = `set statement_timeout = 0;
@@ -153,9 +155,9 @@ func adjust(c *pgx.ConnConfig) {
 	c.DefaultQueryExecMode = mode
 }
 
-// closeSoon bounds the end of a connection that broke. pgx sends the server a request to cancel, over another connection,
-// and then waits for the server's last words, for 15 s each; all that time the connection keeps its place in the pool. A
-// balancer that says nothing would keep the whole pool of a busy worker for so long.
+// closeSoon bounds the end of a connection that broke. pgx sends the server a request to cancel, over another
+// connection, and then waits for the server's last words, for 15 s each; all that time the connection keeps its place
+// in the pool. A balancer that says nothing would keep the whole pool of a busy worker for so long.
 //
 // c is the configuration of this one connection.
 func closeSoon(c *pgx.ConnConfig) {

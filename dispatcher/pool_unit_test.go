@@ -35,8 +35,8 @@ const settingsOf = `select concat_ws(' ', current_setting('synchronous_commit'),
 // ownSettings are those of an action whose Timeout is less than a minute.
 const ownSettings = "on read committed off 2min 0 2min 0 UTF8"
 
-// nodeOn is a node whose pool is made from the given configuration.
-func nodeOn(t *testing.T, on *samekeytest.DB, change func(*pgxpool.Config)) *node {
+// workerOn is a worker whose pool is made from the given configuration.
+func workerOn(t *testing.T, on *samekeytest.DB, change func(*pgxpool.Config)) *worker {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(on.DSN)
 	if err != nil {
@@ -58,7 +58,7 @@ func nodeOn(t *testing.T, on *samekeytest.DB, change func(*pgxpool.Config)) *nod
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
-	n, err := d.newNode(t.Context())
+	n, err := d.newWorker(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
 			t.Parallel()
 			on := samekeytest.NewDB(t)
 			mustExec(t, on, hostile)
-			n := nodeOn(t, on, change)
+			n := workerOn(t, on, change)
 			for range 3 {
 				if got := ask(t, n.pool, settingsOf); got != ownSettings {
 					t.Errorf("a connection of the pool has\n\t%s\nwant\n\t%s", got, ownSettings)
@@ -134,7 +134,7 @@ func TestSynchronousCommitIsRaisedAndNeverLowered(t *testing.T) {
 	for given, want := range map[string]string{
 		"off": "on", "local": "on", "on": "on", "remote_write": "remote_write", "remote_apply": "remote_apply",
 	} {
-		n := nodeOn(t, on, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = given })
+		n := workerOn(t, on, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = given })
 		if got := ask(t, n.pool, "show synchronous_commit"); got != want {
 			t.Errorf("%s became %s, want %s", given, got, want)
 		}
@@ -160,8 +160,8 @@ func TestTheServersLimitsAreLongerThanTheLongestTimeout(t *testing.T) {
 func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
-	n := nodeOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	n.lanes[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Settled) error {
+	n := workerOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	n.destinations.list[0].actions[0].apply = func(ctx context.Context, tx pgx.Tx, _ Settled) error {
 		_, err := tx.Exec(ctx, `set synchronous_commit = off; set statement_timeout = '30s'; set default_transaction_isolation = serializable`)
 		return err
 	}
@@ -172,8 +172,8 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	defer n.session.leave(conn)
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`)
 	c := claimOne(t, n)
-	settle(t.Context(), n.newSettler(), []result{{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, Delivered(Response{Code: "200"})), settled: func(bool) {}}})
-	if _, err := n.applyOnce(t.Context(), c); err != nil {
+	settle(t.Context(), n.settler, []result{{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, Delivered(Response{Code: "200"}))}})
+	if _, err := n.applier.applyOnce(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if got := ask(t, n.pool, settingsOf); got != ownSettings {
@@ -186,7 +186,7 @@ func TestTheSessionRunsTheHooksOfThePool(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	var before, after int
-	n := nodeOn(t, on, func(c *pgxpool.Config) {
+	n := workerOn(t, on, func(c *pgxpool.Config) {
 		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { before++; return nil }
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			after++
@@ -246,7 +246,7 @@ func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	relay := startRelay(t, on)
-	n := nodeOn(t, on, func(c *pgxpool.Config) {
+	n := workerOn(t, on, func(c *pgxpool.Config) {
 		c.ConnConfig.Host, c.ConnConfig.Port = "127.0.0.1", uint16(relay.listener.Addr().(*net.TCPAddr).Port)
 		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
 	})
@@ -283,7 +283,7 @@ func TestAnAttemptToConnectIsGivenUp(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	n := nodeOn(t, samekeytest.NewDB(t), func(c *pgxpool.Config) {
+	n := workerOn(t, samekeytest.NewDB(t), func(c *pgxpool.Config) {
 		c.ConnConfig.Host, c.ConnConfig.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
 		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
 	})

@@ -101,65 +101,65 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 }
 
 // prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
-func (n *node) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
+func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
 	switch {
-	case n.isStopping():
+	case d.worker.isStopping():
 		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
 	case c.unmarked: // which is logged already
-		return nil, n.notSent(ctx, c, "", nil)
+		return nil, d.notSent(ctx, c, "", nil)
 	case !c.calls:
 		return nil, c.resting
 	case c.Status == statusUnknown:
-		return n.prepareLookup(ctx, c)
+		return d.prepareLookup(ctx, c)
 	}
-	return n.prepareSend(ctx, c)
+	return d.prepareSend(ctx, c)
 }
 
-func (n *node) prepareSend(ctx context.Context, c *claim) (*Call, settlement) {
+func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlement) {
 	if ctx.Err() != nil { // the claim took as long as the attempt may take
 		s := c.action.givenBack(&c.OutboxQueueClaimRow)
 		s.delay = time.Second // no busy loop against a database that is slower than the calls
-		if n.calls.Err() == nil {
+		if d.worker.calls.Err() == nil {
 			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
-			n.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+			d.worker.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
 				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
 		}
 		return nil, s
 	}
-	if s, ok := n.mayCall(ctx, c); !ok {
+	if s, ok := d.mayCall(ctx, c); !ok {
 		return nil, s
 	}
-	if s, ok := n.fix(ctx, c); !ok {
+	if s, ok := d.fix(ctx, c); !ok {
 		return nil, s
 	}
 	call := c.call()
 	return &call, settlement{}
 }
 
-func (n *node) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {
+func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {
 	switch err := c.endpointErr; {
 	case errors.Is(err, errNoEndpoint):
 		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true))
 	case err != nil:
-		return nil, n.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
+		return nil, d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
 	}
 	call := c.call()
 	var err error
-	if call.LastResponse, err = n.lastResponse(ctx, c); err != nil {
-		return nil, n.notSent(ctx, c, "dispatcher: the last response could not be read; nothing was looked up", err)
+	if call.LastResponse, err = d.lastResponse(ctx, c); err != nil {
+		return nil, d.notSent(ctx, c, "dispatcher: the last response could not be read; nothing was looked up", err)
 	}
 	return &call, settlement{}
 }
 
 // mayCall reports whether the endpoint of an attempt may be called. If ok is false nothing is sent, and s holds the
 // reason.
-func (n *node) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
+func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
 	row := &c.OutboxQueueClaimRow
 	switch {
 	case errors.Is(c.endpointErr, errNoEndpoint):
 		return c.action.deadUnsent(row, codeEndpointMissing, errNoEndpoint), false
 	case c.endpointErr != nil:
-		return n.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was sent", c.endpointErr), false
+		return d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was sent", c.endpointErr), false
 	case c.endpoint != nil && c.endpoint.stopped:
 		return c.action.deadUnsent(row, codeEndpointStopped, errors.New("the endpoint is stopped: start it (outbox/endpoints), then redrive")), false
 	}
@@ -167,8 +167,8 @@ func (n *node) mayCall(ctx context.Context, c *claim) (s settlement, ok bool) {
 }
 
 // lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
-func (n *node) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := n.q.OutboxHistoryLastResponse(ctx, c.ID)
+func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
+	last, err := d.worker.q.OutboxHistoryLastResponse(ctx, c.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -179,9 +179,9 @@ func (n *node) lastResponse(ctx context.Context, c *claim) (*Response, error) {
 }
 
 // notSent gives a claim back because the database did not answer. Nothing was sent.
-func (n *node) notSent(ctx context.Context, c *claim, message string, err error) settlement {
+func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
 	if err != nil {
-		n.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+		d.worker.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
 	}
 	s := c.action.givenBack(&c.OutboxQueueClaimRow)
 	s.delay = time.Second // no busy loop against a database in trouble

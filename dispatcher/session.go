@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/direct"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/schema"
 )
@@ -68,6 +69,48 @@ func randomID() int32 {
 	}
 }
 
+// begin waits for a database that has this release's schema, and opens the session. No connection and no error means
+// that ctx ended first.
+func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
+	for retry := (backoff{first: sessionRetry, most: sessionCheck}); ; {
+		err := s.checkSchema(ctx)
+		if errors.Is(err, schema.ErrTooOld) || errors.Is(err, schema.ErrTooNew) || errors.Is(err, schema.ErrEncoding) || errors.Is(err, schema.ErrSequences) {
+			return nil, err
+		}
+		var conn *pgx.Conn
+		if err == nil {
+			if conn, err = s.open(ctx); err == nil {
+				return conn, nil
+			}
+		}
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		if waitingCannotHelp(err) {
+			return nil, &startError{err}
+		}
+		s.log.WarnContext(ctx, "dispatcher: waits for the database", slog.String("error", errorText(err)))
+		if !retry.sleep(ctx) {
+			return nil, nil
+		}
+	}
+}
+
+// startError is an error at the start that stays until a person changes something. Its text says what.
+type startError struct{ err error }
+
+func (e *startError) Error() string { return "dispatcher: cannot start: " + errorText(e.err) }
+
+// Unwrap returns the database's error.
+func (e *startError) Unwrap() error { return e.err }
+
+// checkSchema is bounded: a pool alone waits for a silent server for as long as its caller does.
+func (s *session) checkSchema(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout+sessionTimeout)
+	defer cancel()
+	return schema.Check(ctx, s.pool)
+}
+
 // open looks at the server's settings, registers the worker and takes its lock.
 func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := s.connect(ctx, s.lookAtSettings)
@@ -108,20 +151,7 @@ func (s *session) connect(ctx context.Context, look look) (*pgx.Conn, error) {
 	// ConnectTimeout holds for each host; the rest is for what the hooks do.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+len(config.ConnConfig.Fallbacks))*config.ConnConfig.ConnectTimeout+2*sessionTimeout)
 	defer cancel()
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.ready(ctx, conn, look); err != nil {
-		closeConn(conn)
-		return nil, err
-	}
-	return conn, nil
+	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error { return s.ready(ctx, conn, look) })
 }
 
 // register draws an id that nobody has, writes its row and takes its lock.
@@ -213,7 +243,7 @@ func (s *session) sign(ctx context.Context, conn *pgx.Conn) error {
 
 // keep holds the lock until ctx ends, coming back after each lost connection with the same identity, and then leaves.
 func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
-	wait := sessionRetry
+	retry := backoff{first: sessionRetry, most: reconnectWait}
 	for {
 		err := s.listen(ctx, conn)
 		s.held.Store(nil)
@@ -225,7 +255,7 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 			slog.Int("worker", int(s.id())), slog.String("error", errorText(err)))
 		closeConn(conn)
 		last := ""
-		for conn = nil; conn == nil; wait = min(2*wait, reconnectWait) {
+		for conn = nil; conn == nil; {
 			if conn, err = s.reopen(ctx); err == nil {
 				break
 			}
@@ -233,11 +263,11 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 				last = text
 				s.log.WarnContext(ctx, "dispatcher: the session is not back yet", slog.Int("worker", int(s.id())), slog.String("error", text))
 			}
-			if !sleep(ctx, wait) {
+			if !retry.sleep(ctx) {
 				return
 			}
 		}
-		wait = sessionRetry
+		retry.reset()
 		s.log.InfoContext(ctx, "dispatcher: holds the worker's lock again", slog.Int("worker", int(s.id())))
 		s.woken("")
 	}
@@ -263,8 +293,8 @@ func (s *session) reopen(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a connection
-// that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
+// listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a
+// connection that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
 func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 	for due := time.Now().Add(sessionCheck); ; {
 		waiting, cancel := context.WithDeadline(ctx, due)
@@ -299,11 +329,7 @@ func (s *session) leave(conn *pgx.Conn) {
 	closeConn(conn)
 }
 
-func closeConn(conn *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = conn.Close(ctx)
-}
+func closeConn(conn *pgx.Conn) { direct.Close(context.Background(), conn) }
 
 // holds says whether the lock is held, as far as this process knows.
 func (s *session) holds() bool { return s.held.Load() != nil }
@@ -315,16 +341,4 @@ func (s *session) heldFor() time.Duration {
 		return 0
 	}
 	return time.Since(*since)
-}
-
-// sleep waits for d; false means that ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

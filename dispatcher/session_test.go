@@ -116,14 +116,12 @@ func TestAWorkerWhoseIDIsAStrangersGoesOnUnderAnother(t *testing.T) {
 	// What it claimed before is settled under the id of its claim, in one batch with what it claims now.
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-2', 'charge_card', '{}')`)
 	later := claimOne(t, n)
-	n.open.Add(2)
-	var settled [2]bool
-	n.results <- resultOf(c, Delivered(Response{Code: "200"}), &settled[0])
-	n.results <- resultOf(later, Delivered(Response{Code: "200"}), &settled[1])
-	close(n.results)
+	n.settler.in <- resultOf(c, Delivered(Response{Code: "200"}))
+	n.settler.in <- resultOf(later, Delivered(Response{Code: "200"}))
+	n.settler.stop()
 	s.run(t.Context())
-	if !settled[0] || !settled[1] {
-		t.Errorf("settled: the old claim %v, the new one %v", settled[0], settled[1])
+	if before, after := <-c.settled, <-later.settled; !before || !after {
+		t.Errorf("settled: the old claim %v, the new one %v", before, after)
 	}
 }
 

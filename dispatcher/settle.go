@@ -2,9 +2,9 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,43 +20,88 @@ import (
 type result struct {
 	claim *claim
 	settlement
-	settled func(settled bool) // told when it is written; settled is false where the fence was closed
 }
 
-// settler writes results back in batches: whatever came in while the last batch was written is the next one.
+// tell says whether the settlement was written. False means that the fence was closed, or that it was given up.
+func (r result) tell(written bool) { r.claim.settled <- written }
+
+// settler writes settlements in batches: what comes in while a batch is written is the next batch.
 //
-// A database that is away is waited for, with nothing claimed meanwhile. What only somebody else's lock or its own
-// values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while the database answers is
-// halved until what is wrong stands alone, and goes on alone. Ordered intents, whose keys a writer may hold locked for
-// as long as his transaction lasts, are written by a goroutine of their own, see order.go. What waits for long has its
-// lease renewed.
+// If the database is unavailable, nothing is claimed and settling is tried again until it returns. A settlement that
+// only a lock or its own values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while
+// the database answers is halved until that settlement stands alone. Ordered intents, whose keys a writer may hold
+// locked for as long as its transaction lasts, are written by a goroutine of their own, see order.go. A settlement that
+// waits for long has its lease renewed.
 type settler struct {
-	pool   *pgxpool.Pool
-	q      *db.Queries
-	log    *slog.Logger
-	in     chan result
-	wake   func(actions ...string) // actions that became due by a promotion or a late answer
-	behind *atomic.Bool            // set while the database does not take outcomes: nothing is claimed then
-	stuck  *atomic.Int64           // outcomes that something holds up
+	pool *pgxpool.Pool
+	q    *db.Queries
+	log  *slog.Logger
+	poke func(actions ...string) // actions that became due by a promotion or a late answer
+
+	in        chan result
+	abandoned chan struct{} // closed when a stop waits no longer for calls: nothing more is taken
+	ended     chan struct{} // closed when run has ended
+
+	behind atomic.Bool  // the database does not take settlements
+	stuck  atomic.Int64 // settlements that something else holds up, each by itself
 
 	ordered chan result
-	alone   sync.WaitGroup // single outcomes that are tried for as long as it takes
+	alone   sync.WaitGroup // settlements that are tried alone, for as long as it takes
 }
+
+func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string)) *settler {
+	return &settler{pool: pool, q: q, log: log, poke: poke,
+		in: make(chan result, settleBatch), ordered: make(chan result, settleBatch), abandoned: make(chan struct{}), ended: make(chan struct{})}
+}
+
+// isBehind reports whether the database does not take settlements at the moment: they are kept and tried again.
+func (s *settler) isBehind() bool { return s.behind.Load() }
+
+// isHeldUp reports whether so many settlements wait for locks of others that nothing is claimed.
+func (s *settler) isHeldUp() bool { return s.stuck.Load() >= maxStuck }
+
+// settle writes what became of a claim, and returns whether it was written. If it was not, another worker has taken the
+// intent over, or will.
+func (s *settler) settle(c *claim, what settlement) (written bool) {
+	select {
+	case <-s.abandoned: // first, since a buffer that nobody reads would take it too
+		return false
+	default:
+	}
+	select {
+	case s.in <- result{c, what}:
+	case <-s.abandoned:
+		return false
+	}
+	select {
+	case written = <-c.settled:
+	case <-s.ended:
+		select {
+		case written = <-c.settled:
+		default: // nobody read it
+		}
+	}
+	return written
+}
+
+// stop has run end when all settlements are written. abandon takes no more of them. One of the two is called, once.
+func (s *settler) stop()    { close(s.in) }
+func (s *settler) abandon() { close(s.abandoned) }
 
 const (
 	settleBatch   = 1000
-	settleBytes   = 8 << 20         // of answers in one batch, about
+	settleBytes   = 8 << 20         // responses in one batch, about
 	settleTimeout = 3 * time.Second // for one statement
 	settleRetry   = 50 * time.Millisecond
 	settleMaxWait = 2 * time.Second
 	renewedLease  = time.Minute
-	maxStuck      = 1000 // with more outcomes held up, nothing is claimed
+	maxStuck      = 1000 // with so many settlements held up, nothing is claimed
 )
 
-// run settles until in is closed and all is written, or ctx ends; what is not written then is found by a sweep, as
+// run settles until stop is called and all is written, or ctx ends. What is not written then is found by a sweep, as
 // after a crash.
 func (s *settler) run(ctx context.Context) {
-	s.ordered = make(chan result, settleBatch)
+	defer close(s.ended)
 	var order sync.WaitGroup
 	order.Go(func() { (&orderSettler{settler: s}).run(ctx) })
 	for {
@@ -73,7 +118,7 @@ func (s *settler) run(ctx context.Context) {
 	s.alone.Wait()
 }
 
-// next collects what is there, unordered; ordered intents go their own way.
+// next collects the settlements that are there. Ordered intents go to their own goroutine.
 func (s *settler) next(ctx context.Context) (batch []result, more bool) {
 	size := 0
 	take := func(r result) {
@@ -111,15 +156,15 @@ func (s *settler) next(ctx context.Context) (batch []result, more bool) {
 	return batch, true
 }
 
-// persist writes a batch, for as long as the database is away.
+// persist writes a batch, for as long as the database is unavailable.
 func (s *settler) persist(ctx context.Context, batch []result) {
-	for wait := settleRetry; ; wait = min(2*wait, settleMaxWait) {
+	for retry := s.retry(); ; {
 		err := s.write(ctx, batch)
 		switch {
 		case err == nil:
 			s.behind.Store(false)
 			return
-		case !refusesAll(err) && s.answers(ctx):
+		case !sqlstate.Refuses(err) && s.answers(ctx):
 			s.behind.Store(false)
 			s.divide(ctx, batch, err)
 			return
@@ -127,7 +172,7 @@ func (s *settler) persist(ctx context.Context, batch []result) {
 		s.behind.Store(true)
 		s.log.ErrorContext(ctx, "dispatcher: outcomes could not be written back; they are kept and tried again",
 			slog.Int("outcomes", len(batch)), slog.String("error", errorText(err)))
-		if !sleep(ctx, wait) {
+		if !retry.sleep(ctx) {
 			for _, r := range batch {
 				s.giveUp(ctx, r)
 			}
@@ -136,7 +181,9 @@ func (s *settler) persist(ctx context.Context, batch []result) {
 	}
 }
 
-// write writes a batch in one statement, and tells whoever waits.
+func (s *settler) retry() *backoff { return &backoff{first: settleRetry, most: settleMaxWait} }
+
+// write writes a batch in one statement, and tells each claim.
 func (s *settler) write(ctx context.Context, batch []result) error {
 	writing, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -149,15 +196,15 @@ func (s *settler) write(ctx context.Context, batch []result) error {
 	return nil
 }
 
-// answers asks whether the database is there.
+// answers reports whether the database is available.
 func (s *settler) answers(ctx context.Context) bool {
 	asking, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	return s.pool.Ping(asking) == nil
 }
 
-// divide sets apart what somebody holds locked of a batch that failed while the database answers, and halves it where
-// that is not why; one outcome alone goes on by itself.
+// divide handles a batch that failed while the database answers. It sets apart the intents that others hold locked; if
+// there are none it halves the batch. A settlement alone goes on by itself.
 func (s *settler) divide(ctx context.Context, batch []result, err error) {
 	if free, locked := s.partLocked(ctx, batch); len(batch) > 1 && len(locked) > 0 {
 		for _, r := range locked {
@@ -176,7 +223,7 @@ func (s *settler) divide(ctx context.Context, batch []result, err error) {
 	r := batch[0]
 	s.log.ErrorContext(ctx, "dispatcher: an outcome could not be written back", append(r.claim.attrs(),
 		slog.String("outcome", r.outcome), slog.String("error", errorText(err)))...)
-	if poisonous(err) {
+	if sqlstate.BadValue(err) {
 		s.giveUp(ctx, r)
 		return
 	}
@@ -200,52 +247,38 @@ func (s *settler) partLocked(ctx context.Context, batch []result) (free, locked 
 	return free, locked
 }
 
-// insist writes one outcome that something holds up, such as a person's open transaction on the intent.
+// insist writes one settlement that something else holds up, such as a person's open transaction on the intent.
 func (s *settler) insist(ctx context.Context, r result) {
 	s.stuck.Add(1)
 	defer s.stuck.Add(-1)
-	for wait := settleRetry; sleep(ctx, wait); wait = min(2*wait, settleMaxWait) {
+	for retry := s.retry(); retry.sleep(ctx); {
 		err := s.write(ctx, []result{r})
 		if err == nil {
 			return
 		}
-		if poisonous(err) {
+		if sqlstate.BadValue(err) {
 			break
 		}
-		_ = s.renew(ctx, []result{r}) // where this fails too, the lease runs out
+		_ = s.renew(ctx, []result{r}) // if this fails too, the lease runs out
 	}
 	s.giveUp(ctx, r)
 }
 
-// giveUp lets an outcome go that cannot be written: its lease runs out, and its intent is taken over.
+// giveUp drops a settlement that cannot be written. The lease runs out, and the intent is taken over.
 func (s *settler) giveUp(ctx context.Context, r result) {
 	s.log.ErrorContext(ctx, "dispatcher: an outcome was not written back; its intent is taken over", append(r.claim.attrs(),
 		slog.String("outcome", r.outcome))...)
-	r.settled(false)
+	r.tell(false)
 }
 
-// poisonous says whether the server refused the values themselves (SQLSTATE classes 22 and 23), which another try does
-// not change.
-func poisonous(err error) bool {
-	code := sqlstate.Of(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23")
-}
-
-// refusesAll says whether the server is there, and takes nothing from anybody: it shuts down (57P0x), is short of space,
-// memory or connections (53), has become a standby (25006), or cannot read its files (58).
-func refusesAll(err error) bool {
-	code := sqlstate.Of(err)
-	return slices.ContainsFunc([]string{"57P", "53", "25006", "58", "XX"}, func(class string) bool { return strings.HasPrefix(code, class) })
-}
-
-// resetReadOnly replaces a pool's connections after a failover that left them on a server which takes no writes.
+// resetReadOnly replaces a pool's connections after a failover left them on a server that takes no writes.
 func resetReadOnly(pool *pgxpool.Pool, err error) {
-	if sqlstate.Of(err) == "25006" {
+	if sqlstate.Of(err) == sqlstate.ReadOnly {
 		pool.Reset()
 	}
 }
 
-// tell says what became of each outcome of a batch, and keeps those that came too late.
+// tell tells each claim of a batch, and keeps the answers that came too late.
 func (s *settler) tell(ctx context.Context, batch []result, attempts []db.OutboxQueueSettleRow) {
 	written := make(map[db.OutboxQueueSettleRow]bool, len(attempts))
 	for _, attempt := range attempts {
@@ -257,22 +290,22 @@ func (s *settler) tell(ctx context.Context, batch []result, attempts []db.Outbox
 			s.alone.Go(func() { s.keepLate(ctx, r) })
 			continue
 		}
-		r.settled(true)
+		r.tell(true)
 	}
 }
 
-// keepLate keeps the answer of an attempt that somebody else has taken over. It may be the only proof that a vendor
+// keepLate keeps the answer of an attempt that another worker has taken over. It may be the only proof that the vendor
 // acted, so it is tried for as long as it takes.
 func (s *settler) keepLate(ctx context.Context, r result) {
-	defer r.settled(false)
-	for wait := settleRetry; ; wait = min(2*wait, settleMaxWait) {
+	defer r.tell(false)
+	for retry := s.retry(); ; {
 		err := s.late(ctx, r)
 		if err == nil {
 			return
 		}
 		s.log.ErrorContext(ctx, "dispatcher: a late answer could not be kept", append(r.claim.attrs(),
 			slog.String("outcome", r.outcome), slog.String("error", errorText(err)))...)
-		if poisonous(err) || !sleep(ctx, wait) {
+		if sqlstate.BadValue(err) || !retry.sleep(ctx) {
 			return
 		}
 	}
@@ -291,7 +324,7 @@ func (s *settler) late(ctx context.Context, r result) error {
 		return err
 	case row.Resolved > 0:
 		s.log.WarnContext(ctx, "dispatcher: a late answer resolved an intent", append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
-		s.wake(r.claim.action.name)
+		s.poke(r.claim.action.name)
 	case row.Logged > 0:
 		s.log.WarnContext(ctx, "dispatcher: an attempt ended after somebody else had taken its intent over; its answer is kept",
 			append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
@@ -299,7 +332,7 @@ func (s *settler) late(ctx context.Context, r result) error {
 	return nil
 }
 
-// byWorker divides a batch by the id under which its intents were claimed. It is one, unless a stranger took the id.
+// byWorker divides a batch by the id under which its intents were claimed. That is one id, unless a stranger took it.
 func byWorker(batch []result) (parts [][]result) {
 	for len(batch) > 0 {
 		n := slices.IndexFunc(batch, func(r result) bool { return r.claim.worker != batch[0].claim.worker })
@@ -311,7 +344,7 @@ func byWorker(batch []result) (parts [][]result) {
 	return parts
 }
 
-// settleParams are those of a batch of one worker.
+// settleParams makes the parameters of a batch of one worker.
 func settleParams(batch []result) db.OutboxQueueSettleParams {
 	p := db.OutboxQueueSettleParams{Worker: batch[0].claim.worker}
 	for _, r := range batch {
@@ -336,7 +369,7 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 	return p
 }
 
-// renew keeps the leases of outcomes that wait.
+// renew keeps the leases of settlements that wait.
 func (s *settler) renew(ctx context.Context, waiting []result) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -353,5 +386,15 @@ func (s *settler) renew(ctx context.Context, waiting []result) error {
 	return nil
 }
 
-// isReadCommitted: a statement must see what was committed before it began, whatever the database's default.
+// errFenced means that another worker has taken the intent over, or finished it.
+var errFenced = errors.New("dispatcher: the intent was taken over")
+
+func fenced(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errFenced
+	}
+	return err
+}
+
+// isReadCommitted makes each statement see what was committed before it began, whatever the database's default.
 var isReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}

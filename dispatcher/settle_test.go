@@ -19,7 +19,7 @@ import (
 )
 
 // settling is a settler, a session that holds its worker's lock, and a lane that claims charge_card.
-func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
+func settling(t *testing.T) (*samekeytest.DB, *worker, *settler) {
 	t.Helper()
 	t.Parallel()
 	on := samekeytest.NewDB(t)
@@ -28,7 +28,7 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
 		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
 	})
-	n, err := d.newNode(t.Context())
+	n, err := d.newWorker(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func settling(t *testing.T) (*samekeytest.DB, *node, *settler) {
 	if _, err := on.Exec(t.Context(), `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`); err != nil {
 		t.Fatal(err)
 	}
-	return on, n, n.newSettler()
+	return on, n, n.settler
 }
 
 // A worker may not know yet that its session is gone: the claim itself looks.
@@ -60,34 +60,51 @@ func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
 			break
 		}
 	}
-	rows, err := n.q.OutboxQueueClaim(t.Context(), n.lanes[0].claimParams(n.lanes[0].actions[0], time.Time{}, 1))
+	rows, err := n.q.OutboxQueueClaim(t.Context(), n.destinations.list[0].claimParams(n.destinations.list[0].actions[0], time.Time{}, 1))
 	if err != nil || len(rows) != 0 {
 		t.Fatalf("claimed %d intents, %v; want none", len(rows), err)
 	}
 }
 
 // claimOne claims the one due intent.
-func claimOne(t *testing.T, n *node) *claim {
+func claimOne(t *testing.T, n *worker) *claim {
 	t.Helper()
-	a := n.lanes[0].actions[0]
-	rows, err := n.q.OutboxQueueClaim(t.Context(), n.lanes[0].claimParams(a, time.Time{}, 1))
+	a := n.destinations.list[0].actions[0]
+	rows, err := n.q.OutboxQueueClaim(t.Context(), n.destinations.list[0].claimParams(a, time.Time{}, 1))
 	if err != nil || len(rows) != 1 {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
-	c := &claim{OutboxQueueClaimRow: rows[0], action: a, worker: n.session.id(), asked: time.Now()}
+	c := newClaim(rows[0], a, time.Now(), n.session.id())
 	c.resting, c.calls = a.beforeCall(&c.OutboxQueueClaimRow)
 	return c
 }
 
-func resultOf(c *claim, o Outcome, settled *bool) result {
-	return result{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, o),
-		settled: func(s bool) { *settled = s }}
+func resultOf(c *claim, o Outcome) result {
+	return result{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, o)}
 }
 
-// settle writes a batch, late answers too.
-func settle(ctx context.Context, s *settler, batch []result) {
+// settle writes a batch, late answers too, and returns which of its settlements were written.
+func settle(ctx context.Context, s *settler, batch []result) (written []bool) {
 	s.persist(ctx, batch)
 	s.alone.Wait()
+	for _, r := range batch {
+		written = append(written, <-r.claim.settled)
+	}
+	return written
+}
+
+// deliver brings a claim to its end, as the drain has it brought.
+func deliver(t *testing.T, n *worker, c *claim) {
+	t.Helper()
+	d := n.destinations.list[0]
+	if d.slots.reserve() == 0 {
+		t.Fatal("no slot is free")
+	}
+	n.open.Add(1)
+	ended := make(chan struct{})
+	go func() { defer close(ended); d.deliver(c) }()
+	n.settler.persist(t.Context(), []result{<-n.settler.in})
+	<-ended
 }
 
 func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *testing.T) {
@@ -100,10 +117,9 @@ func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *test
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a batch that is refused is tried until then
 	defer cancel()
-	var settledFirst, settledSecond bool
-	settle(ctx, s, []result{resultOf(first, Delivered(Response{Code: "200"}), &settledFirst), resultOf(second, Delivered(Response{Code: "200"}), &settledSecond)})
-	if settledFirst || !settledSecond {
-		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", settledFirst, settledSecond)
+	written := settle(ctx, s, []result{resultOf(first, Delivered(Response{Code: "200"})), resultOf(second, Delivered(Response{Code: "200"}))})
+	if written[0] || !written[1] {
+		t.Errorf("the first attempt settled: %v, the second: %v, want only the second", written[0], written[1])
 	}
 	if got := timeline(t, on); got != "late:1 attempt:2:delivered" && got != "attempt:2:delivered late:1" {
 		t.Errorf("the history is %q", got)
@@ -120,8 +136,7 @@ func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
 				t.Fatal(err)
 			}
 			second := claimOne(t, n)
-			var settled bool
-			settle(t.Context(), s, []result{resultOf(first, outcome, &settled)})
+			settled := settle(t.Context(), s, []result{resultOf(first, outcome)})[0]
 			var held bool
 			if err := on.QueryRow(t.Context(), `select exists (select from samekey.outbox_queue where status = 'leased' and attempt = $1)`, second.Attempt).Scan(&held); err != nil {
 				t.Fatal(err)
@@ -147,9 +162,8 @@ func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
-	var settled bool
-	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false), &settled)})
-	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false), &settled)})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
 	if got := timeline(t, on); got != "attempt:1" {
 		t.Errorf("the history is %q", got)
 	}
@@ -188,10 +202,9 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 			if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = $1, leased_by = null, lease_until = null, last_sent_attempt = attempt`, c.status); err != nil {
 				t.Fatal(err)
 			}
-			var settled bool
-			r := resultOf(first, c.outcome, &settled)
-			settle(t.Context(), s, []result{r})
-			settle(t.Context(), s, []result{r}) // once more changes nothing
+			r := resultOf(first, c.outcome)
+			settled := settle(t.Context(), s, []result{r})[0]
+			settled = settled || settle(t.Context(), s, []result{r})[0] // once more changes nothing
 			var status string
 			if err := on.QueryRow(t.Context(), `select status from samekey.outbox_queue`).Scan(&status); err != nil {
 				t.Fatal(err)
@@ -212,9 +225,8 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 	}
 	second := claimOne(t, n)
 	second.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
-	var settled bool
-	settle(t.Context(), s, []result{resultOf(second, Delivered(Response{Code: "200"}), &settled)})
-	settle(t.Context(), s, []result{resultOf(first, Refused(Response{Code: "402"}), &settled)})
+	settle(t.Context(), s, []result{resultOf(second, Delivered(Response{Code: "200"}))})
+	settle(t.Context(), s, []result{resultOf(first, Refused(Response{Code: "402"}))})
 	answer, err := n.q.OutboxHistoryAnswer(t.Context(), second.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -235,7 +247,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 	told := func(c *claim) string {
 		t.Helper()
-		answer, err := n.lastResponse(t.Context(), c)
+		answer, err := n.destinations.list[0].lastResponse(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +256,6 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 		}
 		return answer.Code + " " + answer.ContentType + " " + string(answer.Body)
 	}
-	var settled bool
 	first := claimOne(t, n)
 	orphan(first)
 	if got := told(first); got != "nothing" {
@@ -252,11 +263,11 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 	second := claimOne(t, n)
 	orphan(second)
-	settle(t.Context(), s, []result{resultOf(first, Unknown(Response{Code: "500", Body: []byte("first")}), &settled)})
+	settle(t.Context(), s, []result{resultOf(first, Unknown(Response{Code: "500", Body: []byte("first")}))})
 	if got := told(second); got != "nothing" {
 		t.Errorf("is told %s by an attempt that was not the last", got)
 	}
-	settle(t.Context(), s, []result{resultOf(second, Unknown(Response{Code: "502", ContentType: "text/plain", Body: []byte("second")}), &settled)})
+	settle(t.Context(), s, []result{resultOf(second, Unknown(Response{Code: "502", ContentType: "text/plain", Body: []byte("second")}))})
 	if got := told(second); got != "502 text/plain second" || timeline(t, on) != "late:1 late:2" {
 		t.Errorf("is told %s, after %s", got, timeline(t, on))
 	}
@@ -265,33 +276,31 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 // Without what was answered a look-up might ask another question: it is not made, and spends nothing.
 func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	_, n, _ := settling(t)
-	n.lanes[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
+	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
 		t.Error("the vendor was asked")
 		return Outcome{}, nil
 	}
 	c := claimOne(t, n)
 	c.action.policy.Attempts = 1
 	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
-	s := n.deliver(c)
+	s := n.destinations.list[0].attempt(c)
 	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.spent != 0 || s.delay != time.Second {
 		t.Errorf("it came to %+v", s)
 	}
 }
 
 func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
-	on, n, s := settling(t)
-	n.lanes[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
+	on, n, _ := settling(t)
+	n.destinations.list[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("a call began after the stop")
 		return Delivered(Response{}), nil
 	}
 	c := claimOne(t, n)
 	close(n.stopping)
-	n.open.Add(1)
-	n.work(c)
-	settle(t.Context(), s, []result{<-n.results})
+	deliver(t, n, c)
 	n.open.Wait()
-	if n.sum.Retried != 1 || timeline(t, on) != "attempt:1" {
-		t.Errorf("the sum is %+v, the history %q", n.sum, timeline(t, on))
+	if n.reports.summary().Retried != 1 || timeline(t, on) != "attempt:1" {
+		t.Errorf("the sum is %+v, the history %q", n.reports.summary(), timeline(t, on))
 	}
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
@@ -343,11 +352,11 @@ func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *t
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := &sweeper{node: n}
+	s := newSweeper(n)
 	for _, behind := range []bool{true, false} {
-		n.behind.Store(behind)
-		if n.lanes[0].mayClaim() == behind {
-			t.Errorf("with outcomes in hand: %v; may claim: %v", behind, n.lanes[0].mayClaim())
+		n.settler.behind.Store(behind)
+		if n.destinations.list[0].mayClaim() == behind {
+			t.Errorf("with outcomes in hand: %v; may claim: %v", behind, n.destinations.list[0].mayClaim())
 		}
 		if err := s.sweep(t.Context()); err != nil {
 			t.Fatal(err)
@@ -366,7 +375,7 @@ func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *t
 // approval all the same, and is not taken for one that may have been sent.
 func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	on, n, s := settling(t)
-	a := n.lanes[0].actions[0]
+	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
 	claimOne(t, n)
 	rows, err := n.q.OutboxQueueRelease(t.Context(), db.OutboxQueueReleaseParams{Holder: n.session.id(), HolderGone: true, MaxCount: 10})
@@ -378,8 +387,7 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	if send || decided.status != statusAwaiting {
 		t.Errorf("the next claim: sent %v, %s; want it to wait for approval", send, decided.status)
 	}
-	var settled bool
-	settle(t.Context(), s, []result{{claim: c, settlement: decided, settled: func(ok bool) { settled = ok }}})
+	settled := settle(t.Context(), s, []result{{claim: c, settlement: decided}})[0]
 	var unsent bool
 	err = on.QueryRow(t.Context(), `select status = 'awaiting_approval' and first_sent_at is null from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !settled || !unsent {
@@ -389,28 +397,26 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 
 // A lease that could not be marked as sent may be another worker's by now: it is given back, and not sent.
 func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
-	on, n, s := settling(t)
+	on, n, _ := settling(t)
 	withPolicy(n)
-	a := n.lanes[0].actions[0]
+	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = NonIdempotentWrite, 0
 	a.send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("it was sent")
 		return Delivered(Response{}), nil
 	}
 	first := claimOne(t, n)
-	n.lanes[0].sending(t.Context(), a, []*claim{first})
+	n.destinations.list[0].markSending(t.Context(), a, []*claim{first})
 	if first.unmarked {
 		t.Error("a lease that holds was not marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt + 1`) // taken over
-	n.lanes[0].sending(t.Context(), a, []*claim{first})
+	n.destinations.list[0].markSending(t.Context(), a, []*claim{first})
 	if !first.unmarked {
 		t.Error("a lease that was taken over was marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt - 1`)
-	n.open.Add(1)
-	n.work(first)
-	settle(t.Context(), s, []result{<-n.results})
+	deliver(t, n, first)
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !unsent {
@@ -431,29 +437,29 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 	s.pool, s.q = away, db.New(away)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ended, settled := make(chan struct{}), true
+	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.persist(ctx, []result{resultOf(c, Delivered(Response{Code: "200"}), &settled)})
+		s.persist(ctx, []result{resultOf(c, Delivered(Response{Code: "200"}))})
 	}()
-	for deadline := time.Now().Add(20 * time.Second); !n.behind.Load(); {
+	for deadline := time.Now().Add(20 * time.Second); !n.settler.behind.Load(); {
 		if time.Now().After(deadline) {
 			t.Fatal("claims go on")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if n.lanes[0].mayClaim() {
-		t.Error("the lane may claim")
+	if n.destinations.list[0].mayClaim() {
+		t.Error("the destination may claim")
 	}
 	cancel()
 	<-ended
-	if settled {
+	if <-c.settled {
 		t.Error("the outcome counts as written")
 	}
 	s.pool, s.q = n.pool, back
-	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}), &settled)})
-	if !settled || n.behind.Load() {
-		t.Errorf("with the database: settled %v, claims stopped %v", settled, n.behind.Load())
+	settled := settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})[0]
+	if !settled || n.settler.behind.Load() {
+		t.Errorf("with the database: settled %v, claims stopped %v", settled, n.settler.behind.Load())
 	}
 }
 
@@ -465,9 +471,8 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'ordered-' || g, 'charge_card', '{}', ordering_key => 'account') from generate_series(1, 2) g`)
 	c := claimOne(t, n)
 	c.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
-	var settled bool
-	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}), &settled)})
-	outcome, err := n.applyOnce(t.Context(), c)
+	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})
+	outcome, err := n.applier.applyOnce(t.Context(), c)
 	if err != nil || outcome != outcomeDelivered {
 		t.Fatalf("the Apply came to %q, %v", outcome, err)
 	}
@@ -483,7 +488,7 @@ func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
 	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
-	if err := (&node{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
+	if err := (&applier{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
 		t.Errorf("told %+v, %v", told, err)
 	}
 }
@@ -526,12 +531,11 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), c.lock); err != nil {
 				t.Fatal(err)
 			}
-			var settled bool
 			ended := make(chan struct{})
 			go func() { defer close(ended); s.run(t.Context()) }()
-			n.results <- resultOf(claimed, Delivered(Response{Code: "200"}), &settled)
-			close(n.results)
-			eventually(t, "it is counted as held up", func() bool { return n.stuck.Load() == 1 })
+			n.settler.in <- resultOf(claimed, Delivered(Response{Code: "200"}))
+			n.settler.stop()
+			eventually(t, "it is counted as held up", func() bool { return n.settler.stuck.Load() == 1 })
 			eventually(t, "its lease is renewed", func() bool {
 				var renewed bool
 				err := on.QueryRow(t.Context(), `select lease_until > clock_timestamp() from samekey.outbox_queue`).Scan(&renewed)
@@ -541,8 +545,8 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-ended
-			if !settled || n.stuck.Load() != 0 {
-				t.Errorf("settled %v, %d held up", settled, n.stuck.Load())
+			if settled := <-claimed.settled; !settled || n.settler.stuck.Load() != 0 {
+				t.Errorf("settled %v, %d held up", settled, n.settler.stuck.Load())
 			}
 		})
 	}
@@ -551,8 +555,8 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 	_, n, _ := settling(t)
 	for held, may := range map[int64]bool{maxStuck - 1: true, maxStuck: false} {
-		n.stuck.Store(held)
-		if n.lanes[0].mayClaim() != may {
+		n.settler.stuck.Store(held)
+		if n.destinations.list[0].mayClaim() != may {
 			t.Errorf("with %d held up it may claim: %v", held, !may)
 		}
 	}
@@ -569,7 +573,7 @@ func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 			c := claimOne(t, n)
 			mustExec(t, on, `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1`)
 			s.event, s.status, s.outcome = "attempt", statusPending, outcomeRetry
-			settle(t.Context(), settler, []result{{claim: c, settlement: s, settled: func(bool) {}}})
+			settle(t.Context(), settler, []result{{claim: c, settlement: s}})
 			if got := timeline(t, on); got != "late:1" {
 				t.Errorf("the history is %q", got)
 			}
@@ -605,11 +609,11 @@ func TestALogNamesAKeyByItsHash(t *testing.T) {
 func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("it was asked"); return Outcome{}, nil }
-	n := &node{calls: t.Context(), log: slog.New(slog.DiscardHandler)}
+	d := &destination{worker: &worker{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.AttemptsUsed = statusUnknown, spent
-		if s := n.deliver(c); s.status != want || s.spent != int(spent)+1 {
+		if s := d.attempt(c); s.status != want || s.spent != int(spent)+1 {
 			t.Errorf("after %d look-ups: %+v", spent, s)
 		}
 	}

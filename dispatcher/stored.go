@@ -51,8 +51,8 @@ const maxEndpointName = 255
 var errNoEndpoint = errors.New("the endpoint that the intent names is not in samekey.endpoints: put it there (outbox/endpoints), then redrive")
 
 // readEndpoints reads where the calls of a claim go, in one statement.
-func (l *lane) readEndpoints(ctx context.Context, claims []*claim) {
-	p := db.EndpointsForCallsParams{Destination: l.name}
+func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
+	p := db.EndpointsForCallsParams{Destination: d.name}
 	for _, c := range claims {
 		c.endpointErr = errNoEndpoint
 		if isEndpointName(c.endpointName) {
@@ -66,7 +66,7 @@ func (l *lane) readEndpoints(ctx context.Context, claims []*claim) {
 	p.Names = slices.Compact(p.Names)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	rows, err := l.node.q.EndpointsForCalls(ctx, p)
+	rows, err := d.worker.q.EndpointsForCalls(ctx, p)
 	found := map[string]*storedEndpoint{}
 	for _, row := range rows {
 		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
@@ -95,19 +95,19 @@ func isEndpointName(name string) bool {
 }
 
 // stopIfGone stops the endpoint that said that it wants no more calls, if it is still the one that was called.
-func (n *node) stopIfGone(c *claim, outcome Outcome) {
+func (d *destination) stopIfGone(c *claim, outcome Outcome) {
 	if c.endpoint == nil || outcome.kind != outcomeGone {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.calls), settleTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.worker.calls), settleTimeout)
 	defer cancel()
 	reason := or(clean(outcome.text(), errorLimit), "the endpoint wants no more calls")
-	stopped, err := n.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	stopped, err := d.worker.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
 	attrs := append(c.attrs(), c.where()...)
 	switch {
 	case err != nil: // the next call will be told the same
-		n.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
+		d.worker.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
 	case stopped > 0:
-		n.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
+		d.worker.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
 	}
 }

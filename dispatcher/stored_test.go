@@ -185,7 +185,7 @@ func TestOrphanOfAStoppedEndpointIsNotSent(t *testing.T) {
 			b.putEndpoint("to-1", "https://one.example")
 			id := b.insert("charge_card", to("to-1"))
 			s.next = func(*dispatcher.Call) (dispatcher.Outcome, error) {
-				b.exec(`update samekey.outbox_queue set status = case when repeatable then 'pending' else 'unknown' end, leased_by = null, lease_until = null,
+				b.exec(`update samekey.outbox_queue set status = case when safe_to_resend then 'pending' else 'unknown' end, leased_by = null, lease_until = null,
 					last_code = 'orphaned', attempt = attempt + 1, due_at = clock_timestamp() + interval '1 hour'`)
 				return gone, nil
 			}

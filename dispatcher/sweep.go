@@ -3,30 +3,59 @@ package dispatcher
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
 )
 
-// sweeper finds what nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering keys
-// without a head. It runs on every node, so that no leader has to be elected before a killed worker's work goes on.
+// sweeper finds the work that nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering
+// keys without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
-	node  *node
-	began time.Time // when run began
+	worker *worker
+	now    chan struct{} // sweep now: something may have changed
+	began  time.Time     // when run began
 
-	failing bool // that sweeps fail has been reported
+	mu    sync.Mutex
+	swept time.Time // the last sweep that the database answered
+
+	failing bool // the log has said that sweeps fail
 
 	gone  map[int32]time.Time // workers whose lock was missing at the last look, and since when
 	heads time.Time           // when ordering keys were last looked through
 	after string              // how far
 }
 
+func newSweeper(n *worker) *sweeper { return &sweeper{worker: n, now: make(chan struct{}, 1)} }
+
+// woken takes a notification: work of this action was committed. An empty one means: look everywhere, also at pauses.
+func (s *sweeper) woken(action string) {
+	if action != "" {
+		s.worker.destinations.poke(action)
+		return
+	}
+	s.worker.destinations.pokeAll()
+	select {
+	case s.now <- struct{}{}:
+	default:
+	}
+}
+
+// answeredAt is when the database last answered a sweep.
+func (s *sweeper) answeredAt() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.swept
+}
+
 const (
-	// secondLook is how soon a missing lock is looked for again: a worker that lost its connection has come back by then.
+	// secondLook is how soon a missing lock is looked for again: a worker that lost its connection is back by then.
 	secondLook = 250 * time.Millisecond
-	// headsInterval is how often ordering keys are looked through for one without a head. It is a safety net: whoever
-	// finishes a head promotes the next.
+	// headsInterval is how often ordering keys are looked through for one without a head. It is a safety net: a worker
+	// that finishes a head promotes the next.
 	headsInterval = 5 * time.Second
 	headsPage     = 1000
 	releasePage   = 1000
@@ -36,7 +65,7 @@ const (
 func (s *sweeper) run(ctx context.Context) {
 	s.began = time.Now()
 	for {
-		wait := s.node.config.SweepInterval
+		wait := s.worker.config.SweepInterval
 		sweeping, cancel := context.WithTimeout(ctx, settleTimeout)
 		err := s.sweep(sweeping)
 		cancel()
@@ -47,8 +76,8 @@ func (s *sweeper) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			resetReadOnly(s.node.pool, err)
-			s.node.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
+			resetReadOnly(s.worker.pool, err)
+			s.worker.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
 			wait = max(wait, time.Second) // no tight loop against a database that is down
 		case len(s.gone) > 0:
 			wait = min(wait, secondLook)
@@ -56,44 +85,43 @@ func (s *sweeper) run(ctx context.Context) {
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
-		case <-s.node.sweepNow:
+		case <-s.now:
 		case <-ctx.Done():
 		}
 		timer.Stop()
 	}
 }
 
-// answered tells once that sweeps fail for long, and that they do not any more: without them, nobody knows what is due.
+// answered logs once that sweeps fail for long, and once that they work again: without them, no worker knows what is
+// due.
 func (s *sweeper) answered(ctx context.Context, err error) {
-	s.node.mu.Lock()
-	last := s.node.swept
-	s.node.mu.Unlock()
-	if last.IsZero() { // the first one is still to come
+	last := s.answeredAt()
+	if last.IsZero() { // the first sweep is still to come
 		last = s.began
 	}
 	since := time.Since(last)
 	switch {
 	case err == nil && s.failing:
 		s.failing = false
-		s.node.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
-	case err != nil && !s.failing && since > s.node.alarmAfter:
+		s.worker.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
+	case err != nil && !s.failing && since > s.worker.alarmAfter:
 		s.failing = true
-		s.node.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
+		s.worker.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
 			slog.Duration("since", since.Round(time.Second)), slog.String("error", errorText(err)))
 	}
 }
 
-// sweep is one look, and what follows from it.
+// sweep looks once, and does what follows.
 func (s *sweeper) sweep(ctx context.Context) error {
 	looked := time.Now()
-	rows, err := s.node.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
-		Actions: s.node.session.actions, Worker: s.node.session.id()})
+	rows, err := s.worker.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
+		Actions: s.worker.session.actions, Worker: s.worker.session.id()})
 	if err != nil {
 		return err
 	}
-	s.node.mu.Lock()
-	s.node.swept = time.Now()
-	s.node.mu.Unlock()
+	s.mu.Lock()
+	s.swept = time.Now()
+	s.mu.Unlock()
 
 	gone, paused, due, mirror := map[int32]time.Time{}, map[string]map[string]bool{}, map[string]bool{}, false
 	var answered []string
@@ -117,8 +145,8 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				gone[row.Worker] = since
 			}
 		case "expired":
-			if row.Worker == s.node.session.id() && s.node.behind.Load() {
-				continue // this node knows what came of them, and is about to write it
+			if row.Worker == s.worker.session.id() && s.worker.settler.isBehind() {
+				continue // this worker knows how they ended, and is about to write it
 			}
 			if err := s.release(ctx, row.Worker, false); err != nil {
 				return err
@@ -133,27 +161,25 @@ func (s *sweeper) sweep(ctx context.Context) error {
 		return err
 	}
 	if mirror {
-		if err := s.node.mirrorPauses(ctx); err != nil {
+		if err := mirrorPauses(ctx, s.worker.q, s.worker.log); err != nil {
 			return err
 		}
 	}
-	for _, lane := range s.node.lanes {
-		lane.setPaused(paused[lane.name])
-		lane.watch(time.Now(), due)
+	for _, d := range s.worker.destinations.list {
+		d.setPaused(paused[d.name])
+		d.watch(time.Now(), due)
 	}
-	s.node.applier.setDue(answered)
-	for action := range due {
-		s.node.wake(action)
-	}
+	s.worker.applier.setDue(answered)
+	s.worker.destinations.poke(slices.Collect(maps.Keys(due))...)
 	return nil
 }
 
-// releaseGone takes over from workers whose lock was gone at two looks, while this worker's own was held all the time:
-// else it was the database that was away, and with it everybody's lock.
+// releaseGone takes over from workers whose lock was missing at two looks, if this worker held its own all the time:
+// else the database was unavailable, and no worker had its lock.
 func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 	for worker, since := range s.gone {
 		missing := looked.Sub(since)
-		if missing < min(secondLook, s.node.config.SweepInterval)/2 || s.node.session.heldFor() < missing {
+		if missing < min(secondLook, s.worker.config.SweepInterval)/2 || s.worker.session.heldFor() < missing {
 			continue
 		}
 		if err := s.release(ctx, worker, true); err != nil {
@@ -165,17 +191,17 @@ func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 
 func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	for {
-		rows, err := s.node.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
+		rows, err := s.worker.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
 			Holder: worker, HolderGone: gone, MaxCount: releasePage, SettlingDelay: settlingOrphans})
 		if err != nil {
 			return err
 		}
 		if len(rows) > 0 {
-			s.node.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
+			s.worker.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
 				slog.Bool("lock_gone", gone), slog.Int("intents", len(rows)))
 		}
 		for _, row := range rows {
-			s.node.wake(row.Action)
+			s.worker.destinations.poke(row.Action)
 		}
 		if len(rows) < releasePage {
 			return nil
@@ -183,8 +209,8 @@ func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	}
 }
 
-// settlingOrphans is the settling delay of an intent whose worker never said what came of it. Its lease, longer than
-// its timeout, has run out by then.
+// settlingOrphans is the settling delay of an intent whose worker never wrote an outcome. Its lease, which is longer
+// than its timeout, has run out by then.
 const settlingOrphans = 5 * time.Second
 
 // promote gives a head to ordering keys that lost theirs: under REPEATABLE READ a writer may not see that the head was
@@ -194,7 +220,7 @@ func (s *sweeper) promote(ctx context.Context) error {
 		return nil
 	}
 	s.heads = time.Now()
-	page, err := s.node.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
+	page, err := s.worker.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
 	if err != nil {
 		return err
 	}
@@ -206,11 +232,11 @@ func (s *sweeper) promote(ctx context.Context) error {
 		if !key.Headless {
 			continue
 		}
-		promoted, err := s.node.promote(ctx, []string{key.OrderingKey})
+		promoted, err := promote(ctx, s.worker.pool, s.worker.q, []string{key.OrderingKey})
 		if err != nil {
 			return err
 		}
-		s.node.wake(promoted...)
+		s.worker.destinations.poke(promoted...)
 	}
 	return nil
 }

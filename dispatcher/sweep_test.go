@@ -18,7 +18,7 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 		Policy: Policy{Class: IdempotentWrite, KeyWindow: Forever},
 		Send:   func(context.Context, *Call, []byte) (Outcome, error) { return Delivered(Response{}), nil },
 	})
-	n, err := d.newNode(t.Context())
+	n, err := d.newWorker(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,12 +30,12 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Cleanup(func() { n.session.leave(conn) })
 	held := time.Now().Add(-time.Hour)
 	n.session.held.Store(&held)
-	return &sweeper{node: n}
+	return newSweeper(n)
 }
 
 // withPolicy gives the action the times of its policy's defaults, such as a lease, as Check does.
-func withPolicy(n *node) {
-	a := n.lanes[0].actions[0]
+func withPolicy(n *worker) {
+	a := n.destinations.list[0].actions[0]
 	a.policy = a.declared.withDefaults()
 }
 
@@ -71,10 +71,10 @@ func missingFor(t *testing.T, on *samekeytest.DB, s *sweeper, worker int32, d ti
 
 // A connection drops and is back before the second look: the worker keeps what it holds, and its call counts.
 func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
-	on, n, settler := settling(t)
+	on, n, _ := settling(t)
 	withPolicy(n)
 	calls := 0
-	n.lanes[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
+	n.destinations.list[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		calls++
 		return Delivered(Response{Code: "200"}), nil
 	}
@@ -89,9 +89,7 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 	if by, lines := holder(t, on); by != worker || lines != 0 || len(other.gone) != 0 {
 		t.Fatalf("after its return %d holds it, with %d lines in the history, and %d are missing; want %d, 0, 0", by, lines, len(other.gone), worker)
 	}
-	n.open.Add(1)
-	n.work(c)
-	settle(t.Context(), settler, []result{<-n.results})
+	deliver(t, n, c)
 	if got := timeline(t, on); calls != 1 || got != "attempt:1:delivered" {
 		t.Errorf("%d calls, and the history is %q; want 1 and the first attempt alone", calls, got)
 	}
@@ -106,14 +104,14 @@ func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
 	missingFor(t, on, other, worker, time.Minute)
 	for _, own := range []time.Duration{0, 30 * time.Second} {
 		held := time.Now().Add(-own)
-		other.node.session.held.Store(&held)
+		other.worker.session.held.Store(&held)
 		sweepOnce(t, other)
 		if by, _ := holder(t, on); by != worker {
 			t.Errorf("it is released by a worker that has had its own lock for %v, where the other's is missing for a minute", own)
 		}
 	}
 	held := time.Now().Add(-time.Hour)
-	other.node.session.held.Store(&held)
+	other.worker.session.held.Store(&held)
 	sweepOnce(t, other)
 	if by, lines := holder(t, on); by != 0 || lines != 1 {
 		t.Errorf("after the second look %d holds it, with %d lines in the history; want nobody, 1", by, lines)
@@ -126,7 +124,7 @@ func TestTheLastOfManyOrderingKeysIsGivenAHead(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
 		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // of each, one waits
 	mustExec(t, on, `delete from samekey.outbox_queue where status = 'pending' and ordering_key = to_char($1::int, 'FM00000')`, headsPage+1)
-	s := &sweeper{node: n}
+	s := newSweeper(n)
 	for range 2 {
 		s.heads = time.Time{}
 		if err := s.promote(t.Context()); err != nil {

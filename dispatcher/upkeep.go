@@ -2,28 +2,18 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/riverqueue/river"
 
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/processed"
 )
 
-// upkeepArgs is one of the periodic jobs that River's leader inserts and any node runs. Each has a short interval, since
-// schedules live in the leader's memory and begin anew with each leader, and each is harmless to skip or to run twice.
-type upkeepArgs struct {
-	Task string `json:"task"`
-}
-
-func (upkeepArgs) Kind() string { return "samekey.upkeep" }
-
-// The tasks, with how often they run.
+// upkeepTasks are the periodic tasks, with how often they run. Each is harmless to skip or to run twice.
 var upkeepTasks = map[string]time.Duration{
 	"statistics": 15 * time.Second, // one scan of the queue
 	"prune":      time.Minute,
@@ -31,42 +21,14 @@ var upkeepTasks = map[string]time.Duration{
 	"reconcile":  time.Minute,
 }
 
-func periodicJobs() (jobs []*river.PeriodicJob) {
-	for task, interval := range upkeepTasks {
-		jobs = append(jobs, river.NewPeriodicJob(river.PeriodicInterval(interval), func() (river.JobArgs, *river.InsertOpts) {
-			return upkeepArgs{Task: task}, &river.InsertOpts{Queue: upkeepQueue, MaxAttempts: 1}
-		}, &river.PeriodicJobOpts{RunOnStart: true}))
-	}
-	return jobs
-}
-
-type upkeepWorker struct {
-	river.WorkerDefaults[upkeepArgs]
-	upkeep *upkeep
-	stop   context.Context //nolint:containedctx // as of a drainWorker: upkeep can wait, a stop cannot
-}
-
-func (w *upkeepWorker) Timeout(*river.Job[upkeepArgs]) time.Duration { return time.Minute }
-
-func (w *upkeepWorker) Work(ctx context.Context, job *river.Job[upkeepArgs]) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(w.stop, cancel)()
-	// River stores the error's text, and one NUL byte in it would wedge its completer.
-	if err := w.upkeep.run(ctx, job.Args.Task); err != nil {
-		return errors.New(clean(err.Error(), errorLimit))
-	}
-	return nil
-}
-
-// upkeep keeps the tables tidy and counted.
+// upkeep tidies the tables and counts what is in them. River decides when, see river.go.
 type upkeep struct {
-	node *node
-	mu   sync.Mutex
-	last uuid.UUID // how far reconcile has read
+	worker *worker
+	mu     sync.Mutex
+	last   uuid.UUID // how far reconcile has read
 }
 
-func newUpkeep(n *node) *upkeep { return &upkeep{node: n} }
+func newUpkeep(n *worker) *upkeep { return &upkeep{worker: n} }
 
 func (u *upkeep) run(ctx context.Context, task string) error {
 	switch task {
@@ -75,7 +37,7 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 	case "prune":
 		return u.prune(ctx, -1)
 	case "forget":
-		return u.prune(ctx, u.node.config.Retention)
+		return u.prune(ctx, u.worker.config.Retention)
 	case "reconcile":
 		return u.reconcile(ctx)
 	}
@@ -84,32 +46,33 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 
 // statistics counts the queue, and reports actions that no live worker handles: their intents wait.
 func (u *upkeep) statistics(ctx context.Context) error {
-	if err := u.node.q.OutboxStatsRefresh(ctx); err != nil {
+	if err := u.worker.q.OutboxStatsRefresh(ctx); err != nil {
 		return fmt.Errorf("dispatcher: take statistics: %w", err)
 	}
-	unhandled, err := u.node.q.OutboxStatsUnhandled(ctx)
+	unhandled, err := u.worker.q.OutboxStatsUnhandled(ctx)
 	if err != nil {
 		return fmt.Errorf("dispatcher: read statistics: %w", err)
 	}
 	for _, row := range unhandled {
-		u.node.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
+		u.worker.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
 			slog.String("action", clean(row.Action, codeLimit)), slog.Int64("intents", row.Intents))
 	}
-	if err := u.node.q.PausesPrune(ctx); err != nil {
+	if err := u.worker.q.PausesPrune(ctx); err != nil {
 		return fmt.Errorf("dispatcher: tidy pauses: %w", err)
 	}
-	return u.node.q.WorkersPrune(ctx)
+	return u.worker.q.WorkersPrune(ctx)
 }
 
 // prune deletes what is past its retention. One pass that does not end within the job's time is no loss: each of its
 // transactions lasts, and the next pass goes on.
 //
-// Intents without a record are found by a look at each intent, and so more rarely: a negative retention leaves them out.
+// Intents without a record are found by a look at each intent, and so more rarely: a negative retention leaves them
+// out.
 func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
 	began := time.Now()
-	pruned, err := processed.Prune(ctx, u.node.pool, processed.Pruning{IntentRetain: retention})
+	pruned, err := processed.Prune(ctx, u.worker.pool, processed.Pruning{IntentRetain: retention})
 	if pruned.Records+pruned.Intents > 0 {
-		u.node.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
+		u.worker.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
 			slog.Int64("kept", pruned.Kept), slog.Duration("took", time.Since(began)))
 	}
 	if err != nil && ctx.Err() == nil {
@@ -129,13 +92,13 @@ func (u *upkeep) reconcile(ctx context.Context) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for range reconcilePages {
-		page, err := u.node.q.OutboxQueueRestore(ctx, db.OutboxQueueRestoreParams{After: u.last, MaxCount: reconcilePage})
+		page, err := u.worker.q.OutboxQueueRestore(ctx, db.OutboxQueueRestoreParams{After: u.last, MaxCount: reconcilePage})
 		if err != nil {
 			return fmt.Errorf("dispatcher: reconcile: %w", err)
 		}
 		for _, row := range page {
 			if row.Restored {
-				u.node.log.ErrorContext(ctx, "dispatcher: an intent had lost its queue row; it was given back", slog.Any("intent", row.ID))
+				u.worker.log.ErrorContext(ctx, "dispatcher: an intent had lost its queue row; it was given back", slog.Any("intent", row.ID))
 			}
 		}
 		if len(page) < reconcilePage {

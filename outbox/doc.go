@@ -72,7 +72,6 @@
 //	                            -> unknown       the vendor may or may not have acted; a lookup (reconciliation) will tell
 //	                            -> awaiting_approval
 //	                                             an irreversible action, before it is sent
-//	                            -> parked        as unknown, but the action has no lookup
 //	                            -> dead          attempts or deadline used up, or an answer that needs a person (dead letter)
 //	insert -> blocked -> pending                 waits for earlier intents with its ordering key
 //

@@ -1,19 +1,27 @@
 package outbox
 
-import "slices"
+import (
+	"slices"
 
-// Transitions are the pairs of the table, for the guard of the tests.
+	"github.com/samekey/samekey/internal/intent"
+)
+
+// Transitions are the changes of status in the table, for the guard of the tests.
 func Transitions() (pairs [][2]Status) {
-	for _, c := range transitions {
-		pairs = append(pairs, [2]Status{c.from, c.to})
+	for _, t := range intent.Table {
+		for _, to := range t.To {
+			if to != t.From {
+				pairs = append(pairs, [2]Status{Status(t.From), Status(to)})
+			}
+		}
 	}
 	return pairs
 }
 
 var Unfinished, Finished = unfinished, finished
 
-// Statuses are all states.
-func Statuses() []Status { return append(append([]Status{}, unfinished...), finished...) }
+// Statuses are all statuses.
+func Statuses() []Status { return slices.Concat(unfinished, finished) }
 
 // ReservedHeaders are the names that an intent's headers must not have.
 func ReservedHeaders() []string { return slices.Concat(workersHeaders, secretHeaders) }

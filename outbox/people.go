@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 )
 
 // DB is where people's decisions are written: a *pgxpool.Pool, a *pgx.Conn, or a pgx.Tx, where the decision is part of the
@@ -46,7 +47,7 @@ func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
 // follows. Any other state is a [*StateError].
 func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "reject", id, by, func(d *decision) error {
-		return d.finish(ctx, "rejected", StatusAwaitingApproval)
+		return d.finish(ctx, intent.EventRejected, StatusAwaitingApproval)
 	})
 }
 
@@ -58,7 +59,7 @@ func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 // that is resolved as not sent can be cancelled. [ErrNotFound] means that there is no such intent.
 func Cancel(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "cancel", id, by, func(d *decision) error {
-		return d.finish(ctx, "cancelled", StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)
+		return d.finish(ctx, intent.EventCancelled, StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/intent"
 )
 
 // Outcome is what really happened to an intent, as a person found out.
@@ -15,9 +16,9 @@ type Outcome string
 
 // The outcomes of [Resolve].
 const (
-	Delivered Outcome = "delivered" // the vendor did it
-	Refused   Outcome = "refused"   // the vendor said no, such as a declined card
-	NotSent   Outcome = "not_sent"  // the vendor never received it
+	Delivered Outcome = intent.OutcomeDelivered // the vendor did it
+	Refused   Outcome = intent.OutcomeRefused   // the vendor said no, such as a declined card
+	NotSent   Outcome = intent.OutcomeNotSent   // the vendor never received it
 )
 
 // Resolution is an outcome and its evidence.

@@ -239,3 +239,23 @@ func isA[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
 }
+
+// No release writes a record without completed_at. A later one may, for a request that is in progress.
+func TestRecordInProgressIsInFlightAndKept(t *testing.T) {
+	b := setup(t)
+	text := []byte(`{"id":"o1"}`)
+	work := func(context.Context, pgx.Tx) (string, error) { return "done", nil }
+	if _, err := processed.Run(t.Context(), b.db.Pool, request(t, "open", string(text)), work); err != nil {
+		t.Fatal(err)
+	}
+	b.exec("update samekey.processed_events set completed_at = null, expires_at = now() - interval '1 day'")
+	if _, err := processed.Run(t.Context(), b.db.Pool, request(t, "open", string(text)), work); !errors.Is(err, processed.ErrInFlight) {
+		t.Errorf("the same request: %v, want ErrInFlight", err)
+	}
+	if _, err := processed.Run(t.Context(), b.db.Pool, request(t, "open", `{}`), work); !errors.Is(err, processed.ErrConflict) {
+		t.Errorf("another request: %v, want ErrConflict", err)
+	}
+	if done, err := processed.Prune(t.Context(), b.db.Pool, processed.Pruning{}); err != nil || done.Records != 0 {
+		t.Errorf("pruned %+v, %v", done, err)
+	}
+}

@@ -44,6 +44,9 @@ func checkSequences(ctx context.Context, db DB) error {
 	if err == nil && reset {
 		err = db.QueryRow(ctx, used).Scan(&reset)
 	}
+	if err == nil && reset { // again: another worker may have written the first row in between
+		err = db.QueryRow(ctx, fresh).Scan(&reset)
+	}
 	if err != nil {
 		return fmt.Errorf("schema: read the sequences: %w", err)
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
+	"github.com/samekey/samekey/internal/direct"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
@@ -158,7 +159,7 @@ func checkRiver(ctx context.Context, db DB) error {
 	return nil
 }
 
-// missing reports whether err says that a table or its schema does not exist, or has one of the codes.
+// missing reports whether err means that a table or its schema does not exist, or has one of the codes.
 func missing(err error, codes ...string) bool {
 	return slices.Contains(append(codes, "42P01", "3F000"), sqlstate.Of(err))
 }
@@ -172,7 +173,7 @@ func missing(err error, codes ...string) bool {
 // returns [ErrTooNew] or [ErrEncoding] before it changes anything. It does not touch a River of the application's own
 // in another schema.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
-	conn, err := connect(ctx, pool)
+	conn, err := direct.Connect(ctx, pool.Config(), nil) // not of the pool, which may have only one
 	if err != nil {
 		return fmt.Errorf("schema: connect: %w", err)
 	}
@@ -203,25 +204,6 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	return repairSequences(ctx, conn)
-}
-
-// connect opens a connection outside the pool, which may have only one.
-func connect(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
-	config := pool.Config()
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil || config.AfterConnect == nil {
-		return conn, err
-	}
-	if err := config.AfterConnect(ctx, conn); err != nil { // it may run `set role`, which decides who owns the tables
-		_ = conn.Close(context.WithoutCancel(ctx))
-		return nil, err
-	}
-	return conn, nil
 }
 
 // prepareSQL creates the schema and the table of migrations. It checks first, since `if not exists` needs the right to

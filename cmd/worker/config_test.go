@@ -64,7 +64,7 @@ actions:
 	}
 }
 
-func TestEveryFieldIsRead(t *testing.T) {
+func TestFieldsAreRead(t *testing.T) {
 	c, err := loadText(t, `
 worker: {name: "w-${env:POD}", sweep_interval: 1s, stop_timeout: 10s, retention: 7d}
 destinations:
@@ -278,7 +278,7 @@ func TestKubernetesFileLoadsAndHasTimeToStop(t *testing.T) {
 	}
 }
 
-func TestConfigCheckPrintsWhatItFinds(t *testing.T) {
+func TestConfigCheck(t *testing.T) {
 	good := writeFile(t, "worker.yaml", "destinations: {a: {url: \"https://a.example\"}}\nactions: {ask: {destination: a, request: GET /, class: read}}\n")
 	if code, stdout, stderr := call(nil, "config", "check", "-config", good); code != 0 || !strings.Contains(stdout, "1 destinations and 1 actions, no mistakes") || stderr != "" {
 		t.Errorf("%d %q %q", code, stdout, stderr)

@@ -88,7 +88,7 @@ func TestTheWorkerDeliversWhatItsFileNames(t *testing.T) {
 }
 
 // Case 25.
-func TestASignalInMidCallFinishesTheCallAndClaimsNoMore(t *testing.T) {
+func TestSignalFinishesTheCall(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	vendor.HoldAnswers()
 	insert(t, db, "charge_card", 5)
@@ -269,7 +269,7 @@ actions:
 }
 
 // A vendor that acts and answers 303: nobody knows what the redirect would have said, and a redrive must not send again.
-func TestARedirectAfterTheVendorActedIsNotRedriven(t *testing.T) {
+func TestRedirectAfterTheVendorActedIsNotRedriven(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	vendor := samekeytest.StartVendor(t, &samekeytest.VendorOptions{Answer: func(samekeytest.VendorRequest) samekeytest.VendorAnswer {
 		return samekeytest.VendorAnswer{Status: 303, Body: []byte("see the charge")}
@@ -308,7 +308,7 @@ actions: {charge: {destination: vendor, request: POST /, class: non_idempotent_w
 	}
 }
 
-func TestWithoutADatabaseURLNothingBeginsAndAllMistakesAreSaid(t *testing.T) {
+func TestMissingDatabaseURLReportsAllMistakes(t *testing.T) {
 	config := writeFile(t, "worker.yaml", "destinations: {}\nactions: {}\nfoo: 1\n")
 	for _, env := range [][]string{{"LOG_FORMAT=xml"}, {"DATABASE_URL=", "LOG_FORMAT=xml"}, {"DATABASE_URL=postgres://u:s3cret@h:port/x", "LOG_FORMAT=xml"}} {
 		p := start(t, env, "run", "-config", config)
@@ -403,7 +403,7 @@ func TestMigrateForAToolNeedsAToolAndAFolder(t *testing.T) {
 	}
 }
 
-func TestMigratePrintsSQLAndRefusesWithoutADatabase(t *testing.T) {
+func TestMigratePrintsSQL(t *testing.T) {
 	code, stdout, _ := call(nil, "migrate", "-print", "-app-role", "app")
 	if code != 0 || !strings.Contains(stdout, "create table samekey.outbox (") || !strings.Contains(stdout, `to "app"`) {
 		t.Errorf("%d, %d bytes", code, len(stdout))

@@ -139,7 +139,7 @@ func TestShippedFilesDeliver(t *testing.T) {
 	}
 }
 
-func TestConfigCheckWarnsOfAKnownHostWithoutPreset(t *testing.T) {
+func TestKnownHostWithoutPresetIsAWarning(t *testing.T) {
 	file := func(destination string) string {
 		return writeFile(t, "worker.yaml", "destinations:\n  pay:\n"+destination+
 			"    key_window: 5m\nactions:\n  ask: {destination: pay, request: GET /, class: read}\n")

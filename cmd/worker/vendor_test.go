@@ -21,7 +21,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestWhatIsKnownOfVendorsIsRead(t *testing.T) {
+func TestVendorFieldsAreRead(t *testing.T) {
 	c, err := loadText(t, `
 destinations:
   stripe:
@@ -240,12 +240,12 @@ FILE:21: destinations.d.key.max_length: 5 is too short: the 128 bits of a key ne
 FILE:22: destinations.f.rate: "5/d" is not a rate such as 25 (a second), 600/m or 10/h
 FILE:22: destinations.f.webhook_secrets: number 1 is not whsec_ and the base64 of 24 to 64 bytes
 FILE:22: destinations.f.break_delay: 2h is outside the range 1ms to 1h
-FILE:27: destinations.g.endpoint: is no template: 1: unclosed action
+FILE:27: destinations.g.endpoint: is not a template: 1: unclosed action
 FILE:27: destinations.g.auth: would be sent to every endpoint: each endpoint has its own, see package outbox/endpoints
 FILE:28: destinations.h.webhook_secrets: missing: a receiver of Standard Webhooks accepts only what is signed
 FILE:28: destinations.h.per_endpoint: 3 is not allowed: no action of the destination has endpoints
 FILE:31: actions.five.deadline: missing: calls to an endpoint that cannot be reached use up no attempts, so set when to give up
-FILE:35: actions.one.request: is no template: 1: unclosed action
+FILE:35: actions.one.request: is not a template: 1: unclosed action
 FILE:36: actions.one.class: idempotent_write does not fit the vendor, which acts again when a call is repeated: use non_idempotent_write
 FILE:37: actions.one.body.format: "xml" is not one of form, json
 FILE:38: actions.one.rules: must be a list (each item begins with - )
@@ -262,7 +262,7 @@ FILE:66: actions.four.lookup: has only one of list and field: together they say 
 }
 
 // Actions of a destination whose lookup has a mistake are not told that they have no lookup.
-func TestMistakesThatFollowFromAnotherAreNotReported(t *testing.T) {
+func TestFollowingMistakesAreNotReported(t *testing.T) {
 	c, err := loadText(t, `
 destinations:
   a:
@@ -313,7 +313,7 @@ FILE:10: actions.one.resend_absent: not allowed with a proxy, which can deliver 
 }
 
 // What the page shows is a file that can be used.
-func TestTheFilesOfThePageAreRead(t *testing.T) {
+func TestFilesOfTheDocsAreRead(t *testing.T) {
 	page, err := os.ReadFile("../../docs/worker.md")
 	if err != nil {
 		t.Fatal(err)
@@ -342,7 +342,7 @@ func TestTheFilesOfThePageAreRead(t *testing.T) {
 }
 
 // The whole of it from a file: the key in a form, an answer that is lost, a stored 500, and the look-up that finds it.
-func TestTheWorkerDeliversByAFileAloneWhatItRendersAndLooksUp(t *testing.T) {
+func TestWorkerRendersAndLooksUp(t *testing.T) {
 	var mu sync.Mutex
 	var bodies, asked []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -411,7 +411,7 @@ actions:
 }
 
 // Two receivers behind one destination: each is called at its URL, and the one that wants no more is stopped.
-func TestTheWorkerSendsWebhooksToTheEndpointsThatTheDatabaseNames(t *testing.T) {
+func TestWorkerSendsWebhooksToStoredEndpoints(t *testing.T) {
 	var mu sync.Mutex
 	signatures := map[string][]string{} // by path
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

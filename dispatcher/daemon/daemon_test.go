@@ -58,7 +58,7 @@ func options(env map[string]string) (Options, *output) {
 	}, out
 }
 
-func TestEveryMistakeIsAConfigErrorAndNoPasswordIsPrinted(t *testing.T) {
+func TestMistakesAreConfigErrors(t *testing.T) {
 	o, _ := options(map[string]string{"LOG_LEVEL": "loud", "LOG_FORMAT": "json", "DATABASE_URL": "postgres://u:s3cret@h:port/x"})
 	o.Register = func(*dispatcher.Dispatcher) error { return errors.New("worker.yaml:7: no") }
 	err := Run(t.Context(), o)
@@ -86,7 +86,7 @@ func TestEveryMistakeIsAConfigErrorAndNoPasswordIsPrinted(t *testing.T) {
 	}
 }
 
-func TestAPortThatIsTakenFailsAndIsNamed(t *testing.T) {
+func TestPortInUse(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestAPortThatIsTakenFailsAndIsNamed(t *testing.T) {
 	}
 }
 
-func TestADatabaseThatIsAwayIsWaitedForAliveAndNotReady(t *testing.T) {
+func TestUnavailableDatabaseIsNotReady(t *testing.T) {
 	o, out := options(map[string]string{"DATABASE_URL": "postgres://u:s3cret@127.0.0.1:1/x", "LISTEN_ADDR": "127.0.0.1:0"})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -123,7 +123,7 @@ func TestADatabaseThatIsAwayIsWaitedForAliveAndNotReady(t *testing.T) {
 	}
 }
 
-func TestWithProbesOffItRunsAndStopsAndLeavesNothing(t *testing.T) {
+func TestRunWithoutProbes(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	for _, address := range []string{"off", ""} {
 		o, out := options(map[string]string{"DATABASE_URL": db.DSN, "LISTEN_ADDR": address, "LOG_FORMAT": "text"})
@@ -142,7 +142,7 @@ func TestWithProbesOffItRunsAndStopsAndLeavesNothing(t *testing.T) {
 }
 
 // net/http prints what it finds unasked on an idle connection.
-func TestAVendorsBytesStayOutOfTheLog(t *testing.T) {
+func TestVendorsBytesStayOutOfTheLog(t *testing.T) {
 	o, out := options(nil)
 	logger, err := newLogger(o)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-func TestOnlyPublicAddressesAndTheNamedRangesAreAllowed(t *testing.T) {
+func TestAllowedAddresses(t *testing.T) {
 	allowed := newAllowList(prefixes("10.20.0.0/16", "fd12::/16"), mistakes{all: new(dispatcher.ConfigErrors)})
 	for text, want := range map[string]bool{
 		"8.8.8.8": true, "172.15.255.255": true, "172.32.0.0": true, "100.63.255.255": true, "2606:4700::1111": true,
@@ -83,7 +83,7 @@ func dnsAnswer(query []byte, addr netip.Addr) []byte {
 }
 
 // Case 23.
-func TestANameThatLeadsToAPrivateAddressIsRefusedAtDialAndNothingIsSent(t *testing.T) {
+func TestNameOfAPrivateAddressIsUnsent(t *testing.T) {
 	server := startRaw(t, func(*rawServer, net.Conn) {})
 	port := server.url[strings.LastIndex(server.url, ":"):]
 	for _, address := range []string{"169.254.169.254", "127.0.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "fd00:ec2::254"} {
@@ -122,7 +122,7 @@ func TestANameThatLeadsToAnAllowedRangeIsCalled(t *testing.T) {
 	}
 }
 
-func TestAnAddressInTheURLIsRefusedAtOnce(t *testing.T) {
+func TestPrivateAddressInAURL(t *testing.T) {
 	for _, url := range []string{"http://127.0.0.1", "http://[::1]:80", "http://[::ffff:127.0.0.1]", "http://169.254.169.254/latest", "http://0.0.0.0"} {
 		if _, err := New(Destination{Name: "stripe", URL: url}); err == nil || !strings.Contains(err.Error(), "URL: leads to an address that is not public") {
 			t.Errorf("%s: %v", url, err)
@@ -139,7 +139,7 @@ func TestAnAddressInTheURLIsRefusedAtOnce(t *testing.T) {
 }
 
 // A name may lead elsewhere from one call to the next: each connection is checked.
-func TestAProxysAddressIsCheckedInsteadOfTheVendors(t *testing.T) {
+func TestAddressOfAProxyIsChecked(t *testing.T) {
 	proxied := make(chan string, 1)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { proxied <- r.URL.Host }))
 	t.Cleanup(proxy.Close)

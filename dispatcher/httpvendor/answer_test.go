@@ -19,7 +19,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestWhatEachStatusMeans(t *testing.T) {
+func TestStatuses(t *testing.T) {
 	action := Action{
 		Delivered: Statuses{{200, 299}, {404, 404}}, Refused: Statuses{{402, 402}}, Retry: Statuses{{409, 409}},
 	}
@@ -96,7 +96,7 @@ func TestWhatEachStatusMeans(t *testing.T) {
 }
 
 // The vendor acts, and answers with a status that the action does not list: nothing of what follows may send again.
-func TestAnAnswerThatMayMeanItActedIsStuck(t *testing.T) {
+func TestAnswerThatMayHaveActedIsStuck(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
 		dispatcher.Read: "dead", dispatcher.IdempotentWrite: "stuck",
 		dispatcher.NonIdempotentWrite: "stuck", dispatcher.IrreversibleWrite: "stuck",
@@ -123,7 +123,7 @@ func TestAnAnswerThatMayMeanItActedIsStuck(t *testing.T) {
 	}
 }
 
-func TestWaitIsRefusedWhereNothingMayBeRepeated(t *testing.T) {
+func TestRetryStatusesNeedAClassThatAllowsRepeats(t *testing.T) {
 	client := testClient(t, Destination{URL: "https://api.example.com"})
 	for class, refused := range map[dispatcher.Class]bool{
 		dispatcher.Read: false, dispatcher.IdempotentWrite: false, dispatcher.NonIdempotentWrite: true, dispatcher.IrreversibleWrite: true,
@@ -137,7 +137,7 @@ func TestWaitIsRefusedWhereNothingMayBeRepeated(t *testing.T) {
 	}
 }
 
-func TestWithoutWaitA409IsStuck(t *testing.T) {
+func Test409IsStuck(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(409) }))
 	t.Cleanup(server.Close)
 	if _, err := attempt(t, testHandler(t, Destination{URL: server.URL}, Action{}), testCall("{}"), patience); verdict(err) != "stuck" {
@@ -164,7 +164,7 @@ func TestRetryAfterIsPassedOn(t *testing.T) {
 }
 
 // Case 19.
-func TestARedirectIsStuckAndReachesNoSecondHost(t *testing.T) {
+func TestRedirectIsStuck(t *testing.T) {
 	for _, status := range []int{301, 302, 303, 307, 308} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			second := startRaw(t, func(*rawServer, net.Conn) {})
@@ -182,7 +182,7 @@ func TestARedirectIsStuckAndReachesNoSecondHost(t *testing.T) {
 }
 
 // Case 22: each of these never ends by itself.
-func TestAnAnswerIsCappedAndHasOneDeadline(t *testing.T) {
+func TestAnswerIsCappedAndHasOneDeadline(t *testing.T) {
 	forever := func(w io.Writer, chunk []byte) {
 		for {
 			if _, err := w.Write(chunk); err != nil {
@@ -249,7 +249,7 @@ func TestAnAnswerIsCappedAndHasOneDeadline(t *testing.T) {
 	}
 }
 
-func TestOnBothSidesOfTheCap(t *testing.T) {
+func TestResponseCap(t *testing.T) {
 	for _, tc := range []struct{ limit, size, want int }{
 		{1000, 999, 999}, {1000, 1000, 1000}, {1000, 1001, 1000}, {0, 64 << 10, 64 << 10}, {0, 64<<10 + 1, 64 << 10}, {-1, 10, 0}, {-1, 0, 0},
 	} {
@@ -275,7 +275,7 @@ func TestOnBothSidesOfTheCap(t *testing.T) {
 	}
 }
 
-func TestABrokenOffAnswerIsUnknownAndIsKept(t *testing.T) {
+func TestBrokenOffAnswerIsUnknown(t *testing.T) {
 	vendor := samekeytest.StartVendor(t, nil)
 	handler := testHandler(t, Destination{URL: vendor.URL}, Action{})
 	vendor.Next(samekeytest.FaultTruncate)
@@ -290,7 +290,7 @@ func TestABrokenOffAnswerIsUnknownAndIsKept(t *testing.T) {
 	samekeytest.AssertOneEffect(t, vendor, deliveryKey.String())
 }
 
-func TestEveryFaultOfAVendorEndsInOneEffect(t *testing.T) {
+func TestFaultsHaveOneEffect(t *testing.T) {
 	for fault, want := range map[samekeytest.Fault]string{
 		samekeytest.FaultLoseAnswer:          "unknown",
 		samekeytest.FaultResetBefore:         "unknown",
@@ -342,7 +342,7 @@ func waitClosed(t *testing.T, vendor *samekeytest.Vendor) {
 }
 
 // A read of such a connection ends when the other side wants it to: it held the attempt for ever, and its slot.
-func TestAServerThatSwitchesProtocolsHoldsNothing(t *testing.T) {
+func TestSwitchingProtocolsEnds(t *testing.T) {
 	hold := make(chan struct{})
 	s := startRaw(t, func(s *rawServer, c net.Conn) {
 		if _, err := s.readRequest(bufio.NewReader(c)); err != nil {

@@ -18,7 +18,7 @@ var byAnswer = &Lookup{Request: "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{
 	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Answer}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Outcome: dispatcher.Delivered},
 }}
 
-func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
+func TestLookupTemplateUsesTheLastAnswer(t *testing.T) {
 	with := `{{with .Answer}}%s{{.id}}{{else}}%s{{$.Key}}{{end}}`
 	lookup := &Lookup{
 		Request: "POST /" + fmt.Sprintf(with, "ops/", "search?key=") + "&then={{.Payload.then}}",
@@ -65,7 +65,7 @@ func TestALookupFillsInWhatTheVendorAnsweredOrGoesTheOtherWay(t *testing.T) {
 }
 
 // Each drain is a worker of its own: what was answered is known after a restart.
-func TestALookupGoesByTheIDThatTheVendorAnsweredElseByTheKey(t *testing.T) {
+func TestLookupByTheAnsweredIDOrTheKey(t *testing.T) {
 	db := database(t)
 	for name, tc := range map[string]struct {
 		class  dispatcher.Class
@@ -103,7 +103,7 @@ func TestALookupGoesByTheIDThatTheVendorAnsweredElseByTheKey(t *testing.T) {
 }
 
 // A person said of the first attempt that it did nothing: what it was answered is about nothing.
-func TestALookupForgetsWhatWasAnsweredBeforeItWasKnownToBeUnsent(t *testing.T) {
+func TestLookupForgetsAnswersOfUnsentCalls(t *testing.T) {
 	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{status: 500, body: `{"id":"op_1"}`}, step{act: true, lose: true})
 	v.log = func(r *http.Request) (int, string) {

@@ -36,7 +36,7 @@ func testOperation(t *testing.T, dest Destination, action Action) *operation {
 
 const order = `{"id":"a b/../c?d","amount":9007199254740993,"rate":0.10,"big":1e400,"paid":false,"note":"He said \"é<\u2028\"","to":["x","y"],"metadata":{"order":1,"deep":{"k":"v"}},"none":null}`
 
-func TestTheKeyGoesWhereTheVendorTakesIt(t *testing.T) {
+func TestPlacesOfTheKey(t *testing.T) {
 	server, requests := recorder(t)
 	for name, tc := range map[string]struct {
 		key  dispatcher.KeyRules
@@ -76,7 +76,7 @@ func TestTheKeyGoesWhereTheVendorTakesIt(t *testing.T) {
 	}
 }
 
-func TestABodyIsMadeOfThePayloadWithItsDigitsAndItsOrder(t *testing.T) {
+func TestBodyKeepsDigitsAndOrder(t *testing.T) {
 	for name, tc := range map[string]struct{ body, want string }{
 		"template": {`{"amount": {{.Payload.amount}}, "rate": {{.Payload.rate}}, "big": {{.Payload.big}}, "who": {{printf "order %s" .Payload.id}}, "meta": {{.Payload.metadata}}, "none": {{.Payload.none}}, "ref": {{.Key}}}`,
 			`{"amount": 9007199254740993, "rate": 0.10, "big": 1e400, "who": "order a b/../c?d", "meta": {"deep":{"k":"v"},"order":1}, "none": null, "ref": "KEY"}`},
@@ -102,7 +102,7 @@ func TestABodyIsMadeOfThePayloadWithItsDigitsAndItsOrder(t *testing.T) {
 	}
 }
 
-func TestAFormHasTheObjectsOrderAndTheFieldsBehindIt(t *testing.T) {
+func TestFormKeepsOrder(t *testing.T) {
 	server, requests := recorder(t)
 	payload := `{"z":9007199254740993,"a":{"b":{"c":0.10},"l":[{"p":"ä &="},true],"e":{},"n":[]},"m b":""}`
 	action := Action{Request: "POST /", Body: Body{Format: Form, Fields: []Field{{"source", "shop"}, {"ref", "o-{{.Payload.z}}"}, {"a[x]", "1"}}}}
@@ -121,7 +121,7 @@ func TestAFormHasTheObjectsOrderAndTheFieldsBehindIt(t *testing.T) {
 }
 
 // Many servers unescape a path and resolve its dots: what comes of a value must be one part of it for them, too.
-func TestAValueThatWouldLeadToAnotherPathIsRefused(t *testing.T) {
+func TestValueCannotChangeThePath(t *testing.T) {
 	for _, tc := range []struct{ request, value string }{
 		{"DELETE /v1/customers/{{.Payload.id}}", ""},
 		{"DELETE /v1/customers/{{.Payload.id}}?force=1", ""},
@@ -142,7 +142,7 @@ func TestAValueThatWouldLeadToAnotherPathIsRefused(t *testing.T) {
 }
 
 // A value never makes another path, another parameter, or another host.
-func TestAValueInAPathIsEscapedByItself(t *testing.T) {
+func TestValuesInPathsAreEscaped(t *testing.T) {
 	server, requests := recorder(t)
 	for _, tc := range []struct{ request, payload, want string }{
 		{"PUT /v1/orders/{{.Payload.id}}/capture?ref={{.Payload.id}}&x=1", `{"id":"a b/..c?d#e&f=g"}`,
@@ -167,7 +167,7 @@ func TestAValueInAPathIsEscapedByItself(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeRenderedIsAnErrorThatQuotesNoValue(t *testing.T) {
+func TestRenderErrorsQuoteNoValue(t *testing.T) {
 	json := func(template string) Action {
 		return Action{Request: "POST /", Body: Body{Format: JSON, Template: template}}
 	}
@@ -177,18 +177,18 @@ func TestWhatCannotBeRenderedIsAnErrorThatQuotesNoValue(t *testing.T) {
 	}{
 		`no entry for key "gone"`:   {json(`{"a": {{.Payload.gone}}}`), `{"a":"s3cret"}`},
 		`key "deep"`:                {json(`{"a": {{.Payload.deep.er}}}`), `{"a":"s3cret"}`},
-		`{}.a (what it is a member`: {json(`{"a": {{.Payload.a}}}`), `s3cret`},
-		`{}.b (what it is a member`: {json(`{"a": {{.Payload.b}}}`), "{\"b\":1,\"b\":\"s3cret\"}"},
-		"no JSON object":            {json(`["a"]`), `{}`},
-		"or has a member twice":     {json(`{"a": {{.Payload.a}}, {{.Payload.a}}: 1}`), `{"a":"a"}`},
+		`{}.a (its parent`:          {json(`{"a": {{.Payload.a}}}`), `s3cret`},
+		`{}.b (its parent`:          {json(`{"a": {{.Payload.b}}}`), "{\"b\":1,\"b\":\"s3cret\"}"},
+		"not a JSON object":         {json(`["a"]`), `{}`},
+		"has a member twice":        {json(`{"a": {{.Payload.a}}, {{.Payload.a}}: 1}`), `{"a":"a"}`},
 		"failed at":                 {json(`{"a": {{index .Payload.a 7}}}`), `{"a":"s3cret"}`},
 		"has no text":               {Action{Request: "POST /{{.Payload.a}}"}, `{"a":{"b":"s3cret"}}`},
 		"is null, an object":        {Action{Request: "POST /{{.Payload.a}}"}, `{"a":null}`},
 		`".." `:                     {Action{Request: "POST /x/{{.Payload.a}}/y"}, `{"a":".."}`},
 		"part of the path is empty": {Action{Request: "POST /x/{{.Payload.a}}/y"}, `{"a":""}`},
 		"a form has a field twice":  {Action{Request: "POST /", Body: Body{Format: Form, Fields: []Field{{"metadata[order]", "7"}}}}, `{"metadata":{"order":"s3cret"}}`},
-		"no null":                   {Action{Request: "POST /", Body: Body{Format: Form}}, `{"a":null,"b":"s3cret"}`},
-		"added is there already":    {Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"a", "b"}}}}, `{"\u0061":"s3cret"}`},
+		"cannot contain null":       {Action{Request: "POST /", Body: Body{Format: Form}}, `{"a":null,"b":"s3cret"}`},
+		"an added field exists":     {Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"a", "b"}}}}, `{"\u0061":"s3cret"}`},
 		"longer than 2 MiB":         {json(`{"a": {{printf "%03000000d" 1}}}`), `{}`},
 	} {
 		_, _, err := rendered(t, Destination{URL: "https://a.example"}, tc.action, testCall(tc.payload))
@@ -202,7 +202,7 @@ func TestWhatCannotBeRenderedIsAnErrorThatQuotesNoValue(t *testing.T) {
 }
 
 // Case 5: the template, the destination's headers and the release change between attempts.
-func TestWhatWasRenderedIsSentAgainWhateverTheActionSaysNow(t *testing.T) {
+func TestRenderedRequestSurvivesChanges(t *testing.T) {
 	server, requests := recorder(t)
 	dest := Destination{URL: server.URL, Auth: Auth{Bearer: "sk_live_51Hx"}}
 	call, send, err := rendered(t, dest, Action{Request: "POST /v1/{{.Payload.id}}", Body: Body{Format: Form}}, testCall(`{"id":"1","b":"x"}`))
@@ -232,7 +232,7 @@ func TestWhatWasRenderedIsSentAgainWhateverTheActionSaysNow(t *testing.T) {
 	}
 }
 
-func TestWhatMayHaveBeenSentOtherwiseIsNotSentInAnotherForm(t *testing.T) {
+func TestUnrenderedRequestIsStuck(t *testing.T) {
 	action := Action{Request: "POST /{{.Payload.id}}"}
 	call := testCall(`{"id":1}`) // not rendered, as one that an older release may have sent
 	for class, want := range map[dispatcher.Class]string{dispatcher.IdempotentWrite: "stuck", dispatcher.NonIdempotentWrite: "stuck", dispatcher.Read: "delivered"} {
@@ -251,7 +251,7 @@ func TestWhatMayHaveBeenSentOtherwiseIsNotSentInAnotherForm(t *testing.T) {
 	}
 }
 
-func TestAuthGoesOutAndIsStruckFromAnswers(t *testing.T) {
+func TestAuthIsSentAndRedacted(t *testing.T) {
 	for name, tc := range map[string]struct {
 		auth         Auth
 		header, want string

@@ -1,96 +1,96 @@
-// Package httpvendor delivers intents to vendors over HTTP, by configuration alone: what is sent is the payload's bytes, or
-// a JSON object or a form made of it, and the delivery key goes where the vendor takes it.
+// Package httpvendor delivers intents (outbox messages) to vendors over HTTP by configuration alone. It sends the payload's
+// bytes, or a JSON object or a form made from the payload, and puts the delivery key where the vendor takes it.
 //
-// A [Destination] is a vendor account: where it is, what is known of it, who calls. Presets such as [Stripe] fill in what
-// is known. An [Action] is a request of it, with the policy under which it is made, the meaning of its answers, and the
-// look-up that tells whether the vendor acted. `worker run` reads both from a file; a program that has other handlers too
-// registers them itself:
+// A [Destination] is a vendor account: its URL, what is known about the vendor, and the credentials. Presets such as [Stripe]
+// fill in what is known. An [Action] is a request to a destination, with its policy, the meaning of the vendor's answers, and
+// the [Lookup] (reconciliation) that finds out whether the vendor acted. `worker run` reads both from a file. A program with
+// other functions in Go registers them itself:
 //
 //	dest := httpvendor.Stripe()
 //	dest.Name, dest.URL, dest.Auth.Bearer = "stripe", "https://api.stripe.com", token
 //	client, err := httpvendor.New(dest)
 //	...
-//	err = client.Register(d, httpvendor.Action{
-//		Name: "charge_card", Request: "POST /v1/payment_intents", Body: httpvendor.Body{Format: httpvendor.Form},
+//	client.Register(d)
+//	delivery := httpvendor.Delivery[Charge](client, httpvendor.Action{
+//		Request: "POST /v1/payment_intents", Body: httpvendor.Body{Format: httpvendor.Form},
 //		Policy:  dispatcher.Policy{Class: dispatcher.IdempotentWrite, Timeout: 20 * time.Second},
-//		Options: []dispatcher.Option{dispatcher.WithApply(finishOrder)},
 //	})
+//	delivery.Apply = finishOrder
+//	dispatcher.Handle(d, ChargeCard, delivery) // outbox.NewAction[Charge]("charge_card")
 //
-// A destination may be many receivers that are called alike, such as those of [StandardWebhooks]: see [Destination.Endpoint].
+// A destination may be many receivers that are called alike, such as those of [StandardWebhooks]: see [Destination].Endpoint.
 //
 // # One attempt is one request
 //
-// An attempt puts one request on the wire, or a part of one, or nothing: never two. net/http's own retries are off,
-// redirects are not followed, so that key, credentials and body reach no second host, and the protocol is HTTP/1.1. The
-// attempt's deadline covers all of it, from the look-up of the name to the last byte that is read, and is looked at
-// again before each write to the socket, so that a process that was stopped and goes on sends nothing late. An attempt that ends without its whole answer has its
-// connection reset, so that what the kernel has queued does not arrive later; also when the process is killed. A write that
-// may not be repeated gets a connection of its own: one that was idle may die under it and leave an unknown outcome for
-// no reason.
+// An attempt puts at most one request on the wire, or a part of one. net/http's own retries are off. Redirects are not followed,
+// so key, credentials and body reach no second host. The protocol is HTTP/1.1. The attempt's deadline covers everything from
+// resolving the name to the last byte that is read. The deadline is checked again before each write to the socket, so a process
+// that was stopped and continues sends nothing late. If the whole answer does not arrive, the connection is reset, so that what
+// the kernel has queued does not arrive later, even if the process is killed. A write that may not be repeated gets its own
+// connection: an idle one may break under it and leave an unknown outcome for no reason.
 //
-// # What is sent is fixed before it is sent first
+// # Every attempt sends the same request
 //
-// A request with a template in its path, a body that is not the payload itself, and a body that carries the key are made
-// once, before the first attempt, and kept: method, path, query, content type and body. Every attempt sends those bytes,
-// whatever became of template, environment or release; only the destination's URL, headers and credentials are those of
-// the moment. What cannot be made makes the intent dead, with nothing sent. Of a request without a template method and path
-// are not kept: where they change, an idempotent write that may have been sent by the former is looked up, else parked.
+// A request with a template in its path, a body other than the payload itself, and a body that carries the key are made once,
+// before the first attempt, and stored: method, path, query, content type and body. Every attempt sends those bytes, even if
+// the template, the environment or the release changes. Each attempt uses the current URL, headers and credentials of the
+// destination; they are not stored. If the request cannot be made, the intent is dead and nothing is sent. The method and path
+// of a request without a template are not stored. If they change, an idempotent write that may have been sent in the old form
+// is looked up, or parked.
 //
-// Templates are those of text/template. They find .Payload (numbers with the digits that they have), .Key (the delivery
-// key as it is carried), .ID, .Action, .Part and .Headers of the intent; a member that is not there is an error, and
-// {{with index .Payload "name"}} is for one that may be missing. Each value is escaped by itself for where it stands: the
-// path, the query, JSON, a field. A look-up's find .Rendered and .Answer beside ([Lookup]).
+// Templates are Go's text/template. They can use .Payload (numbers keep their digits), .Key (the delivery key as it is sent),
+// .ID, .Action, .Part and .Headers of the intent. A missing member is an error; use {{with index .Payload "name"}} for an
+// optional one. Each value is escaped for its place: the path, the query, JSON, or a field. A lookup's templates can also use
+// .Rendered and .Answer ([Lookup]).
 //
 // # What an answer means
 //
-// The first line that fits counts. "Once" is a class that may not be repeated (dispatcher.NonIdempotentWrite,
-// dispatcher.IrreversibleWrite).
+// The first matching line counts. "Once" stands for a class that forbids repeats (dispatcher.NonIdempotentWrite,
+// dispatcher.IrreversibleWrite). The outcomes are the functions of package dispatcher.
 //
-//	answer                                    the attempt is
-//	Action.Rules, then Destination.Rules      what the first rule that fits says; once: a rule's "retry" of anything but
+//	answer                                    outcome
+//	Action.Rules, then Destination.Rules      that of the first rule that matches; once: a rule's retry for anything but
 //	                                          429 is unknown
 //	  a rule cannot see the whole body        unknown
-//	  it would be a success, has a body that
-//	  is not JSON, where a rule or
-//	  JSONAnswers says that it is             unknown: it may be a proxy's page
-//	Action.Success, by default
+//	  it would be a success, and its body is
+//	  not JSON, although a rule or
+//	  JSONAnswers expects JSON                unknown: it may be a proxy's page
+//	Action.Delivered, by default
 //	200-205, 208-299                          delivered
-//	Action.Refused, default none              refused: a business no, and the intent is finished
-//	Action.Accepted, default none             accepted: never sent again; the look-up or an event completes it
-//	Action.Wait, default none                 put off: sent again later, by Retry-After; no attempt is spent
-//	429                                       put off; the Retry-After holds for all calls of the destination, or of
-//	                                          the endpoint, as far as dispatcher.Throttled says; without one they wait
-//	                                          for a time that grows
-//	403 with Retry-After                      put off likewise: several vendors limit rates so
-//	413 with Retry-After                      put off
-//	408, 423-425, 500-599                     the answer says nothing about the effect: unknown;
-//	  with Idempotent-Replayed: true          stuck: the answer is stored, and the same key gets it for ever; looked up,
-//	                                          else parked
-//	  with Retry-After                        put off; once: unknown
-//	what no standard defines, such as 499     as those: unknown, with Retry-After put off; once: unknown
-//	206-207, 300-399, 406, 409, 412           stuck, and so is a 2xx that Action.Success does not list: the vendor may
+//	Action.Refused, default none              refused: a business refusal; the intent is finished
+//	Action.Accepted, default none             accepted: never sent again; the lookup or an event completes the intent
+//	Action.Retry, default none                retry after Retry-After; no attempt is spent
+//	429                                       retry; the Retry-After applies to all calls of the destination, or of the
+//	                                          endpoint (dispatcher.Outcome.ForAccount); without one they wait for a time
+//	                                          that grows
+//	403 with Retry-After                      as 429: several vendors limit rates this way
+//	413 with Retry-After                      retry
+//	408, 423-425, 500-599                     the answer proves nothing about the effect: unknown
+//	  with Idempotent-Replayed: true          stuck: the answer is stored, and the same key always gets it; looked up,
+//	                                          or parked
+//	  with Retry-After                        retry; once: unknown
+//	a status that no standard defines         as those: unknown, with Retry-After retry; once: unknown
+//	206-207, 300-399, 406, 409, 412           stuck, and so is a 2xx that Action.Delivered does not list: the vendor may
 //	                                          have acted, and the same call gets the same answer. A read: dead
 //	401, 407                                  denied: sent again with the policy's backoff; no attempt is spent
 //	400, 402-405, 410-411, 413-417, 421-422, 426, 428, 431, 451
-//	                                          dead: it rests until a person has corrected something
+//	                                          dead: it rests until a person has changed something
 //
-// Dead says that the vendor did not act: an intent that is redriven is sent again, of any class. Action.Wait is therefore
-// refused where a write goes out once. Whether a 409 means "still running, ask again" or "used with another request,
-// never ask again" is for a rule to say, by a field of the body or a header: presets do. Where no rule and no list has it,
-// the payment that it conflicts with may be this one: nothing is sent again, of no class, before a look-up or a person has
-// said what happened.
+// Dead means that the vendor did not act: an intent of any class is sent again after a redrive. So Action.Retry is not allowed
+// for a write that goes out once. A 409 can mean "still running, ask again" or "used with another request, never ask again":
+// a rule decides that by a field of the body or a header. Presets have such rules. Without a rule or a list for it, the call
+// that a 409 conflicts with may be this one: nothing is sent again, in any class, before a lookup or a person has found out.
 //
-// What is put off waits for Retry-After or the policy's backoff, whichever is longer, and so does what is unknown, stuck or
-// denied, and a look-up: a vendor is never asked earlier than it said, unless it said more than a day, which is cut to a day.
+// A retry waits for Retry-After or the policy's backoff, whichever is longer. So do calls and lookups after unknown, stuck and
+// denied. A vendor is never called earlier than it asks, unless it asks for more than a day, which is cut to a day.
 //
-// No answer at all is unknown if the first byte of the request may have gone out, else unsent; so is a connection that is
-// refused because the name led to an address that is not public ([Destination.AllowPrivate]). An answer that breaks off is
-// unknown too where its body would be kept as the last word (delivered, refused). What an unknown outcome leads to, the
-// action's class decides.
+// If no answer arrives, the outcome is unknown if the first byte of the request may have been sent, and unsent if not. It is
+// also unsent if the name leads to an address that is not public ([Destination].AllowPrivate). An answer that breaks off is
+// unknown if it would be delivered or refused, whose body is kept. The action's class decides what follows from unknown.
 //
 // # Secrets
 //
-// Errors of this package are made of words of its own, the names of destination and action, and a status: no URL, no
-// header, no text from the other side. What [Destination.Secrets] and [Auth] hold is also struck out of the answers that
-// are kept, body and content type.
+// Errors of this package consist of its own words, the destination's name and a status. They contain no URL, no header and no
+// text from the vendor. The values in [Destination].Secrets and [Auth] are also removed from stored answers, from body and
+// content type.
 package httpvendor

@@ -11,7 +11,7 @@ import (
 )
 
 // docs/vendors.md shows what each preset's rules are, as they are here.
-func TestThePageOfVendorsHasTheRulesOfEachPreset(t *testing.T) {
+func TestDocsHaveTheRulesOfPresets(t *testing.T) {
 	page, err := os.ReadFile("../../docs/vendors.md")
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func described(m Match) string {
 }
 
 // The package comment and docs/worker.md list what statuses prove, as the one table has them.
-func TestThePagesHaveTheStatusesAsTheTableHasThem(t *testing.T) {
+func TestDocsHaveTheStatuses(t *testing.T) {
 	lists := map[httpstatus.Effect][]string{}
 	for _, row := range httpstatus.Table {
 		text := fmt.Sprint(row.From)

@@ -41,7 +41,7 @@ var (
 
 // What each answer leaves behind, by class, and what goes out when a person redrives it. No status but these lets a write
 // that goes out once be sent a second time.
-func TestNoAnswerThatMayHaveActedLetsAWriteGoOutTwice(t *testing.T) {
+func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
 	for _, tc := range []struct {
 		wait                   string // Retry-After
 		statuses               []int
@@ -67,7 +67,7 @@ func TestNoAnswerThatMayHaveActedLetsAWriteGoOutTwice(t *testing.T) {
 }
 
 // These hold for the whole account, so each has a database and a worker of its own.
-func TestARateLimitProvesThatNothingWasDone(t *testing.T) {
+func TestRateLimitProvesThatNothingWasDone(t *testing.T) {
 	for _, tc := range []struct {
 		status int
 		wait   string

@@ -12,7 +12,7 @@ import (
 
 // A key is good for the request that it came with: another path, or the key in another header, is another call to the
 // vendor. What a release before may have sent is looked up, else parked, where this one would send it otherwise.
-func TestWhatMayHaveBeenSentIsNotSentByAnotherRequestOrUnderAnotherHeader(t *testing.T) {
+func TestChangedFormIsNotSentAgain(t *testing.T) {
 	db := database(t)
 	named := func(name string, quoted bool) Destination {
 		return Destination{Vendor: dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: name, Quoted: quoted}}}

@@ -20,7 +20,7 @@ func ask(t *testing.T, e *operation, call *dispatcher.Call) (dispatcher.Outcome,
 	return e.ask(ctx, call)
 }
 
-func TestALookupAsksForTheKeyAndItsRulesSayWhatTheAnswerMeans(t *testing.T) {
+func TestLookupRules(t *testing.T) {
 	lookup := &Lookup{Request: "GET /v1/charges?ref={{.Key}}&amount={{.Payload.amount}}", Rules: []Rule{
 		{Match: Match{Status: Statuses{{200, 200}}, Field: "/data/*/state", Values: []string{"running"}}, Outcome: dispatcher.Accepted},
 		{Match: Match{Status: Statuses{{200, 200}}, Field: "/data/*/state", Values: []string{"declined"}}, Outcome: dispatcher.Refused},
@@ -77,7 +77,7 @@ func TestALookupAsksForTheKeyAndItsRulesSayWhatTheAnswerMeans(t *testing.T) {
 }
 
 // A proxy's page is a 200, or a 404, too: it neither proves that the vendor acted nor lets anything be sent again.
-func TestALookupBelievesNoPageOfAVendorThatAnswersInJSON(t *testing.T) {
+func TestLookupIgnoresPagesOfAJSONVendor(t *testing.T) {
 	lookup := &Lookup{Request: "GET /orders/{{.Key}}", Rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}, {Match: Match{Status: status(404, 404)}, Outcome: dispatcher.Absent}}}
 	for _, tc := range []struct {
 		json   bool
@@ -97,7 +97,7 @@ func TestALookupBelievesNoPageOfAVendorThatAnswersInJSON(t *testing.T) {
 	}
 }
 
-func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
+func TestFailedLookupIsAnError(t *testing.T) {
 	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "100")
 		_, _ = io.WriteString(w, `{"data":[`)
@@ -116,7 +116,7 @@ func TestALookupThatCannotBeAskedIsAnErrorAndSaysNothing(t *testing.T) {
 	}
 }
 
-func TestALookupIsNotMadeAgainBeforeTheVendorSaid(t *testing.T) {
+func TestLookupWaitsForRetryAfter(t *testing.T) {
 	for status, want := range map[int]string{401: "denied", 407: "denied", 429: "retry", 503: "retry", 403: "retry", 413: "retry", 424: "retry", 499: "retry"} {
 		server := replying(t, status, map[string]string{"Retry-After": "3600"}, "{}")
 		e := testOperation(t, Destination{URL: server.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log?ref={{.Key}}", "/data", "/ref")})
@@ -127,7 +127,7 @@ func TestALookupIsNotMadeAgainBeforeTheVendorSaid(t *testing.T) {
 	}
 }
 
-func TestALookupMayUseWhatWasRendered(t *testing.T) {
+func TestLookupUsesTheRenderedBody(t *testing.T) {
 	for name, tc := range map[string]struct {
 		body Body
 		want string
@@ -154,7 +154,7 @@ func TestALookupMayUseWhatWasRendered(t *testing.T) {
 }
 
 // What the action has goes before what its destination has; a read is made again, and has none of the destination's.
-func TestAnActionWithoutALookupOfItsOwnHasTheDestinations(t *testing.T) {
+func TestActionsLookupWinsOverTheDestinations(t *testing.T) {
 	db := database(t)
 	by := func(path string) *Lookup {
 		return &Lookup{Request: "GET " + path, Rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}}}

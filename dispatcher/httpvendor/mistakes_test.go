@@ -73,7 +73,7 @@ func TestMistakesInDestinations(t *testing.T) {
 		{hooks(func(dest *Destination) {
 			dest.Endpoint, dest.Auth.Bearer, dest.WebhookSecrets = "{{.Part", "s3cret", []string{webhookSecret}
 		}), []string{
-			"Endpoint: is no template: 1: unclosed action", "Auth: would be sent to every endpoint: " + each,
+			"Endpoint: is not a template: 1: unclosed action", "Auth: would be sent to every endpoint: " + each,
 			"WebhookSecrets: would sign for every endpoint, so each could impersonate the sender to the others: " + each}},
 		{hooks(func(dest *Destination) { dest.Headers = map[string]string{"authorization": "Bearer s3cret"} }), []string{
 			`Headers["Authorization"]: would be sent to every endpoint: ` + each}},
@@ -116,23 +116,23 @@ func TestMistakesInActions(t *testing.T) {
 			"Retry: not allowed for NonIdempotentWrite: only a 429 says that the vendor did not act"}},
 		{read, dispatcher.Vendor{}, Action{Request: "PUT /"}, []string{"Request: PUT is not allowed for Read: use the class of a write"}},
 		{idempotent, dispatcher.Vendor{}, Action{}, []string{"Request: is missing"}},
-		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /{{.Payload"}, []string{"Request: is no template: 1: unclosed action"}},
+		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /{{.Payload"}, []string{"Request: is not a template: 1: unclosed action"}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: `POST /{{define "x"}}{{end}}`}, []string{"Request: must not define templates"}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: `POST /{{template "x"}}`}, []string{"Request: must not call templates"}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Body: Body{Template: "{}"}}, []string{
 			"Body.Format: missing: a body with Template or Fields is json or form"}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Body: json("{{exec}}")}, []string{
-			`Body.Template: is no template: 1: function "exec" not defined`}},
+			`Body.Template: is not a template: 1: function "exec" not defined`}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Body: json(`{"a\"b": {{.Key}}, "c": "order {{.Payload.id}}"}`)}, []string{
-			`Body.Template: has a value inside quotes: it is written as JSON with its own; join texts with {{printf "%s" ..}}`}},
+			`Body.Template: has a value inside quotes: a value is written as JSON with its own quotes; join texts with {{printf "%s" ..}}`}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Body: json(`{"a": "x{{if .Key}}"}{{else}}{{.Key}}"}{{end}}`)}, []string{
-			`Body.Template: has a value inside quotes: it is written as JSON with its own; join texts with {{printf "%s" ..}}`}},
+			`Body.Template: has a value inside quotes: a value is written as JSON with its own quotes; join texts with {{printf "%s" ..}}`}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Body: Body{Format: "xml"}}, []string{`Body.Format: "xml" is not one of json and form`}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "GET /", Body: Body{Format: JSON}}, []string{"Body: not allowed: a GET has no body"}},
 		{idempotent, inBody, Action{Request: "GET /"}, []string{"Request: a GET has no body for the vendor's key"}},
 		{idempotent, inBody, Action{Request: "POST /", Body: Body{Format: JSON, Fields: []Field{{"k", "v"}, {"x", "v"}, {"x", "v"}, {"", "v"}, {"y", "{{"}}}}, []string{
 			`Body.Fields["k"]: carries the delivery key and cannot be set`, `Body.Fields["x"]: set twice`, "Body.Fields[4]: has no name",
-			`Body.Fields["y"]: is no template: 1: unclosed action`}},
+			`Body.Fields["y"]: is not a template: 1: unclosed action`}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Rules: []Rule{
 			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry}, {Outcome: dispatcher.Dead}, {Match: Match{Status: status(1, 2)}, Outcome: dispatcher.Absent},
 			{Match: Match{Header: "X", Field: "/a"}, Outcome: dispatcher.Dead}, {Match: Match{Values: []string{"x"}, Status: status(400, 400)}, Outcome: dispatcher.Dead},
@@ -154,7 +154,7 @@ func TestMistakesInActions(t *testing.T) {
 		}}}, []string{
 			"Lookup.Rules[2].Outcome: gone is not allowed here: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, absent",
 			"Lookup.Rules[3].Outcome: missing: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, absent",
-			"Lookup.Rules[4].Values: is no template: 1: unclosed action"}},
+			"Lookup.Rules[4].Values: is not a template: 1: unclosed action"}},
 	} {
 		client := testClient(t, Destination{Name: "bank", URL: "https://api.example.com", Vendor: c.vendor})
 		c.action.Policy.Class, c.action.Policy.Deadline = c.class, patience

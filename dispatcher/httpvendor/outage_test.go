@@ -56,7 +56,7 @@ func downVendor(t *testing.T, script ...step) (v *vendor, up func()) {
 }
 
 // The key window of 24 hours begins with the first byte that may have arrived, and none did.
-func TestAnOutageOf25HoursInWhichNothingCouldBeSentParksNothing(t *testing.T) {
+func TestOutageOf25HoursParksNothing(t *testing.T) {
 	db := database(t)
 	const intents, looks = 6, 6
 	for name, tc := range map[string]struct {

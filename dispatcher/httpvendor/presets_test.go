@@ -244,7 +244,7 @@ var presets = []struct {
 }
 
 // The vendor acts and its answer is lost; the next attempt comes while it is still at work; the third gets the answer.
-func TestWithEachPresetALostAnswerIsFetchedUnderTheSameKeyAndThereIsOneEffect(t *testing.T) {
+func TestPresetsLostAnswerHasOneEffect(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
 		t.Run(p.name, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestWithEachPresetALostAnswerIsFetchedUnderTheSameKeyAndThereIsOneEffect(t 
 	}
 }
 
-func TestWithEachPresetAKeyWithAnotherRequestIsDeadAtOnce(t *testing.T) {
+func TestPresetsReusedKeyIsDead(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
 		t.Run(p.name, func(t *testing.T) {
@@ -282,7 +282,7 @@ func TestWithEachPresetAKeyWithAnotherRequestIsDeadAtOnce(t *testing.T) {
 	}
 }
 
-func TestWithEachPresetADeclineIsRefusedWithTheVendorsWords(t *testing.T) {
+func TestPresetsRefuseDeclines(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
 		if p.refused.status == 0 {
@@ -299,7 +299,7 @@ func TestWithEachPresetADeclineIsRefusedWithTheVendorsWords(t *testing.T) {
 }
 
 // Case 20.
-func TestWhatAVendorPutsOffSpendsNoAttempt(t *testing.T) {
+func TestRetriesSpendNoAttempt(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
 		t.Run(p.name, func(t *testing.T) {
@@ -427,7 +427,7 @@ func presetAnswers() (cases []presetCase) {
 }
 
 // What a vendor's answers mean, as its documents say; for a write that goes out once, nothing but "not done" may be repeated.
-func TestWhatEachPresetMakesOfItsVendorsAnswers(t *testing.T) {
+func TestPresetsOutcomes(t *testing.T) {
 	for _, tc := range presetAnswers() {
 		dest := map[string]func() Destination{"stripe": Stripe, "adyen": Adyen, "paypal": PayPal, "square": Square, "checkout": Checkout,
 			"resend": Resend, "generic": Generic, "mail": Mail, "webhooks": func() Destination { return StandardWebhooks("whsec_" + strings.Repeat("A", 44)) }}[tc.preset]()
@@ -448,7 +448,7 @@ func TestWhatEachPresetMakesOfItsVendorsAnswers(t *testing.T) {
 }
 
 // What a vendor says is not done yet, or was done already, is looked up: one call, and the look-up's word.
-func TestWhatIsNotDoneYetOrWasDoneAlreadyIsLookedUp(t *testing.T) {
+func TestPresetsLookUpUnfinishedCalls(t *testing.T) {
 	db := database(t)
 	for name, tc := range map[string]struct {
 		dest   Destination
@@ -492,7 +492,7 @@ func TestWhatIsNotDoneYetOrWasDoneAlreadyIsLookedUp(t *testing.T) {
 }
 
 // Stripe keeps a 500 under the key: the third attempt would get it for ever.
-func TestAStored500IsLookedUpAndNeverSentAgain(t *testing.T) {
+func TestStored500IsLookedUp(t *testing.T) {
 	db := database(t)
 	stored := step{status: 500, header: map[string]string{"Idempotent-Replayed": "true"}, body: `{"error":{"type":"api_error"}}`}
 	lookup := SentLog("GET /v1/charges?transfer_group={{.Key}}", "/data", "/transfer_group")
@@ -532,7 +532,7 @@ func TestAStored500IsLookedUpAndNeverSentAgain(t *testing.T) {
 }
 
 // A mail API that knows no keys: what became of the mail is in its log, or a person looks.
-func TestAMailWhoseFateIsUnknownIsFoundInTheLogOrParkedAndNeverSentTwice(t *testing.T) {
+func TestMailPresetLooksUpUnknownMails(t *testing.T) {
 	db := database(t)
 	inLog := func(_ *http.Request, body []byte) string {
 		var mail struct{ Metadata struct{ Key string } }
@@ -578,7 +578,7 @@ func TestAMailWhoseFateIsUnknownIsFoundInTheLogOrParkedAndNeverSentTwice(t *test
 	}
 }
 
-func TestAVendorThatTakesNoKeyCannotHaveAnIdempotentWrite(t *testing.T) {
+func TestVendorWithoutKeysHasNoIdempotentWrite(t *testing.T) {
 	dest := Mail()
 	dest.Name, dest.URL = "mail", "https://api.example.com"
 	d := dispatcher.New(nil, nil)
@@ -589,7 +589,7 @@ func TestAVendorThatTakesNoKeyCannotHaveAnIdempotentWrite(t *testing.T) {
 }
 
 // Case 202: taken, and finished later.
-func TestAnAcceptedCallIsPolledAndNeverSentAgain(t *testing.T) {
+func TestAcceptedCallIsPolled(t *testing.T) {
 	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 202, body: `{"state":"queued"}`})
 	polls := 0
@@ -609,7 +609,7 @@ func TestAnAcceptedCallIsPolledAndNeverSentAgain(t *testing.T) {
 }
 
 // Case 5: another release, with another template, projection and credentials, goes on with an intent.
-func TestAnotherReleaseSendsTheSameBytesUnderTheSameKey(t *testing.T) {
+func TestAnotherReleaseSendsTheSameBytes(t *testing.T) {
 	db := database(t)
 	id := inserted(t, db)
 	v := startVendor(t, func(r *http.Request, body []byte) string {
@@ -639,7 +639,7 @@ func TestAnotherReleaseSendsTheSameBytesUnderTheSameKey(t *testing.T) {
 }
 
 // Case 23, with an intent: nothing is sent, nothing is spent, and it is delivered once the range is allowed.
-func TestAnIntentForAPrivateAddressWaitsUntilItIsAllowed(t *testing.T) {
+func TestPrivateAddressWaitsUntilAllowed(t *testing.T) {
 	db := database(t)
 	id := inserted(t, db)
 	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 200})

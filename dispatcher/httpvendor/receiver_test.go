@@ -161,7 +161,7 @@ func signed(h hook, secrets ...string) bool {
 	return header.Get("Webhook-Signature") == h.signature
 }
 
-func TestEachReceiverIsCalledAtItsURLSignedByItsSecretsUntilItSays410(t *testing.T) {
+func TestStoredEndpointsUntil410(t *testing.T) {
 	w := setupHooks(t)
 	ours, theirs, newer := endpoints.NewSecret(), endpoints.NewSecret(), endpoints.NewSecret()
 	w.put("shop-1", w.hooks.URL+"/one?tenant=1", ours)
@@ -215,7 +215,7 @@ func TestEachReceiverIsCalledAtItsURLSignedByItsSecretsUntilItSays410(t *testing
 	w.want(map[uuid.UUID]string{first: "delivered 200", second: "delivered 200"})
 }
 
-func TestTheSecretsOfAReceiverAreNotKeptAndGoToNoOther(t *testing.T) {
+func TestSecretsOfAReceiverStayWithIt(t *testing.T) {
 	w := setupHooks(t)
 	client, err := New(w.dest)
 	if err != nil {
@@ -250,7 +250,7 @@ func TestTheSecretsOfAReceiverAreNotKeptAndGoToNoOther(t *testing.T) {
 }
 
 // The pages of many a server say which path it is that they do not know.
-func TestTheURLOfAReceiverIsStruckOutOfItsAnswers(t *testing.T) {
+func TestURLOfAReceiverIsRedacted(t *testing.T) {
 	w := setupHooks(t)
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.WriteHeader(http.StatusNotFound)
@@ -268,7 +268,7 @@ func TestTheURLOfAReceiverIsStruckOutOfItsAnswers(t *testing.T) {
 	}
 }
 
-func TestAReceiverThatCannotBeCalledIsToldToAPerson(t *testing.T) {
+func TestInvalidEndpointIsDead(t *testing.T) {
 	w := setupHooks(t)
 	for what, c := range map[string]struct{ url, secret, says string }{
 		"no URL":      {"http:///path", endpoints.NewSecret(), "URL has no host"},
@@ -299,7 +299,7 @@ func TestAReceiverThatCannotBeCalledIsToldToAPerson(t *testing.T) {
 }
 
 // A customer who names an address inside gets nothing sent to it, and the intent is not tried for ever.
-func TestAReceiverInsideIsNotCalledAndGivenUpAtTheDeadline(t *testing.T) {
+func TestPrivateReceiverIsDeadAtTheDeadline(t *testing.T) {
 	w := setupHooks(t)
 	w.dest.AllowPrivate = nil
 	w.put("shop-1", w.hooks.URL, endpoints.NewSecret())
@@ -316,7 +316,7 @@ func TestAReceiverInsideIsNotCalledAndGivenUpAtTheDeadline(t *testing.T) {
 }
 
 // The proxy looks names up, and says what they may lead to. What the customer wrote as an address it need not be asked.
-func TestAProxyIsNotAskedForAnAddressInside(t *testing.T) {
+func TestProxyIsNotAskedForPrivateAddresses(t *testing.T) {
 	w := setupHooks(t)
 	var mu sync.Mutex
 	var asked []string
@@ -348,7 +348,7 @@ func TestAProxyIsNotAskedForAnAddressInside(t *testing.T) {
 }
 
 // Of thousands of receivers there are always some that hang. Here they hold 160 calls.
-func TestReceiversThatHangLeaveRoomForTheOthers(t *testing.T) {
+func TestHangingReceiversLeaveRoom(t *testing.T) {
 	w := setupHooks(t)
 	release, reached := make(chan struct{}), make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -388,7 +388,7 @@ func TestReceiversThatHangLeaveRoomForTheOthers(t *testing.T) {
 	<-ended
 }
 
-func TestTheEndpointsNameMayComeFromThePayload(t *testing.T) {
+func TestEndpointNameFromThePayload(t *testing.T) {
 	w := setupHooks(t)
 	w.dest.Endpoint = `shop-{{.Payload.shop}}`
 	w.put("shop-7", w.hooks.URL+"/seven", endpoints.NewSecret())
@@ -397,7 +397,7 @@ func TestTheEndpointsNameMayComeFromThePayload(t *testing.T) {
 }
 
 // A look-up asks the endpoint, without its signature.
-func TestALookUpAsksTheEndpoint(t *testing.T) {
+func TestLookupAsksTheEndpoint(t *testing.T) {
 	w := setupHooks(t)
 	w.action.Policy.Class, w.action.Policy.KeyWindow, w.action.Policy.SettlingDelay = dispatcher.NonIdempotentWrite, 0, -1
 	w.action.Lookup = &Lookup{Request: "GET /seen?id={{.Key}}", Rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}}}

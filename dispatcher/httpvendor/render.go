@@ -26,20 +26,20 @@ const (
 	Form Format = "form" // application/x-www-form-urlencoded, nested as in metadata[order] and items[0][price]
 )
 
-// Body says what a request carries. The zero Body is the payload's bytes as they are.
+// Body is what a request sends. The zero Body is the payload's bytes, unchanged.
 //
-// A body that is [JSON] or [Form] is made once of an object: what Template makes, or else the payload, and Fields behind
-// it. The order of the members is the object's, and numbers keep their digits. In a form null is an error, so is a field that
-// two members come to, and an empty array or object leaves nothing.
+// A [JSON] or [Form] body is made once from an object: the result of Template, or the payload, followed by Fields. The members
+// keep their order, and numbers keep their digits. In a form, null is an error, and so are two members with the same field; an
+// empty array or object adds nothing.
 type Body struct {
 	Format Format
 
 	// Template makes the object, in JSON: {"amount": {{.Payload.amount}}, "note": {{printf "order %s" .Payload.id}}}. It is
-	// a text/template each of whose values is written as JSON by itself, so it has no quotes around them. See the package
-	// comment for what it may use. Default: the payload.
+	// a text/template that writes each value as JSON, so put no quotes around it. The package comment says what it can use.
+	// Default: the payload.
 	Template string
 
-	// Fields are added, in this order: constants, or templates of text. A name that the object has too is an error.
+	// Fields are added in this order: constants, or templates of text. A name that the object also has is an error.
 	Fields []Field
 }
 
@@ -110,7 +110,7 @@ func (b body) make(data values, payload []byte) ([]byte, error) {
 	}
 	object = bytes.TrimSpace(object)
 	if err := strictJSON(object); err != nil || object[0] != '{' {
-		return nil, errors.New("what the body is made of is no JSON object, or has a member twice, or broken UTF-8")
+		return nil, errors.New("the source of the body is not a JSON object, has a member twice, or has invalid UTF-8")
 	}
 	for _, f := range b.fields {
 		value, err := execute(f.value, data)
@@ -123,7 +123,7 @@ func (b body) make(data values, payload []byte) ([]byte, error) {
 		object = add(object, b.keyField, data.Key)
 	}
 	if err := strictJSON(object); err != nil {
-		return nil, errors.New("a field that is added is there already: leave it out of the payload or the template")
+		return nil, errors.New("an added field exists already: remove it from the payload or the template")
 	}
 	if b.format != Form {
 		return object, nil
@@ -131,7 +131,7 @@ func (b body) make(data values, payload []byte) ([]byte, error) {
 	return form(object)
 }
 
-// add puts a member with a text at the end of an object.
+// add appends a member with a text to an object.
 func add(object []byte, name, value string) []byte {
 	object = bytes.TrimRight(bytes.Clone(object), " \t\r\n")
 	object = bytes.TrimRight(object[:len(object)-1], " \t\r\n")
@@ -145,8 +145,8 @@ func add(object []byte, name, value string) []byte {
 	return object
 }
 
-// form writes an object's members as a form's fields, in their order. Two members may come to one field, such as
-// {"metadata": {"order": 1}, "metadata[order]": 2}, of which every reader takes another.
+// form writes an object's members as the fields of a form, in their order. Two members with the same field, such as
+// {"metadata": {"order": 1}, "metadata[order]": 2}, are an error: readers differ in which one they take.
 func form(object []byte) ([]byte, error) {
 	var out []byte
 	seen := map[string]bool{}
@@ -179,7 +179,7 @@ func form(object []byte) ([]byte, error) {
 			_, err = decoder.ReadToken()
 			return err
 		case 'n':
-			return fmt.Errorf("a form has no null: leave the member out, or give it a text")
+			return fmt.Errorf("a form cannot contain null: remove the member, or give it a text")
 		}
 		raw, err := decoder.ReadValue()
 		if err != nil {
@@ -192,7 +192,7 @@ func form(object []byte) ([]byte, error) {
 			}
 		}
 		if seen[name] {
-			return errors.New("a form has a field twice: leave it out of the payload, the template or the fields")
+			return errors.New("a form has a field twice: remove it from the payload, the template or the fields")
 		}
 		seen[name] = true
 		if out != nil {
@@ -206,11 +206,11 @@ func form(object []byte) ([]byte, error) {
 }
 
 // renderedType names the form of a rendered request: the request line without the protocol, the content type, a blank
-// line, the body; as in HTTP/1.1. Of the address it holds the action's own part: where the vendor is, and the credentials,
-// are the destination's when it is sent.
+// line, the body, as in HTTP/1.1. It contains only the action's part of the URL; the rest of the URL and the credentials are the
+// destination's at the time of the attempt.
 const renderedType = "samekey/http-request; v=1"
 
-// sending is what a request sends beside its headers.
+// sending is what a request sends besides its headers.
 type sending struct {
 	method      string
 	path        string // with its query
@@ -232,7 +232,7 @@ func parseSending(text []byte) (s sending, err error) {
 	s.method, s.path, _ = strings.Cut(line, " ")
 	s.contentType = strings.TrimPrefix(header, "Content-Type: ")
 	if !ok || !slices.Contains(methods, s.method) {
-		return s, errors.New("was rendered in a form that this release does not know")
+		return s, errors.New("has a form that this release does not know")
 	}
 	if s.path != "" {
 		if _, err := parsePath(s.path); err != nil {
@@ -256,7 +256,7 @@ func (o *operation) render(call *dispatcher.Call) (dispatcher.Rendered, error) {
 	return dispatcher.Rendered{Request: s.bytes(), Type: renderedType}, nil
 }
 
-// fill makes what is sent of an intent, by the action as it is now.
+// fill makes the request of an intent by the current action.
 func (o *operation) fill(call *dispatcher.Call) (s sending, err error) {
 	data := valuesOf(call)
 	s.method = o.target.method
@@ -286,10 +286,10 @@ func (o *operation) fill(call *dispatcher.Call) (s sending, err error) {
 	return s, nil
 }
 
-// renders reports whether what is sent has to be made, and kept, before it is sent first.
+// renders reports whether the request must be made and stored before its first attempt.
 func (o *operation) renders() bool { return o.target.tmpl != nil || o.body.format != AsIs }
 
-// form is what of a request is neither rendered nor the payload, as far as it makes another call of the same key.
+// form describes what makes a request with the same key another call, and is neither rendered nor the payload.
 func (o *operation) form() (key, request string) {
 	key = o.client.keyHeader
 	if o.client.dest.Vendor.Key.Quoted {

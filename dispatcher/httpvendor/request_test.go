@@ -71,7 +71,7 @@ func recorder(t *testing.T) (*httptest.Server, <-chan seen) {
 	return server, requests
 }
 
-func TestThePayloadsBytesAreTheBodyAndTheKeyIsInItsHeader(t *testing.T) {
+func TestRequestHasPayloadAndKey(t *testing.T) {
 	server, requests := recorder(t)
 	handler := testHandler(t, Destination{
 		URL: server.URL + "/base/?account=7", Vendor: keyIn("x-request-key"),
@@ -134,7 +134,7 @@ func TestAnEmptyPayloadIsAnEmptyBodyOfKnownLength(t *testing.T) {
 	}
 }
 
-func TestAnIntentsHeaderThatCannotBeSentIsDeadAndNothingIsSent(t *testing.T) {
+func TestInvalidHeaderOfAnIntentIsDead(t *testing.T) {
 	server := startRaw(t, func(*rawServer, net.Conn) {})
 	handler := testHandler(t, Destination{URL: server.url}, Action{})
 	for name, value := range map[string]string{
@@ -159,7 +159,7 @@ func TestAnIntentsHeaderThatCannotBeSentIsDeadAndNothingIsSent(t *testing.T) {
 }
 
 // Cases 21 and 19: what ends before the request's first byte is unsent.
-func TestWithoutAConnectionAnAttemptIsUnsent(t *testing.T) {
+func TestAttemptWithoutAConnectionIsUnsent(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestWithoutAConnectionAnAttemptIsUnsent(t *testing.T) {
 	}
 }
 
-func TestAFileOfAuthoritiesIsTrustedAndHTTP2IsNotSpoken(t *testing.T) {
+func TestCAFileIsTrustedWithoutHTTP2(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.Proto)
 	}))
@@ -219,7 +219,7 @@ func TestAFileOfAuthoritiesIsTrustedAndHTTP2IsNotSpoken(t *testing.T) {
 	}
 }
 
-func TestTheEnvironmentsProxyIsNotUsedAndTheConfiguredOneIs(t *testing.T) {
+func TestOnlyTheConfiguredProxyIsUsed(t *testing.T) {
 	target, _ := recorder(t)
 	proxied := make(chan string, 1)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { proxied <- r.URL.Host }))
@@ -302,7 +302,7 @@ func TestASecretThatTheCapCutsInTwoIsNotKept(t *testing.T) {
 }
 
 // What is struck is longer than its mark: what the cap cuts of the secret behind it must not slide inside.
-func TestOfTwoSecretsAtTheCapNeitherIsKept(t *testing.T) {
+func TestSecretsAtTheCapAreRedacted(t *testing.T) {
 	const first, second = "sk_live_51Hx_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "whsec_bbbbbbbbbbbbbbbb"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, first+" "+first+" "+second+" and more, much more, longer than any secret that is in it")
@@ -322,7 +322,7 @@ func TestOfTwoSecretsAtTheCapNeitherIsKept(t *testing.T) {
 	}
 }
 
-func TestASecretInAContentTypeIsNotKept(t *testing.T) {
+func TestSecretInAContentTypeIsRedacted(t *testing.T) {
 	const token = "sk_live_51Hx"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; token="+r.Header.Get("X-Token"))
@@ -336,7 +336,7 @@ func TestASecretInAContentTypeIsNotKept(t *testing.T) {
 	}
 }
 
-func TestAnActionsOwnCredentialsAreNotKept(t *testing.T) {
+func TestCredentialsOfAnActionAreRedacted(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = fmt.Fprintf(w, "%v", r.Header)
@@ -359,7 +359,7 @@ func TestAnActionsOwnCredentialsAreNotKept(t *testing.T) {
 }
 
 // A read is made again freely, past every window: what changes something there must not be one.
-func TestAReadThatChangesSomethingIsRefused(t *testing.T) {
+func TestReadMethods(t *testing.T) {
 	client := testClient(t, Destination{URL: "https://api.example.com"})
 	for method, fine := range map[string]bool{"GET": true, "HEAD": true, "POST": true, "PUT": false, "PATCH": false, "DELETE": false} {
 		_, _, err := client.handler(Action{Request: method + " /x", Policy: dispatcher.Policy{Class: dispatcher.Read}})
@@ -369,7 +369,7 @@ func TestAReadThatChangesSomethingIsRefused(t *testing.T) {
 	}
 }
 
-func TestRegisterFillsInTheDestination(t *testing.T) {
+func TestDeliverySetsTheDestination(t *testing.T) {
 	d := dispatcher.New(nil, nil)
 	client := testClient(t, Destination{URL: "https://api.example.com", Vendor: dispatcher.Vendor{Window: 24 * time.Hour}})
 	client.Register(d)
@@ -384,7 +384,7 @@ func TestRegisterFillsInTheDestination(t *testing.T) {
 	}
 }
 
-func TestStatusesAreReadFromText(t *testing.T) {
+func TestParseStatuses(t *testing.T) {
 	got, err := ParseStatuses("200-299, 404,409 - 410")
 	if err != nil || fmt.Sprint(got) != "[[200 299] [404 404] [409 410]]" {
 		t.Errorf("%v, %v", got, err)

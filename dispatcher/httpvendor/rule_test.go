@@ -27,7 +27,7 @@ func replying(t *testing.T, status int, header map[string]string, body string) *
 	return server
 }
 
-func TestTheFirstRuleThatFitsGivesAnAnswerItsMeaning(t *testing.T) {
+func TestFirstMatchingRuleCounts(t *testing.T) {
 	conflict := Match{Status: Statuses{{409, 409}}, Field: "/error/code", Values: []string{"in_progress", "busy"}}
 	rules := []Rule{
 		{Match: conflict, Outcome: dispatcher.Retry},
@@ -90,7 +90,7 @@ func TestTheFirstRuleThatFitsGivesAnAnswerItsMeaning(t *testing.T) {
 }
 
 // Whatever an answer means, if something is still to come it does not come before the vendor said.
-func TestARetryAfterHoldsForWhatIsUnknownOrDeniedToo(t *testing.T) {
+func TestRetryAfterOfUnknownAndDenied(t *testing.T) {
 	conflict := []Rule{{Match: Match{Status: Statuses{{409, 409}}}, Outcome: dispatcher.Unknown}, {Match: Match{Status: Statuses{{500, 500}}}, Outcome: dispatcher.Stuck}}
 	for _, tc := range []struct {
 		status int
@@ -111,7 +111,7 @@ func TestARetryAfterHoldsForWhatIsUnknownOrDeniedToo(t *testing.T) {
 	}
 }
 
-func TestRulesGoBeforeListsAndAnActionsBeforeTheDestinations(t *testing.T) {
+func TestOrderOfRulesAndLists(t *testing.T) {
 	server := replying(t, 402, nil, `{"code":"x"}`)
 	fits := func(outcome func(dispatcher.Response) dispatcher.Outcome) []Rule {
 		return []Rule{{Match: Match{Status: Statuses{{402, 402}}, Field: "/code"}, Outcome: outcome}}
@@ -128,7 +128,7 @@ func TestRulesGoBeforeListsAndAnActionsBeforeTheDestinations(t *testing.T) {
 	}
 }
 
-func TestARuleLooksIntoABodyThatIsNotKept(t *testing.T) {
+func TestRuleSeesABodyThatIsNotStored(t *testing.T) {
 	body := `{"pad":"` + strings.Repeat("x", 200_000) + `","error":"no"}`
 	server := replying(t, 200, nil, body)
 	rules := []Rule{{Match: Match{Field: "/error"}, Outcome: dispatcher.Dead}}
@@ -142,7 +142,7 @@ func TestARuleLooksIntoABodyThatIsNotKept(t *testing.T) {
 }
 
 // What is missing of a body may be what a rule would have found.
-func TestWhereARuleCannotSeeTheWholeBodyTheOutcomeIsUnknown(t *testing.T) {
+func TestRuleWithoutTheWholeBodyIsUnknown(t *testing.T) {
 	long := replying(t, 200, nil, `{"pad":"`+strings.Repeat("x", rulesLimit)+`","error":"no"}`)
 	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "100")
@@ -163,7 +163,7 @@ func TestWhereARuleCannotSeeTheWholeBodyTheOutcomeIsUnknown(t *testing.T) {
 	}
 }
 
-func TestAVendorsWordThatItDidNotActCountsOnlyWhereACallMayBeRepeated(t *testing.T) {
+func TestRetryRuleNeedsAClassThatAllowsRepeats(t *testing.T) {
 	rule := Rule{Match: Match{Status: Statuses{{409, 409}}}, Outcome: dispatcher.Retry}
 	server := replying(t, 409, nil, "")
 	for class, want := range map[dispatcher.Class]string{

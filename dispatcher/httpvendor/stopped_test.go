@@ -78,7 +78,7 @@ func waitStopped(t *testing.T, pid int) {
 	<-time.After(childTimeout + 50*time.Millisecond)
 }
 
-func TestAProcessThatWasStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) {
+func TestStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) {
 	received := make(chan []byte, 1)
 	server := startRaw(t, func(s *rawServer, c net.Conn) {
 		all, _ := io.ReadAll(c)
@@ -99,7 +99,7 @@ func TestAProcessThatWasStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) 
 
 // The body is larger than the sockets' buffers, so that the process is stopped with a write half done; meanwhile its
 // deadline passes, and the buffers become free.
-func TestAProcessThatWasStoppedInMidWriteSendsNothingMore(t *testing.T) {
+func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 	for range 2 {
 		began, stopped := make(chan struct{}), make(chan struct{})
 		drained, counted := make(chan int64), make(chan int64, 1)

@@ -16,16 +16,16 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// values are what a template finds under its dot.
+// values are the fields that a template can use.
 type values struct {
 	Key      string            // the delivery key as the vendor takes it
 	ID       string            // the intent's
 	Action   string            // the intent's
 	Part     string            // the intent's
 	Headers  map[string]string // the intent's
-	Payload  any               // decoded from JSON, numbers with the digits that they have; nil where it is no JSON
-	Rendered any               // of a look-up: the body that was rendered, decoded; of a form: its fields, each as text
-	Answer   any               // of a look-up: what the vendor last answered to an attempt, decoded from JSON; nil where it is none
+	Payload  any               // decoded from JSON, numbers with all their digits; nil if it is not JSON
+	Rendered any               // in a lookup: the rendered body, decoded; of a form its fields, each as text
+	Answer   any               // in a lookup: the vendor's last answer to an attempt, decoded from JSON; nil if it is not JSON
 }
 
 func valuesOf(call *dispatcher.Call) values {
@@ -36,15 +36,15 @@ func valuesOf(call *dispatcher.Call) values {
 	return v
 }
 
-// strictJSON refuses what two readers may read differently: a member that is there twice, broken UTF-8.
+// strictJSON refuses what two readers may read differently: a member twice, or invalid UTF-8.
 func strictJSON(text []byte) error {
 	if !jsontext.Value(text).IsValid() {
-		return errors.New("is not JSON, or has a member twice, or broken UTF-8")
+		return errors.New("is not JSON, has a member twice, or has invalid UTF-8")
 	}
 	return nil
 }
 
-// The escapes that each value of a template goes through by itself, by where it stands.
+// The escapes for the values of a template, by their place.
 const (
 	asPath  = "path"
 	asQuery = "query"
@@ -71,7 +71,7 @@ var functions = template.FuncMap{
 	asText: plain,
 }
 
-// plain is a scalar's text. There is none for null, an object or an array.
+// plain is a scalar's text. Null, objects and arrays have no text.
 func plain(value any) (string, error) {
 	if text, ok := textOf(value); ok {
 		return text, nil
@@ -82,12 +82,12 @@ func plain(value any) (string, error) {
 	return "", errors.New("a value is null, an object or an array, and has no text")
 }
 
-// parseTemplate reads a template each of whose values is escaped as the place wants it. In a target, what stands behind
-// the first ? is the query.
+// parseTemplate parses a template and escapes each of its values for its place. In a target, the query begins after the first
+// question mark.
 func parseTemplate(text, escape string) (*template.Template, error) {
 	t, err := template.New("").Option("missingkey=error").Funcs(functions).Parse(text)
 	if err != nil {
-		return nil, errors.New("is no template: " + strings.TrimPrefix(err.Error(), "template: :"))
+		return nil, errors.New("is not a template: " + strings.TrimPrefix(err.Error(), "template: :"))
 	}
 	if len(t.Templates()) > 1 || t.Tree == nil && text != "" {
 		return nil, errors.New("must not define templates")
@@ -102,7 +102,7 @@ func parseTemplate(text, escape string) (*template.Template, error) {
 	return t, nil
 }
 
-// escaper puts the escape at the end of each pipeline that prints.
+// escaper adds the escape to the end of each pipeline that prints.
 type escaper struct {
 	tree   *parse.Tree
 	escape string
@@ -123,7 +123,7 @@ func (e *escaper) list(list *parse.ListNode) {
 				continue
 			}
 			if e.quoted {
-				e.bad = `has a value inside quotes: it is written as JSON with its own; join texts with {{printf "%s" ..}}`
+				e.bad = `has a value inside quotes: a value is written as JSON with its own quotes; join texts with {{printf "%s" ..}}`
 			}
 			e.pipe(n.Pipe)
 		case *parse.IfNode:
@@ -138,8 +138,8 @@ func (e *escaper) list(list *parse.ListNode) {
 	}
 }
 
-// branches both begin where they stand. Where one of them has the ? that begins the query, what follows may be of the
-// query, whose escape lets nothing break out of a path either.
+// branches starts both branches in the same state. If one of them has the question mark that begins the query, what follows
+// may be part of the query. The query's escape is also safe in a path.
 func (e *escaper) branches(list, otherwise *parse.ListNode) {
 	quoted, escape := e.quoted, e.escape
 	e.list(otherwise)
@@ -180,7 +180,7 @@ func (e *escaper) pipe(p *parse.PipeNode) {
 
 const maxRendered = 2 << 20 // the dispatcher's limit
 
-// execute runs a template. Errors tell where and what is missing, never a value.
+// execute runs a template. Errors contain the place and the missing name, and never a value.
 func execute(t *template.Template, data values) (string, error) {
 	var buf bytes.Buffer
 	out := writer(func(p []byte) (int, error) {
@@ -199,13 +199,13 @@ type writer func(p []byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// withoutValues keeps of a template's error the place, the template's own text and the cause.
+// withoutValues keeps the place, the template's own text and the cause of a template's error.
 func withoutValues(err error) error {
 	text := strings.TrimPrefix(err.Error(), "template: :")
 	for _, known := range []string{"map has no entry for key", "nil pointer evaluating", "has no text", "longer than 2 MiB", "can't evaluate field"} {
 		if strings.Contains(text, known) {
 			if known == "nil pointer evaluating" {
-				text += " (what it is a member of is no JSON, or has a member twice, or there is a null on the way)"
+				text += " (its parent is null or missing, or the source is not JSON or has a member twice)"
 			}
 			return errors.New(text)
 		}
@@ -216,14 +216,14 @@ func withoutValues(err error) error {
 	return errors.New("the template failed")
 }
 
-// isTemplate reports whether a text has anything to fill in.
+// isTemplate reports whether a text has something to fill in.
 func isTemplate(text string) bool { return strings.Contains(text, "{{") }
 
 // target is the path and query of a request, which may be a template.
 type target struct {
 	method string
 	text   string
-	tmpl   *template.Template // nil where nothing is to fill in
+	tmpl   *template.Template // nil if there is nothing to fill in
 }
 
 var methods = []string{"DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"}
@@ -235,7 +235,7 @@ func parseTarget(text string) (target, error) {
 	case text == "":
 		return t, errors.New("is missing")
 	case !ok && slices.Contains(methods, method):
-		return t, nil // the URL as it stands
+		return t, nil // the URL without a path
 	case !ok || !strings.HasPrefix(path, "/"):
 		return t, errors.New(`must be a method and a path, such as "POST /v1/charges"`)
 	case !slices.Contains(methods, method):
@@ -259,8 +259,8 @@ func parsePath(path string) (*url.URL, error) {
 	return ref, nil
 }
 
-// plainPath reports whether each part of a path is one for whoever unescapes it, too, as many servers do before they look at
-// its dots.
+// plainPath reports whether each part of a path stays one part after it is unescaped, which many servers do before they
+// resolve dots.
 func plainPath(path string) bool {
 	plain, err := url.PathUnescape(path)
 	if err != nil {
@@ -285,14 +285,14 @@ func (t target) fill(data values) (string, error) {
 		return "", err
 	}
 	path, _, _ := strings.Cut(text, "?")
-	if own, _, _ := strings.Cut(t.text, "?"); strings.HasSuffix(own, "/") { // which is meant, and no value's doing
+	if own, _, _ := strings.Cut(t.text, "?"); strings.HasSuffix(own, "/") { // intended, and not caused by a value
 		path = strings.TrimSuffix(path, "/")
 	}
 	if path != "" && !plainPath(path) {
 		return "", errors.New(`a part of the path is empty, "." or ".."`)
 	}
 	if _, err := parsePath(text); err != nil {
-		return "", errors.New("does not make a path")
+		return "", errors.New("does not result in a valid path")
 	}
 	return text, nil
 }

@@ -14,25 +14,26 @@ import (
 	"github.com/samekey/samekey/internal/webhook"
 )
 
-// StandardWebhooks are receivers of webhooks as the specification of that name has them: the delivery key is the
-// webhook-id, the same at every attempt, by which the receiver knows a webhook that comes twice; webhook-timestamp is the
-// time of the attempt; and webhook-signature holds one signature for each secret, see [Destination.WebhookSecrets].
+// StandardWebhooks is the preset for receivers of webhooks by the specification of that name. The delivery key is the
+// webhook-id, the same at every attempt, by which the receiver recognizes a repeated webhook. webhook-timestamp is the time of
+// the attempt. webhook-signature has one signature for each secret, see [Destination].WebhookSecrets.
 //
-// Without secrets it sends to many: each intent's part names an endpoint that the package outbox/endpoints keeps, with its
-// URL and its secrets; and Limits.Concurrency is 1000, since each receiver that hangs holds up to Limits.PerEndpoint calls
-// until its breaker opens, and one from then on. With secrets it is for one receiver, whose URL you set; [New] refuses a URL without them.
+// Without secrets the destination is for many receivers: each intent's part names an endpoint that package outbox/endpoints
+// stores with its URL and secrets. Limits.Concurrency is then 1000, since each receiver that hangs occupies up to
+// Limits.PerEndpoint calls until its breaker opens, and one from then on. With secrets the destination is for one receiver,
+// whose URL you set; [New] refuses a URL without them.
 //
 //	dest := httpvendor.StandardWebhooks()
 //	dest.Name = "webhooks"
 //	...
-//	httpvendor.Action{Name: "notify", Request: "POST", Policy: dispatcher.Policy{
+//	httpvendor.Action{Request: "POST", Policy: dispatcher.Policy{
 //		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 7 * 24 * time.Hour,
 //		Attempts: 20, Backoff: time.Minute, MaxBackoff: 8 * time.Hour}}
 //
-// Anything but a 2xx is a failure and tried again, up to the policy's attempts; by its defaults those are over within hours,
-// and receivers expect days. 410 says that the receiver wants no more: the
-// intent is dead, and the endpoint is stopped ([Gone]). For how long a receiver remembers an id is the receiver's: each
-// action's Policy.KeyWindow must say what you rely on.
+// Anything but a 2xx is a failure and is tried again, up to the policy's attempts. With the policy's defaults these end within
+// hours, but receivers expect days. 410 means that the receiver wants no more calls: the intent is dead and the endpoint is
+// stopped (dispatcher.Gone). How long a receiver remembers an id depends on the receiver, so each action must set
+// Policy.KeyWindow.
 //
 // Signatures are the symmetric ones (v1, HMAC-SHA256), not the specification's ed25519 (v1a).
 func StandardWebhooks(secrets ...string) Destination {
@@ -40,12 +41,12 @@ func StandardWebhooks(secrets ...string) Destination {
 		Vendor:         inHeader("webhook-id", 0, 0, dispatcher.ReplaySuccess),
 		WebhookSecrets: secrets,
 		Rules: []Rule{
-			{Match: Match{Status: status(410, 410)}, Outcome: dispatcher.Gone, Reason: "the receiver wants no more webhooks: nothing more should be sent to this endpoint"},
+			{Match: Match{Status: status(410, 410)}, Outcome: dispatcher.Gone, Reason: "the receiver wants no more webhooks: send nothing more to this endpoint"},
 			{Match: Match{Status: status(429, 429)}, Outcome: dispatcher.Retry},
 			{Match: Match{Status: status(206, 207)}, Outcome: dispatcher.Delivered}, // any 2xx
-			{Match: Match{Status: status(300, 499)}, Outcome: dispatcher.Unknown, Reason: "the receiver did not take it"},
-			// Whatever it says of a stored answer: a customer must not make work for people.
-			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed"}, Outcome: dispatcher.Unknown, Reason: "the receiver did not take it"},
+			{Match: Match{Status: status(300, 499)}, Outcome: dispatcher.Unknown, Reason: "the receiver did not accept it"},
+			// Also with a stored answer: a customer must not cause work for a person.
+			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed"}, Outcome: dispatcher.Unknown, Reason: "the receiver did not accept it"},
 		},
 	}
 	if len(secrets) == 0 {
@@ -54,15 +55,15 @@ func StandardWebhooks(secrets ...string) Destination {
 	return dest
 }
 
-// manyReceivers are so many calls under way that those to receivers that hang leave room for the others.
+// manyReceivers is a number of calls that leaves room beside receivers that hang.
 const manyReceivers = 1000
 
 const webhookID = "Webhook-Id" // canonical
 
-// signer signs calls as Standard Webhooks has it: HMAC-SHA256 over id, time and body, with each of its keys.
+// signer signs calls as Standard Webhooks defines: HMAC-SHA256 over id, time and body, with each of its keys.
 type signer [][]byte
 
-// newSigner reads secrets, "whsec_" and base64. What it returns beside is secret. The error holds none of it.
+// newSigner reads secrets, "whsec_" and base64. It also returns what is secret in them. The error contains nothing of them.
 func newSigner(secrets []string) (s signer, secret []string, err error) {
 	for i, text := range secrets {
 		key, err := webhook.SecretKey(text)

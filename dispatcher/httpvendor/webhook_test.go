@@ -28,7 +28,7 @@ func TestASignatureIsWhatEveryLibraryExpects(t *testing.T) {
 	}
 }
 
-func TestAWebhookKeepsItsIdAndIsSignedAnewAtEachAttemptWithEverySecret(t *testing.T) {
+func TestWebhookIsSignedAtEachAttempt(t *testing.T) {
 	db := database(t)
 	var signed []string
 	v := startVendor(t, func(r *http.Request, body []byte) string {
@@ -52,7 +52,7 @@ func TestAWebhookKeepsItsIdAndIsSignedAnewAtEachAttemptWithEverySecret(t *testin
 	}
 }
 
-func TestAReceiverThatIsGoneIsAskedOnce(t *testing.T) {
+func TestGoneReceiverIsCalledOnce(t *testing.T) {
 	db := database(t)
 	v := startVendor(t, header("Webhook-Id"), step{status: 410})
 	entry := played(t, db, StandardWebhooks(webhookSecret), v, Action{Request: "POST /hook"})
@@ -61,7 +61,7 @@ func TestAReceiverThatIsGoneIsAskedOnce(t *testing.T) {
 	}
 }
 
-func TestWebhookSecretsThatAreNoneAreRefusedAndNeverPrinted(t *testing.T) {
+func TestInvalidWebhookSecrets(t *testing.T) {
 	for _, secret := range []string{"", "whsec_", "whsec_c2VjcmV0", "whsec_*** not base64 ***", strings.Repeat("QUFB", 22)} {
 		dest := StandardWebhooks(webhookSecret, secret)
 		dest.Name, dest.URL = "a", "https://a.example"

@@ -11,7 +11,7 @@ import (
 
 // Case 19. The second request of a connection is read and the connection closed: net/http by itself sends it again
 // where it carries an Idempotency-Key and has no body that it cannot rewind.
-func TestAReusedConnectionThatDiesUnderARequestIsOneRequestOnTheWire(t *testing.T) {
+func TestDeadReusedConnectionIsOneRequest(t *testing.T) {
 	for _, tc := range []struct{ name, request, payload string }{
 		{"POST with a body", "POST /v1/charges", `{"amount":1}`},
 		{"POST without a body", "POST /v1/charges", ""},
@@ -58,7 +58,7 @@ func TestAReusedConnectionThatDiesUnderARequestIsOneRequestOnTheWire(t *testing.
 	}
 }
 
-func TestAWriteThatMayNotBeRepeatedHasAConnectionOfItsOwn(t *testing.T) {
+func TestWriteOnceHasItsOwnConnection(t *testing.T) {
 	for class, want := range map[dispatcher.Class]int64{
 		dispatcher.Read: 1, dispatcher.IdempotentWrite: 1, dispatcher.NonIdempotentWrite: 3, dispatcher.IrreversibleWrite: 3,
 	} {

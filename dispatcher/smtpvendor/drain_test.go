@@ -17,7 +17,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-func TestAMailIsHandedOverUnderTLSWithTheMessageIDThatWasStoredBefore(t *testing.T) {
+func TestMailIsSentOverTLSWithTheStoredMessageID(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	id := b.insert()
 	b.expect(b.worker(s.account(), policy, compose), delivered)
@@ -44,7 +44,7 @@ func TestAMailIsHandedOverUnderTLSWithTheMessageIDThatWasStoredBefore(t *testing
 	}
 }
 
-func TestTheSecondAttemptSendsTheBytesOfTheFirstWhateverTheReleaseAfterItComposes(t *testing.T) {
+func TestMailBytesSurviveANewRelease(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	s.data = []func(*smtp.Conn) error{says(451, smtp.EnhancedCode{4, 3, 0}, "later"), accepts}
 	id := b.insert()
@@ -78,7 +78,7 @@ func (l *sentLog) lookup(delivery *dispatcher.Delivery[Receipt]) {
 	delivery.Lookup = smtpvendor.SentLog[Receipt](l.find)
 }
 
-func TestAMailThatIsLostAfterItsEndIsFoundInTheSentLogAndNotSentAgain(t *testing.T) {
+func TestMailLostAfterItsEndIsFoundInTheLog(t *testing.T) {
 	b, s, log := setup(t), startServer(t), &sentLog{has: true}
 	s.data = []func(*smtp.Conn) error{drops}
 	id := b.insert()
@@ -92,7 +92,7 @@ func TestAMailThatIsLostAfterItsEndIsFoundInTheSentLogAndNotSentAgain(t *testing
 	}
 }
 
-func TestAMailThatIsTwiceAbsentIsSentOnceMoreWithTheSameMessageIDWhereThePolicySaysSo(t *testing.T) {
+func TestMailResendAfterTwoAbsentLookups(t *testing.T) {
 	b, s, log := setup(t), startServer(t), &sentLog{}
 	s.data = []func(*smtp.Conn) error{drops}
 	id := b.insert()
@@ -111,7 +111,7 @@ func TestAMailThatIsTwiceAbsentIsSentOnceMoreWithTheSameMessageIDWhereThePolicyS
 	}
 }
 
-func TestWithoutASentLogAnUnknownMailIsParkedAndNeverSentAgain(t *testing.T) {
+func TestUnknownMailWithoutALogIsParked(t *testing.T) {
 	hang := make(chan struct{})
 	t.Cleanup(func() { close(hang) })
 	for name, after := range map[string]func(*smtp.Conn) error{
@@ -141,7 +141,7 @@ func TestWithoutASentLogAnUnknownMailIsParkedAndNeverSentAgain(t *testing.T) {
 	}
 }
 
-func TestARejectedRecipientIsRefusedAndReachesTheApplicationAndNobodyGetsTheMail(t *testing.T) {
+func TestRejectedRecipientRefusesTheWholeMail(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	s.rcpt = func(to string) error {
 		if to == "archive@example.com" {
@@ -165,7 +165,7 @@ func TestARejectedRecipientIsRefusedAndReachesTheApplicationAndNobodyGetsTheMail
 	}
 }
 
-func TestAServerThatAnswersTwiceGotOneMail(t *testing.T) {
+func TestServerThatAnswersTwiceGotOneMail(t *testing.T) {
 	b, s := setup(t), startServer(t, func(srv *smtp.Server) { srv.TLSConfig = nil })
 	s.data = []func(*smtp.Conn) error{twice}
 	id := b.insert()
@@ -215,7 +215,7 @@ func TestWithoutVerifiedTLSNothingIsSent(t *testing.T) {
 	}
 }
 
-func TestAWrongPasswordSpendsNothingAndIsKeptNowhere(t *testing.T) {
+func TestWrongPasswordSpendsNothing(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	wrong := s.account()
 	wrong.Password = "not the battery staple"
@@ -229,7 +229,7 @@ func TestAWrongPasswordSpendsNothingAndIsKeptNowhere(t *testing.T) {
 	b.expect(b.worker(s.account(), policy, compose), delivered)
 }
 
-func TestWhatWouldInjectAHeaderOrARecipientIsDeadAndUnsent(t *testing.T) {
+func TestInjectedHeadersAndRecipientsAreDead(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	byHand := func(set func(*mail.Msg, Receipt)) composer {
 		return func(ctx context.Context, call *dispatcher.Call, r Receipt) (*mail.Msg, error) {
@@ -284,7 +284,7 @@ func TestWhatWouldInjectAHeaderOrARecipientIsDeadAndUnsent(t *testing.T) {
 	b.expect(b.worker(s.account(), policy, compose), delivered)
 }
 
-func TestTheUsersOwnMessageIDDoesNotCountAndItsDateDoes(t *testing.T) {
+func TestOwnMessageIDIsReplacedAndDateKept(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	id := b.insert()
 	b.expect(b.worker(s.account(), policy, func(ctx context.Context, call *dispatcher.Call, r Receipt) (*mail.Msg, error) {
@@ -299,7 +299,7 @@ func TestTheUsersOwnMessageIDDoesNotCountAndItsDateDoes(t *testing.T) {
 	}
 }
 
-func TestCheckRefusesAClassThatWouldSendAMailAgainBlindly(t *testing.T) {
+func TestCheckRefusesClassesThatRepeatMails(t *testing.T) {
 	c, err := smtpvendor.New(smtpvendor.Server{Host: "smtp.example.com"})
 	if err != nil {
 		t.Fatal(err)

@@ -110,7 +110,7 @@ func (s *lines) serve(c net.Conn) {
 }
 
 // Each row of the package comment's table, over a socket and through a drain.
-func TestEachReplyMeansWhatTheTableSays(t *testing.T) {
+func TestRepliesOfServers(t *testing.T) {
 	b, s := setup(t), startLines(t)
 	p := policy
 	p.SettlingDelay = time.Hour
@@ -178,7 +178,7 @@ func TestEachReplyMeansWhatTheTableSays(t *testing.T) {
 }
 
 // What was accepted is written back at once: a worker that is killed while it waits for a farewell leaves nothing unknown.
-func TestAServerThatDoesNotAnswerQUITHoldsUpNothing(t *testing.T) {
+func TestUnansweredQUITDelaysNothing(t *testing.T) {
 	b, s := setup(t), startLines(t)
 	s.answers = map[string]string{"QUIT": "nothing"}
 	p := policy
@@ -192,7 +192,7 @@ func TestAServerThatDoesNotAnswerQUITHoldsUpNothing(t *testing.T) {
 	b.wantHistory(id, "attempt:delivered:250 2.0.0")
 }
 
-func TestAServerThatCannotBeReachedIsUnsent(t *testing.T) {
+func TestUnreachableServerIsUnsent(t *testing.T) {
 	b := setup(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // A process that was stopped past its lease and goes on must not end a mail that somebody else may have sent meanwhile, and
 // what has no end is not unknown. The socket's own deadline does not see to that, and none is set here on what is written: its
 // timer fires some time after the process goes on.
-func TestAMailThatIsStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
+func TestMailStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		left time.Duration
 		text []byte

@@ -15,7 +15,7 @@ import (
 )
 
 // The mail's text and its end are queued in the kernel when the attempt's time is over: the server must never get them.
-func TestAMailThatIsQueuedAtItsTimeoutNeverArrives(t *testing.T) {
+func TestMailQueuedAtItsTimeoutNeverArrives(t *testing.T) {
 	listener := wiretest.Listen(t)
 	type result struct {
 		text string

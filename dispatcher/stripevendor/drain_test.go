@@ -25,7 +25,7 @@ var (
 	stuck     = dispatcher.Summary{Unknown: 1}
 )
 
-func TestAChargeGoesOutOnceUnderTheIntentsKeyWhateverKeyTheUserSet(t *testing.T) {
+func TestChargeCarriesTheIntentsKey(t *testing.T) {
 	b := setup(t, says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), delivered)
@@ -42,7 +42,7 @@ func TestAChargeGoesOutOnceUnderTheIntentsKeyWhateverKeyTheUserSet(t *testing.T)
 	}
 }
 
-func TestA500IsSentAgainWithTheSameKeyAndBytesByAnotherProcessOfAnotherRelease(t *testing.T) {
+func Test500IsRepeatedByAnotherRelease(t *testing.T) {
 	b := setup(t, says(500, apiError("api_error", "")), says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), retried)
@@ -57,7 +57,7 @@ func TestA500IsSentAgainWithTheSameKeyAndBytesByAnotherProcessOfAnotherRelease(t
 	b.wantHistory(id, "attempt:retry:500 attempt:delivered:200")
 }
 
-func TestAStored500IsNeverSentAgainAndFoundInAListElseParked(t *testing.T) {
+func TestStored500IsLookedUp(t *testing.T) {
 	none := says(200, `{"object":"list","has_more":false,"url":"/v1/payment_intents","data":[]}`)
 	b := setup(t, says(500, apiError("api_error", "")), says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), none)
 	id := b.insert()
@@ -80,7 +80,7 @@ func TestAStored500IsNeverSentAgainAndFoundInAListElseParked(t *testing.T) {
 	}
 }
 
-func TestACutConnectionIsOneRequestAndIsSentOnceMoreWithTheSameKey(t *testing.T) {
+func TestCutConnectionIsRepeatedOnceWithTheSameKey(t *testing.T) {
 	b := setup(t, cuts, says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), retried)
@@ -91,7 +91,7 @@ func TestACutConnectionIsOneRequestAndIsSentOnceMoreWithTheSameKey(t *testing.T)
 	b.wantHistory(id, "attempt:retry:connection attempt:delivered:200")
 }
 
-func TestADeclineIsRefusedWithItsCodeAndReachesTheApplication(t *testing.T) {
+func TestDeclineIsRefusedWithItsCode(t *testing.T) {
 	b := setup(t, says(402, declined))
 	id := b.insert()
 	var told dispatcher.Settled
@@ -107,7 +107,7 @@ func TestADeclineIsRefusedWithItsCodeAndReachesTheApplication(t *testing.T) {
 	}
 }
 
-func TestARevokedKeySpendsNothing(t *testing.T) {
+func TestRevokedKeySpendsNothing(t *testing.T) {
 	b := setup(t, says(401, apiError("invalid_request_error", "")), says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), retried)
@@ -119,7 +119,7 @@ func TestARevokedKeySpendsNothing(t *testing.T) {
 	b.wantOneKey(id, 2)
 }
 
-func TestAFunctionThatIsNoSinglePOSTIsDeadBeforeAnythingIsSent(t *testing.T) {
+func TestFunctionWithoutASinglePOSTIsDead(t *testing.T) {
 	b := setup(t, says(200, succeeded))
 	for name, tc := range map[string]struct {
 		fn   call
@@ -158,7 +158,7 @@ func TestAFunctionThatIsNoSinglePOSTIsDeadBeforeAnythingIsSent(t *testing.T) {
 	}
 }
 
-func TestASecondRequestOfAFunctionIsNotLetOut(t *testing.T) {
+func TestSecondRequestIsRefused(t *testing.T) {
 	b := setup(t, says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
@@ -174,7 +174,7 @@ func TestASecondRequestOfAFunctionIsNotLetOut(t *testing.T) {
 	}
 }
 
-func TestOnA200TheFunctionMaySayMoreThanDelivered(t *testing.T) {
+func TestFunctionMayRefuseOnA200(t *testing.T) {
 	b := setup(t, says(200, `{"id":"pi_1","object":"payment_intent","status":"requires_payment_method"}`))
 	id := b.insert()
 	b.expect(b.workerOf(b.account(), func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (outcome dispatcher.Outcome, err error) {
@@ -187,7 +187,7 @@ func TestOnA200TheFunctionMaySayMoreThanDelivered(t *testing.T) {
 	b.wantHistory(id, "attempt:refused:requires_payment_method")
 }
 
-func TestPastTheWindowNothingIsSentAndTheIntentIsFoundInAList(t *testing.T) {
+func TestPastTheWindowTheIntentIsLookedUp(t *testing.T) {
 	b := setup(t, cuts, says(200, `{"object":"list","has_more":true,"url":"/v1/payment_intents","data":[{"id":"pi_7","object":"payment_intent"}]}`))
 	id := b.insert()
 	d := func() *dispatcher.Dispatcher {
@@ -222,7 +222,7 @@ func TestWhatNoListHasIsParkedAndNeverSentAgain(t *testing.T) {
 	}
 }
 
-func TestALookUpThatIsRefusedIsTriedAgainAndOneThatWritesIsNotLetOut(t *testing.T) {
+func TestLookupRepeatsAndMayNotWrite(t *testing.T) {
 	b := setup(t, cuts, says(503, `{}`))
 	id := b.insert()
 	c := b.account()
@@ -245,7 +245,7 @@ func TestALookUpThatIsRefusedIsTriedAgainAndOneThatWritesIsNotLetOut(t *testing.
 	}
 }
 
-func TestALookUpIsNotMadeAgainBeforeStripeSaid(t *testing.T) {
+func TestLookupWaitsForRetryAfter(t *testing.T) {
 	for status, as := range map[int]string{401: "0", 429: "0", 503: "1"} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			b := setup(t, cuts, says(status, `{}`, "Retry-After", "7000"))
@@ -277,7 +277,7 @@ func ours(call *dispatcher.Call, p *stripe.PaymentIntent) (dispatcher.Outcome, b
 	return dispatcher.Delivered(dispatcher.Response{Code: string(p.Status)}), p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
 }
 
-func TestNothingThatIsKeptHoldsASecret(t *testing.T) {
+func TestNothingStoredHasASecret(t *testing.T) {
 	echo := strings.ReplaceAll(apiError("invalid_request_error", ""), "quoted by", secretKey+" quoted by")
 	b := setup(t, says(500, echo), says(200, `{"id":"pi_1", "client_secret" : "pi_1_secret_\"xyz"}`))
 	b.insert()
@@ -307,7 +307,7 @@ func TestMistakesInAccounts(t *testing.T) {
 	}
 }
 
-func TestAResendThroughAProxyIsRefused(t *testing.T) {
+func TestResendThroughAProxyIsRefused(t *testing.T) {
 	account, err := stripevendor.New(stripevendor.Account{Key: "sk_test_1", Proxy: &url.URL{Scheme: "http", Host: "proxy.example"}})
 	if err != nil {
 		t.Fatal(err)

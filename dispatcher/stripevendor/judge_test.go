@@ -121,7 +121,7 @@ func intentIs(status string) string {
 }
 
 // What creates an intent for somebody else to confirm has done that, whatever the status; what the function says goes first.
-func TestTheStatusOfAnIntentCountsWhereTheCallConfirmsIt(t *testing.T) {
+func TestStatusOfAConfirmedIntentCounts(t *testing.T) {
 	create := func(confirm *bool) call {
 		return func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
 			return sc.V1PaymentIntents.Create(ctx, &stripe.PaymentIntentCreateParams{Amount: &c.Amount, Currency: stripe.String("eur"), Confirm: confirm})
@@ -166,7 +166,7 @@ func TestOutcomeOfTheFunctionCountsOnA2xx(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeReachedIsUnsentAndSpendsNothingOfTheWindow(t *testing.T) {
+func TestUnreachableStripeIsUnsent(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ func TestWhatCannotBeReachedIsUnsentAndSpendsNothingOfTheWindow(t *testing.T) {
 	}
 }
 
-func TestACallThatHangsEndsAtItsDeadlineAndIsUnknown(t *testing.T) {
+func TestHangingCallIsUnknown(t *testing.T) {
 	b := setup(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, says(200, succeeded))
 	id := b.insert()
 	hurry := func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
@@ -212,7 +212,7 @@ func TestACallThatHangsEndsAtItsDeadlineAndIsUnknown(t *testing.T) {
 }
 
 // What a function leaves behind must not meet the next attempt.
-func TestNothingGoesOutAfterTheFunctionHasReturned(t *testing.T) {
+func TestNothingIsSentAfterTheFunctionReturned(t *testing.T) {
 	b := setup(t, says(200, succeeded))
 	b.insert()
 	returned, late := make(chan struct{}), make(chan error, 2)

@@ -19,7 +19,7 @@ import (
 )
 
 // The request is queued in the kernel when the attempt's time is over: Stripe must never get it.
-func TestARequestThatIsQueuedAtItsTimeoutNeverArrives(t *testing.T) {
+func TestRequestQueuedAtItsTimeoutNeverArrives(t *testing.T) {
 	certified := httptest.NewUnstartedServer(nil)
 	certified.StartTLS()
 	certified.Close()

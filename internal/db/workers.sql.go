@@ -131,7 +131,7 @@ type WorkersRegisterParams struct {
 //	                                               tries again
 //	a worker reconnects; a stranger has the lock   it leaves lock and row to the stranger and chooses another id. Claims
 //	                                               made under the old id are settled under the old id
-//	a worker reconnects; the lock is free          it takes the lock and the row, regardless of the row. A stranger that
+//	a worker reconnects; the lock is free          it takes the lock and overwrites the row. A stranger that
 //	                                               lost its connection reconnects later and then chooses another id
 //	another worker checks whether it is alive      the check holds a shared lock for a moment: the worker tries again
 //	its row is deleted while it works              its next heartbeat writes the row again

@@ -3,6 +3,7 @@ package sqlstate
 
 import (
 	"errors"
+	"slices"
 	"strings"
 )
 
@@ -18,6 +19,7 @@ const (
 	Denied          = "42501" // the role lacks a privilege
 	LockTimeout     = "55P03"
 	Cancelled       = "57014" // by a statement timeout, or by an administrator
+	ReadOnly        = "25006" // a standby, or a server that was demoted under the connection
 	NoStatement     = "26000" // a prepared statement that the connection does not have (any more)
 	IntentConflict  = "SK001"
 	IntentExists    = "SK002"
@@ -43,8 +45,8 @@ func MissingSchema(code string) bool {
 func Transient(code string) bool {
 	switch code {
 	case Serialization, Deadlock, LockTimeout, Cancelled, NoStatement,
-		"42P05",                   // a prepared statement of that name exists: another client's, behind a pooler
-		"25006",                   // read only: the server was demoted under the connection
+		"42P05", // a prepared statement of that name exists: another client's, behind a pooler
+		ReadOnly,
 		"25P03", "25P04", "57P05", // the server ended a session or transaction that was idle or took long
 		"57P01", "57P02", "57P03": // the server stops, crashed or starts
 		return true
@@ -57,4 +59,17 @@ func Transient(code string) bool {
 // connection broke, the server ended it, or a pooler's own error (class 58).
 func Lost(code string) bool {
 	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P") || strings.HasPrefix(code, "58")
+}
+
+// BadValue reports whether the server refused the values of a statement (classes 22 and 23): another try does not help.
+func BadValue(err error) bool {
+	code := Of(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23")
+}
+
+// Refuses reports whether the server is there and takes writes from nobody: it shuts down (57P), is short of space,
+// memory or connections (53), is read-only (25006), or cannot read its files (58, XX).
+func Refuses(err error) bool {
+	code := Of(err)
+	return code == ReadOnly || slices.ContainsFunc([]string{"57P", "53", "58", "XX"}, func(class string) bool { return strings.HasPrefix(code, class) })
 }

@@ -243,7 +243,7 @@ func TestAnsweredConnectionIsClosedNormally(t *testing.T) {
 }
 
 // net/http hands a connection on before its reader has seen the end of the answer: the attempt before may say Answered late.
-func TestLateCallOfAnsweredLeavesTheNextAttemptArmed(t *testing.T) {
+func TestLateAnswerLeavesTheNextAttemptArmed(t *testing.T) {
 	for name, late := range map[string]bool{"before its first write": false, "after it": true} {
 		t.Run(name, func(t *testing.T) {
 			b := startBlackhole(t)

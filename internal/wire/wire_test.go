@@ -80,7 +80,7 @@ func TestAttemptThatIsOverSendsNothing(t *testing.T) {
 }
 
 // The buffer is larger than those of the sockets, so that the time is over in the middle of it. Then there is room again.
-func TestLargeWriteStopsMidwayWhenTheAttemptIsOver(t *testing.T) {
+func TestLongWriteStopsAtTheDeadline(t *testing.T) {
 	const much = 32 << 20
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {

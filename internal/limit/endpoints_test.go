@@ -1,4 +1,4 @@
-package dispatcher
+package limit
 
 import (
 	"crypto/sha256"
@@ -7,72 +7,74 @@ import (
 	"time"
 )
 
-func newTestEndpoints() *endpoints {
-	return newEndpoints(Limits{PerEndpoint: 2, BreakAfter: 3, BreakDelay: time.Minute}.withDefaults(), func(d time.Duration) time.Duration { return d })
+func newTestEndpoints() *Endpoints {
+	return NewEndpoints(2, BreakerConfig{After: 3, Delay: time.Minute, MaxDelay: time.Minute, Draw: longest})
 }
 
-func id(n int) endpointID { return sha256.Sum256([]byte(fmt.Sprint(n))) }
+func name(n int) string { return fmt.Sprint(n) }
 
-func TestAnEndpointWithoutTroubleIsForgottenWhenItsLastCallEnds(t *testing.T) {
+func id(n int) endpointID { return sha256.Sum256([]byte(name(n))) }
+
+func TestEndpointWithoutTroubleIsForgotten(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
-	a, epoch, _, _ := es.enter(id(1), now)
-	b, _, _, _ := es.enter(id(1), now.Add(1))
+	a, epoch, _, _ := es.Enter(name(1), now)
+	b, _, _, _ := es.Enter(name(1), now.Add(1))
 	if a == nil || a != b {
 		t.Fatal("two calls were not let in")
 	}
-	a.breaker.record(epoch, healthGood, now)
-	es.leave(a, now, now, healthGood)
+	a.breaker.Record(epoch, Good, now)
+	es.Leave(a, now, now, Good)
 	if len(es.known) != 1 {
 		t.Fatal("it was forgotten with a call under way")
 	}
-	es.leave(a, now.Add(1), now, healthNone)
+	es.Leave(a, now.Add(1), now, NoSign)
 	if len(es.known) != 0 {
 		t.Fatal("it is remembered")
 	}
 }
 
-func TestAnEndpointInTroubleIsRememberedForAsLongAsIntentsMayBePutOffAndNotForEver(t *testing.T) {
+func TestEndpointInTroubleIsRememberedForATime(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
-	e, epoch, _, _ := es.enter(id(1), now)
-	e.breaker.record(epoch, healthBad, now)
-	es.leave(e, now, now, healthBad)
+	e, epoch, _, _ := es.Enter(name(1), now)
+	e.breaker.Record(epoch, Bad, now)
+	es.Leave(e, now, now, Bad)
 	now = now.Add(longPutOff + time.Minute)
-	es.enter(id(2), now)
+	es.Enter(name(2), now)
 	if es.known[id(1)] == nil {
 		t.Fatal("it was forgotten too soon")
 	}
 	now = now.Add(forgetAfter - longPutOff)
-	es.enter(id(2), now)
+	es.Enter(name(2), now)
 	if es.known[id(1)] != nil {
-		t.Fatal("it is remembered for ever")
+		t.Fatal("it is never forgotten")
 	}
 	if es.known[id(2)] == nil {
 		t.Fatal("one with calls under way was forgotten")
 	}
 }
 
-// Its time is longer than nothing may come for it, and what comes then is not sent early.
-func TestAnEndpointThatWantsFewerCallsIsRememberedForAsLongAsItSaid(t *testing.T) {
-	es, now := newEndpoints(Limits{MaxBreakDelay: time.Hour}.withDefaults(), fullJitter), time.Now()
-	e, epoch, _, _ := es.enter(id(1), now)
-	e.breaker.throttle(epoch, time.Hour, now)
-	es.leave(e, now, now, healthThrottled)
-	es.enter(id(2), now.Add(59*time.Minute)) // by which others are forgotten
-	if called, _, _, _ := es.enter(id(1), now.Add(59*time.Minute)); called != nil {
+// Its time is longer than endpoints without intents are remembered, and no intent is sent early.
+func TestThrottledEndpointIsRememberedUntilItsTime(t *testing.T) {
+	es, now := NewEndpoints(4, BreakerConfig{After: 10, Delay: time.Second, MaxDelay: time.Hour, Draw: FullJitter}), time.Now()
+	e, epoch, _, _ := es.Enter(name(1), now)
+	e.breaker.Throttle(epoch, time.Hour, now)
+	es.Leave(e, now, now, Throttled)
+	es.Enter(name(2), now.Add(59*time.Minute)) // by which others are forgotten
+	if called, _, _, _ := es.Enter(name(1), now.Add(59*time.Minute)); called != nil {
 		t.Error("it is called before its time")
 	}
-	if called, _, _, _ := es.enter(id(1), now.Add(time.Hour)); called == nil {
+	if called, _, _, _ := es.Enter(name(1), now.Add(time.Hour)); called == nil {
 		t.Error("it is not called when its time is over")
 	}
 }
 
-func TestTheNumberOfEndpointsInMemoryIsBounded(t *testing.T) {
+func TestNumberOfEndpointsIsBounded(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
-	kept, _, _, _ := es.enter(id(-1), now) // its call goes on
+	kept, _, _, _ := es.Enter(name(-1), now) // its call goes on
 	for n := range maxEndpoints + 1000 {
-		e, epoch, _, _ := es.enter(id(n), now)
-		e.breaker.record(epoch, healthBad, now)
-		es.leave(e, now, now, healthBad)
+		e, epoch, _, _ := es.Enter(name(n), now)
+		e.breaker.Record(epoch, Bad, now)
+		es.Leave(e, now, now, Bad)
 	}
 	if len(es.known) != maxEndpoints {
 		t.Errorf("%d are known", len(es.known))
@@ -83,13 +85,13 @@ func TestTheNumberOfEndpointsInMemoryIsBounded(t *testing.T) {
 }
 
 // 100,000 intents for one endpoint that is dead: how often they are claimed and put off is bounded, and grows less.
-func TestPuttingOffIsSpreadAndTheDelaysGrowWithTheTrouble(t *testing.T) {
+func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 	es, start := newTestEndpoints(), time.Now()
-	e, epoch, _, _ := es.enter(id(1), start)
+	e, epoch, _, _ := es.Enter(name(1), start)
 	for range 3 {
-		e.breaker.record(epoch, healthBad, start)
+		e.breaker.Record(epoch, Bad, start)
 	}
-	es.leave(e, start, start, healthBad)
+	es.Leave(e, start, start, Bad)
 	for _, test := range []struct {
 		after       time.Duration // of trouble
 		most, early int           // a second: at all, and within the first 25
@@ -98,7 +100,7 @@ func TestPuttingOffIsSpreadAndTheDelaysGrowWithTheTrouble(t *testing.T) {
 		e.touched, e.breaker.until = now, now.Add(time.Second)
 		perSecond := map[int]int{}
 		for range 100_000 {
-			called, _, delay, broken := es.enter(id(1), now)
+			called, _, delay, broken := es.Enter(name(1), now)
 			if called != nil || !broken {
 				t.Fatal("a call was let in")
 			}
@@ -121,21 +123,21 @@ func TestPuttingOffIsSpreadAndTheDelaysGrowWithTheTrouble(t *testing.T) {
 	}
 }
 
-func TestWhatIsPutOffForABusyEndpointComesBackAtItsPace(t *testing.T) {
+func TestPutOffForABusyEndpointFollowsItsPace(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
 	for i := range 2 {
-		es.enter(id(1), now.Add(time.Duration(i)))
+		es.Enter(name(1), now.Add(time.Duration(i)))
 	}
 	now = now.Add(100 * time.Millisecond) // for so long the calls have been under way: each makes room after 50 ms
 	var last time.Duration
 	for range 10 {
-		called, _, delay, broken := es.enter(id(1), now)
+		called, _, delay, broken := es.Enter(name(1), now)
 		if called != nil || broken || delay-last < 35*time.Millisecond || delay-last > 45*time.Millisecond {
 			t.Fatalf("put off for %v after %v, broken %v", delay, last, broken)
 		}
 		last = delay
 	}
-	if !es.leave(es.known[id(1)], now.Add(-100*time.Millisecond), now, healthGood) {
+	if !es.Leave(es.known[id(1)], now.Add(-100*time.Millisecond), now, Good) {
 		t.Error("a call that ends does not say that others wait")
 	}
 }

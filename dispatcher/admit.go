@@ -1,0 +1,131 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/limit"
+)
+
+// visit is a claim's way past a breaker, and to an endpoint if its action has endpoints.
+type visit struct {
+	breaker  *limit.Breaker
+	epoch    int
+	endpoint *limit.Endpoint
+	start    time.Time
+	health   limit.Health
+	told     bool          // the breaker knows how the call ended
+	delay    time.Duration // put off for so long
+	broken   bool          // put off because the endpoint's breaker is open
+}
+
+// admit lets claims go on to their calls, or puts them off because their endpoint is busy or its breaker is open. The
+// others get the URL and the secrets of their endpoint, if it is a stored one.
+func (d *destination) admit(ctx context.Context, b batch) (on, off []*claim) {
+	for _, c := range b.claims {
+		c.resting, c.calls = b.action.beforeCall(&c.OutboxQueueClaimRow)
+		if d.enter(c, b.epoch) {
+			on = append(on, c)
+		} else {
+			off = append(off, c)
+		}
+	}
+	if b.action.stored {
+		d.readEndpoints(ctx, on)
+		d.rate.Unused(uncallable(on)) // an intent that rests for a stopped endpoint takes nothing from the others
+	}
+	return on, off
+}
+
+// enter reports whether a claim goes on. A claim that leads to no call always does.
+func (d *destination) enter(c *claim, epoch int) bool {
+	c.visit = visit{breaker: d.breaker, epoch: epoch}
+	if c.action.endpoint == nil {
+		return true
+	}
+	c.visit.breaker = nil
+	if !c.calls {
+		return true
+	}
+	call := c.call()
+	name, err := guard(func() (string, error) { return c.action.endpoint(&call), nil })
+	if err != nil || name == "" {
+		return true
+	}
+	c.endpointName = name
+	now := time.Now()
+	e, epoch, delay, broken := d.endpoints.Enter(name, now)
+	if e == nil {
+		c.visit.delay, c.visit.broken = delay, broken
+		return false
+	}
+	c.visit = visit{breaker: e.Breaker(), epoch: epoch, endpoint: e, start: now}
+	return true
+}
+
+// leave ends a claim's visit.
+func (d *destination) leave(c *claim) {
+	v := &c.visit
+	if v.breaker != nil && !v.told { // no call was made
+		if made := v.breaker.Record(v.epoch, limit.NoSign, time.Now()); made.Room {
+			d.poke(c.action.name)
+		}
+	}
+	if v.endpoint != nil && d.endpoints.Leave(v.endpoint, v.start, time.Now(), v.health) {
+		d.poke(c.action.name)
+	}
+}
+
+// putOff gives back claims whose endpoints cannot be called now.
+func (d *destination) putOff(ctx context.Context, claims []*claim) {
+	if len(claims) > 0 {
+		d.giveBack(ctx, claims)
+		d.off += len(claims)
+	}
+}
+
+// giveBack undoes claims of which nothing was sent, and frees their slots. Each is due after the delay of its visit.
+func (d *destination) giveBack(ctx context.Context, claims []*claim) {
+	if err := writePutOff(ctx, d.worker.q, claims, true); err == nil {
+		now := time.Now() // after the statement, by whose clock they are due
+		for _, c := range claims {
+			if !c.visit.broken {
+				d.busyUntil(now.Add(c.visit.delay))
+			}
+		}
+	} else {
+		for _, c := range claims { // settle them like an outcome, which is tried until it is written
+			s := c.action.givenBack(&c.OutboxQueueClaimRow)
+			s.delay = c.visit.delay
+			d.worker.open.Add(1)
+			go d.finish(c, s)
+		}
+	}
+	d.rate.Unused(len(claims))
+	d.slots.release(len(claims))
+}
+
+// writePutOff undoes claims in one statement for each id under which they were claimed. That is one id, unless a
+// stranger took it. unsent says that the claims were to be sent, and nothing was. It returns the last error.
+func writePutOff(ctx context.Context, q *db.Queries, claims []*claim, unsent bool) (err error) {
+	byWorker := map[int32]*db.OutboxQueuePostponeParams{}
+	for _, c := range claims {
+		p := byWorker[c.worker]
+		if p == nil {
+			p = &db.OutboxQueuePostponeParams{Worker: c.worker}
+			byWorker[c.worker] = p
+		}
+		p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
+		p.Delays = append(p.Delays, c.visit.delay.Microseconds())
+		p.ClearSent = append(p.ClearSent, unsent && c.FirstSend)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	for _, p := range byWorker {
+		if _, failed := q.OutboxQueuePostpone(ctx, *p); failed != nil {
+			err = failed
+		}
+	}
+	return err
+}

@@ -1,0 +1,202 @@
+package dispatcher
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/limit"
+	"github.com/samekey/samekey/internal/sqlstate"
+)
+
+// claim is one claimed intent, on its way from the claim to its settlement.
+type claim struct {
+	db.OutboxQueueClaimRow
+	action  *action
+	worker  int32     // the id under which it was claimed; the session may have another one by now
+	asked   time.Time // read before the claim was sent: the attempt's deadline counts from here
+	visit   visit     // its way past the limits
+	settled chan bool // what the settler wrote; see settler.settle
+
+	calls   bool       // it leads to a call
+	resting settlement // else what becomes of it
+
+	unloaded bool // of an answered intent: it has no payload until its Apply begins
+	unmarked bool // leased as unsent, and not marked since: it is not sent
+
+	endpointName string
+	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
+	endpointErr  error           // why that is not known
+}
+
+// newClaim makes the claim of a row. asked and worker are those of the statement that claimed it.
+func newClaim(row db.OutboxQueueClaimRow, a *action, asked time.Time, worker int32) *claim {
+	return &claim{OutboxQueueClaimRow: row, action: a, asked: asked, worker: worker, settled: make(chan bool, 1)}
+}
+
+// batch is what one claim took, of one action.
+type batch struct {
+	action *action
+	claims []*claim
+	epoch  int // of the destination's breaker
+}
+
+// next says what follows a claim of an action.
+type next int
+
+const (
+	nothingMore next = iota
+	mayBeMore        // claim again at once
+	notYet           // something may be due, but a limit holds it up
+)
+
+const (
+	// claimLimit bounds one claim, claimTimeout how long it may take.
+	claimLimit   = 1000
+	claimTimeout = 10 * time.Second
+	// markSlack keeps the mark behind the youngest claimed row by as much as an insert's commit usually takes.
+	markSlack = 100 * time.Millisecond
+	// fullScan is how often a claim starts from the beginning.
+	fullScan = time.Second
+)
+
+// mark is an action's low-water mark of due_at. Entries of the index before it are dead (a long snapshot keeps them),
+// so claims start from it. A row below it, from a late commit, is found by a full scan about once a second.
+type mark struct {
+	dueAt time.Time
+	full  time.Time // when the last full scan began
+}
+
+// claim takes due intents of one action under leases: as many as there are reserved slots, and as the limits allow. The
+// rows are read to their end, which is after the claim's commit, before any of them is started: a fast settle must find
+// its row.
+func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, next next, err error) {
+	a, m := d.actions[index], &d.marks[index]
+	from, began := m.dueAt, time.Now()
+	full := began.Sub(m.full) >= fullScan
+	if full {
+		from = time.Time{}
+	}
+	may, epoch, due, err := d.permits(ctx, a, from, reserved)
+	d.slots.release(reserved - may)
+	if full && (may > 0 || !due) {
+		m.full = began
+	}
+	switch {
+	case err != nil:
+		return b, nothingMore, err
+	case may == 0 && due:
+		return b, notYet, nil
+	case may == 0:
+		return b, nothingMore, nil
+	}
+	asked := time.Now()
+	// A stop does not cut it off: a claim that commits unseen would leave its intents leased to nobody.
+	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
+	defer cancel()
+	params := d.claimParams(a, from, may)
+	rows, err := d.worker.q.OutboxQueueClaim(claiming, params)
+	unused := may - len(rows)
+	d.slots.release(unused)
+	d.breaker.Unused(epoch, unused)
+	if err != nil {
+		return b, nothingMore, err
+	}
+	d.rate.Unused(unused)
+	if len(rows) == 0 {
+		return b, nothingMore, nil
+	}
+	b = batch{action: a, claims: make([]*claim, len(rows)), epoch: epoch}
+	var latest time.Time
+	for i, row := range rows {
+		if row.DueAt.After(latest) {
+			latest = row.DueAt
+		}
+		b.claims[i] = newClaim(row, a, asked, params.Worker)
+	}
+	if unused == 0 || rows[0].HasMore {
+		next = mayBeMore
+	}
+	if mark := latest.Add(-markSlack); next == mayBeMore || mark.After(m.dueAt) {
+		m.dueAt = mark // a full batch may lower it: there may be more above the rows of a full scan
+	}
+	return b, next, nil
+}
+
+// permits returns how many intents the breaker and the rate let a claim take, up to want. If it is none, due reports
+// whether something may be due all the same. The epoch is the breaker's.
+func (d *destination) permits(ctx context.Context, a *action, from time.Time, want int) (may, epoch int, due bool, err error) {
+	may, epoch = want, -1
+	if a.endpoint == nil {
+		if may, epoch = d.breaker.Admit(time.Now(), want); may == 0 {
+			return 0, epoch, true, nil
+		}
+	}
+	if d.rate.PerSecond == 0 {
+		return may, epoch, true, nil
+	}
+	admitted := may
+	may, due, err = d.takeRate(ctx, a, from, admitted)
+	d.breaker.Unused(epoch, admitted-may)
+	return may, epoch, due, err
+}
+
+// takeRate gets up to want permits of the destination's rate, for intents of the action that are due from a mark on. No
+// permit and nothing due: the destination is idle.
+func (d *destination) takeRate(ctx context.Context, a *action, from time.Time, want int) (may int, due bool, err error) {
+	now := time.Now()
+	if have := d.rate.Use(now, want); have > 0 {
+		return have, true, nil
+	}
+	if d.rate.Wait(now) > 0 {
+		return 0, true, nil
+	}
+	row, err := d.askRate(ctx, db.RateLimitsTakeParams{
+		Destination: d.name, Action: a.name, DueFrom: from, MaxCount: int32(want),
+		Rate: d.rate.PerSecond, Burst: int32(d.rate.Burst), Batch: int32(d.rate.Batch)})
+	switch {
+	case sqlstate.Of(err) == sqlstate.Serialization: // the database's transactions are serializable by default, and this one lost
+		row.Due, row.WaitUs = int32(want), limit.TakeEvery.Microseconds()
+	case err != nil || row.Due == 0:
+		return 0, err != nil, err
+	}
+	d.rate.Took(now, time.Duration(row.WaitUs)*time.Microsecond)
+	return int(row.Given), true, nil
+}
+
+// askRate takes permits, and adds the destination's row if there is none yet.
+func (d *destination) askRate(ctx context.Context, p db.RateLimitsTakeParams) (row db.RateLimitsTakeRow, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
+	defer cancel()
+	if row, err = d.worker.q.RateLimitsTake(ctx, p); err != nil || row.Due == 0 || row.Found {
+		return row, err
+	}
+	if err = d.worker.q.RateLimitsAdd(ctx, p.Destination); err != nil {
+		return row, err
+	}
+	return d.worker.q.RateLimitsTake(ctx, p)
+}
+
+func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
+	p := db.OutboxQueueClaimParams{
+		Action: a.name, DueFrom: from, Worker: d.worker.session.id(), Destination: d.name, MaxCount: int32(maxCount),
+		MaxBytes: d.load.limit, InlineBytes: inlineBytes,
+		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
+		Renders: a.fixes(), SentTo: a.sentTo(),
+	}
+	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
+	return p
+}
+
+// keyWindow is the policy's, as queries take it.
+func (a *action) keyWindow() (forever bool, window pgtype.Interval) {
+	switch w := a.policy.KeyWindow; {
+	case w == Forever:
+		forever = true
+	case w > 0:
+		window = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
+	}
+	return forever, window
+}

@@ -1,0 +1,260 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/samekey/samekey/internal/limit"
+)
+
+// destination is a vendor account at work in this process. It owns its calls: a drain claims for it and may end while
+// they go on, so one slow call never holds up the destination. shift.go describes what wakes its drain and keeps it
+// alive.
+type destination struct {
+	worker  *worker
+	name    string
+	queue   string // of River
+	actions []*action
+	marks   []mark // of the actions
+
+	slots     slots
+	rate      *limit.Rate
+	breaker   *limit.Breaker   // of the actions without endpoints
+	endpoints *limit.Endpoints // of the others
+	mixed     bool             // some or all of the actions have endpoints
+
+	poked  chan struct{} // something was flagged
+	stints chan stint    // River's jobs offer to drain
+	load   loadBudget    // of the drain alone
+	off    int           // how many intents the drain has put off
+
+	mu     sync.Mutex
+	due    map[string]bool // actions in which something may be due
+	paused map[string]bool // actions that the last sweep saw paused, "" for all; the claim looks for itself
+	next   int             // the action whose turn it is
+	until  time.Time       // when the last intent that was put off for a busy endpoint is due
+	tries  []tries         // of the actions
+	stuck  string          // what the watch has reported
+}
+
+func newDestination(n *worker, a *account) *destination {
+	l := a.limits
+	breaker := limit.BreakerConfig{After: l.BreakAfter, Delay: l.BreakDelay, MaxDelay: l.MaxBreakDelay, Draw: n.draw}
+	d := &destination{
+		worker: n, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
+		slots: newSlots(l.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
+		stints: make(chan stint), tries: make([]tries, len(a.actions)), load: newLoadBudget(),
+		rate: limit.NewRate(l.Rate, l.Burst), breaker: limit.NewBreaker(breaker), endpoints: limit.NewEndpoints(l.PerEndpoint, breaker),
+		mixed: a.hasEndpoints(),
+	}
+	d.pokeAll()
+	return d
+}
+
+// destinations are all destinations of this process.
+type destinations struct {
+	list     []*destination
+	byAction map[string]*destination
+}
+
+func newDestinations(n *worker, accounts []*account) *destinations {
+	ds := &destinations{byAction: map[string]*destination{}}
+	for _, a := range accounts {
+		d := newDestination(n, a)
+		ds.list = append(ds.list, d)
+		for _, action := range d.actions {
+			ds.byAction[action.name] = d
+		}
+	}
+	return ds
+}
+
+func (ds *destinations) actions() (names []string) {
+	for _, d := range ds.list {
+		for _, a := range d.actions {
+			names = append(names, a.name)
+		}
+	}
+	return names
+}
+
+// poke pokes the destinations of these actions. Actions of other workers are ignored.
+func (ds *destinations) poke(actions ...string) {
+	for _, action := range actions {
+		if d := ds.byAction[action]; d != nil {
+			d.poke(action)
+		}
+	}
+}
+
+func (ds *destinations) pokeAll() {
+	for _, d := range ds.list {
+		d.pokeAll()
+	}
+}
+
+// poke says that something of the action may be due. It is the only signal to a drain: NOTIFY, sweep, settle, Apply,
+// breakers and endpoints call it.
+func (d *destination) poke(action string) {
+	d.markDue(action)
+	select {
+	case d.poked <- struct{}{}:
+	default:
+	}
+}
+
+// markDue marks the action as due without waking the drain.
+func (d *destination) markDue(action string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.due[action] = true
+}
+
+func (d *destination) pokeAll() {
+	for _, a := range d.actions {
+		d.poke(a.name)
+	}
+}
+
+// isDue reports whether something may be due.
+func (d *destination) isDue() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.due) > 0
+}
+
+// take removes and returns the actions in which something may be due, beginning with the one whose turn it is. Paused
+// actions are left out: the sweep pokes again when they are resumed.
+func (d *destination) take() (indexes []int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.actions {
+		index := (d.next + i) % len(d.actions)
+		if name := d.actions[index].name; d.due[name] {
+			delete(d.due, name)
+			if !d.paused[name] {
+				indexes = append(indexes, index)
+			}
+		}
+	}
+	d.next = (d.next + 1) % len(d.actions)
+	return indexes
+}
+
+// setPaused takes what a sweep saw: actions, "" for all. A claim looks for itself; this saves claims that would find
+// nothing.
+func (d *destination) setPaused(paused map[string]bool) {
+	d.mu.Lock()
+	changed := !maps.Equal(d.paused, paused)
+	d.paused = paused
+	d.mu.Unlock()
+	if !changed {
+		return
+	}
+	if len(paused) == 0 {
+		d.worker.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
+		return
+	}
+	for action := range paused {
+		d.worker.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
+			slog.String("destination", d.name), slog.String("action", action))
+	}
+}
+
+// isPaused reports whether the last sweep saw the action paused; "" is the whole destination.
+func (d *destination) isPaused(action string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.paused[action] || d.paused[""]
+}
+
+// mayClaim reports whether this worker claims for the destination: not if all of it is paused, not without the worker's
+// lock, and not with outcomes that the database has not taken yet.
+func (d *destination) mayClaim() bool {
+	return !d.isPaused("") && d.worker.session.holds() && !d.worker.settler.isBehind() && !d.worker.settler.isHeldUp()
+}
+
+// heldUp returns how long nothing can be claimed because the destination is at its rate or its breaker is open.
+func (d *destination) heldUp(now time.Time) time.Duration {
+	wait := d.rate.Wait(now)
+	if !d.mixed {
+		wait = max(wait, d.breaker.Wait(now))
+	}
+	return wait
+}
+
+// busyUntil notes when an intent that was put off for a busy endpoint is due.
+func (d *destination) busyUntil(until time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if until.After(d.until) {
+		d.until = until
+	}
+}
+
+// slots bound what a destination has under way. A slot is held until its call has ended, not until the outcome is
+// written: else a slow settle would cost calls. So claims that wait for their settle are bounded too, or a database
+// that takes outcomes slowly would fill the memory.
+type slots struct {
+	calls chan struct{} // one for each call under way
+	open  chan struct{} // one for each claim that is not settled
+}
+
+// openClaims is how many claims may wait for their settle, beyond two for each call.
+const openClaims = 1000
+
+func newSlots(calls int) slots {
+	return slots{calls: make(chan struct{}, calls), open: make(chan struct{}, 2*calls+openClaims)}
+}
+
+// wait waits until a slot is free, which it stays until the drain takes it: only the drain takes slots. False means
+// that ctx or the time ended first.
+func (s slots) wait(ctx context.Context, end <-chan time.Time) bool {
+	for _, free := range []chan struct{}{s.calls, s.open} {
+		select {
+		case free <- struct{}{}:
+			<-free
+		case <-end:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// reserve takes all free slots, up to the limit of one claim.
+func (s slots) reserve() (n int) {
+	for ; n < claimLimit; n++ {
+		select {
+		case s.calls <- struct{}{}:
+		default:
+			return n
+		}
+		select {
+		case s.open <- struct{}{}:
+		default:
+			<-s.calls
+			return n
+		}
+	}
+	return n
+}
+
+// release gives back slots in which no call was made.
+func (s slots) release(n int) {
+	for range n {
+		<-s.calls
+		<-s.open
+	}
+}
+
+// callEnded frees the place of a call, and settled the place of its claim.
+func (s slots) callEnded() { <-s.calls }
+func (s slots) settled()   { <-s.open }
+
+// allTaken reports whether no call can begin.
+func (s slots) allTaken() bool { return len(s.calls) == cap(s.calls) }

@@ -1,0 +1,31 @@
+package dispatcher
+
+// The path of an intent, in the order in which it happens. Each step is one file with one entry. A step calls the next
+// one, and never an earlier one, except by a poke.
+//
+//	 1  notify    session.go      listen       hears a NOTIFY, on the connection that holds the worker's lock
+//	              sweep.go        sweep        finds what is due, what nobody holds, and whose worker died
+//	 2  poke      destination.go  poke         the only signal: something of this action may be due
+//	 3  shift     shift.go        keepShift    keeps one drain of the destination running, with River's permit or without
+//	 4  drain     drain.go        drain        waits for pokes, claims what the slots and limits allow, starts the calls
+//	                                           (a Drain claims in rounds: rounds.go)
+//	 5  claim     claim.go        claim        takes leases on due intents
+//	    load      load.go         loadBatch    reads their payloads, if they did not fit into the claim's answer
+//	 6  admit     admit.go        admit        puts off intents whose endpoint is busy or fails; stored.go reads the others'
+//	                                           endpoints
+//	 7  deliver   deliver.go      deliver      brings one intent to its end, by the steps 8 to 13
+//	 8  prepare   prepare.go      prepare      may it be called, where, and with which bytes? (fix.go stores the bytes)
+//	 9  call      call.go         call         the application's Send or Lookup, with a deadline
+//	10  decide    decide.go       decide       from the outcome to the intent's next status
+//	11  observe   observe.go      observe      tells the breaker what the call says about the vendor
+//	12  settle    settle.go       settle       writes the status and the history, in batches (order.go: of ordered intents)
+//	13  apply     applier.go      answered     finds a connection for the application's Apply
+//	              apply.go        apply        runs it in the transaction that finishes the intent
+//
+// Beside the path: worker.go holds the parts together, run.go starts and stops them, river.go is the only file that
+// imports River, upkeep.go has the periodic tasks, report.go counts and logs, alarm.go finds destinations that claim
+// nothing, health.go is for readiness probes, pool.go makes the worker's connections, repeats.go keeps a log short, and
+// cause.go words its errors.
+//
+// What an intent's status may become is in internal/intent. The arithmetic of rates, breakers and endpoints is in
+// internal/limit.

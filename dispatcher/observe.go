@@ -1,0 +1,75 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/samekey/samekey/internal/limit"
+)
+
+// observe tells a claim's breaker what its call says about the vendor, as soon as it has ended.
+func (d *destination) observe(c *claim, code string, outcome Outcome) {
+	v := &c.visit
+	if v.told || v.breaker == nil {
+		return
+	}
+	v.told, v.health = true, healthOf(outcome, c.Status == statusUnknown)
+	attrs := append(c.where(), slog.String("code", clean(code, codeLimit)))
+	if after := outcome.wait(); v.health == limit.Throttled && after > 0 { // not a failure, and there may be many
+		if held := v.breaker.Throttle(v.epoch, after, time.Now()); held > 0 {
+			d.worker.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
+				append(attrs, slog.Duration("again_in", held))...)
+		}
+		return
+	}
+	made := v.breaker.Record(v.epoch, v.health, time.Now())
+	level, repeated := slog.LevelWarn, slog.LevelInfo
+	if v.endpoint != nil { // there may be many endpoints: say the same once
+		if made.Trips > 1 {
+			level = slog.LevelDebug
+		}
+		if made.Holds > 1 {
+			repeated = slog.LevelDebug
+		}
+	}
+	switch {
+	case made.Holds > 0:
+		d.worker.log.Log(d.worker.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
+			append(attrs, slog.Int("holds", made.Holds), slog.Duration("again_in", made.Delay))...)
+	case made.Opened:
+		d.worker.log.Log(d.worker.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try",
+			append(attrs, slog.Int("failures", made.Failures), slog.Duration("again_in", made.Delay))...)
+	case made.Closed:
+		d.worker.log.Info("dispatcher: calls are answered again", c.where()...)
+	}
+	if made.Closed || made.Room || made.Holds > 0 { // the drain waits for another time now
+		d.poke(c.action.name)
+	}
+}
+
+// healthOf is what the outcome of a call says about the vendor, whatever it means for the intent. A function that
+// panicked or returned a wrong outcome says nothing, nor does a payload that did not decode, or a call that a stop cut
+// off.
+func healthOf(o Outcome, lookup bool) limit.Health {
+	var panicked *panicError
+	switch {
+	case o.mistake, o.kind == outcomeDead && o.response.Code == codePayload:
+		return limit.NoSign
+	case o.kind == outcomeFailed, o.kind == outcomeUnknown && !lookup: // a lookup that cannot tell was answered
+		if errors.As(o.reason, &panicked) || errors.Is(o.reason, context.Canceled) {
+			return limit.NoSign
+		}
+		return limit.Bad
+	case o.kind == outcomeUnsent:
+		return limit.Bad
+	case o.kind == outcomeDenied:
+		return limit.Denied
+	case o.kind == outcomeRetry && o.account:
+		return limit.Throttled
+	case o.kind == outcomeRetry:
+		return limit.Later
+	}
+	return limit.Good
+}

@@ -1,0 +1,220 @@
+package intent_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/samekey/samekey/internal/intent"
+	"github.com/samekey/samekey/samekeytest"
+)
+
+var update = flag.Bool("update", false, "write the table into docs/design.md")
+
+func TestTablesAllowTheNamesInCode(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	for constraint, want := range map[string][]string{
+		"outbox_queue_status":         intent.Unfinished,
+		"outbox_history_final_status": intent.Finished,
+		"outbox_history_event":        intent.Logged,
+		"outbox_history_outcome":      intent.Outcomes,
+	} {
+		var definition string
+		err := db.QueryRow(t.Context(), "select pg_get_constraintdef(oid) from pg_constraint where conname = $1", constraint).Scan(&definition)
+		if err != nil {
+			t.Fatal(constraint, err)
+		}
+		if got, want := quoted(definition), slices.Sorted(slices.Values(want)); !slices.Equal(got, want) {
+			t.Errorf("%s allows %v, the code %v", constraint, got, want)
+		}
+	}
+}
+
+func TestEachStatusIsReachedAndUnfinishedOnesAreLeft(t *testing.T) {
+	for _, status := range statuses {
+		reached, left := false, false
+		for _, step := range intent.Table {
+			reached = reached || slices.Contains(step.To, status)
+			left = left || step.From == status && !slices.Contains(step.To, status)
+		}
+		if !reached {
+			t.Errorf("nothing leads to %s", status)
+		}
+		if left == intent.IsFinished(status) {
+			t.Errorf("%s: left %v, finished %v", status, left, intent.IsFinished(status))
+		}
+	}
+}
+
+func TestTableNamesEachStepOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for _, step := range intent.Table {
+		for _, to := range step.To {
+			text := fmt.Sprintf("%q, %s, %q", step.From, step.Event, to)
+			if seen[text] || !slices.Contains(statuses, to) || step.From != intent.New && !slices.Contains(statuses, step.From) {
+				t.Errorf("%s is in the table twice, or names an unknown status", text)
+			}
+			seen[text] = true
+			if !intent.Allowed(step.From, step.Event, to) {
+				t.Errorf("%s is not allowed", text)
+			}
+		}
+	}
+	if intent.Allowed(intent.Delivered, intent.EventAttempt, intent.Pending) {
+		t.Error("a finished intent may be sent again")
+	}
+}
+
+// events names the events of each query that changes samekey.outbox_queue.
+var events = map[string][]string{
+	"OutboxAnsweredClaim":      {intent.EventClaimed},
+	"OutboxQueueClaim":         {intent.EventClaimed},
+	"OutboxQueueMarkSending":   {intent.EventClaimed},
+	"OutboxQueueRenew":         {},
+	"OutboxQueueSettle":        {intent.EventAttempt, intent.EventLookup, intent.EventApply},
+	"OutboxQueueFinish":        {intent.EventApply},
+	"OutboxQueuePostpone":      {intent.EventPostponed},
+	"OutboxQueueSettleLate":    {intent.EventLate},
+	"OutboxQueuePromote":       {intent.EventPromoted},
+	"OutboxQueueRelease":       {intent.EventOrphaned},
+	"OutboxQueueRestore":       {intent.EventRestored},
+	"OutboxOperatorCancel":     {intent.EventRejected, intent.EventCancelled},
+	"OutboxOperatorApprove":    {intent.EventApproved},
+	"OutboxOperatorResolve":    {intent.EventResolved},
+	"OutboxOperatorRedrive":    {intent.EventRedriven},
+	"OutboxOperatorRedriveAll": {intent.EventRedriven},
+}
+
+func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
+	changes := regexp.MustCompile(`(?i)(update|delete from|insert into) samekey\.outbox_queue\b`)
+	for name, text := range queries(t) {
+		declared, ok := events[name]
+		if changes.MatchString(text) != ok {
+			t.Errorf("%s changes the queue: %v, declared here: %v", name, !ok, ok)
+		}
+		if !ok {
+			continue
+		}
+		possible := []string{intent.Leased} // every query may ask whether a lease is held
+		for _, step := range intent.Table {
+			if slices.Contains(declared, step.Event) {
+				possible = append(append(possible, step.From), step.To...)
+			}
+		}
+		for _, status := range named(text) {
+			if len(declared) > 0 && !slices.Contains(possible, status) {
+				t.Errorf("%s names the status %s, which %v neither leave nor reach", name, status, declared)
+			}
+		}
+	}
+	for name := range events {
+		if queries(t)[name] == "" {
+			t.Errorf("there is no query %s", name)
+		}
+	}
+}
+
+func TestQueriesNameOnlyKnownStatuses(t *testing.T) {
+	for name, text := range queries(t) {
+		if !strings.HasPrefix(name, "Outbox") {
+			continue
+		}
+		for _, match := range regexp.MustCompile(`(?i)status\s*(?:=|<>|in|not in)\s*(\([^)]*\)|'[a-z_]*')`).FindAllStringSubmatch(text, -1) {
+			for _, status := range quoted(match[1]) {
+				if status != "" && !slices.Contains(statuses, status) {
+					t.Errorf("%s names the status %q, which does not exist", name, status)
+				}
+			}
+		}
+	}
+}
+
+// The design document shows the table. `go test ./internal/intent -update` writes it.
+func TestDesignShowsTheTable(t *testing.T) {
+	const file, begin, end = "../../docs/design.md", "<!-- transitions: begin -->\n", "<!-- transitions: end -->"
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(content), begin)
+	shown, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the table", file)
+	}
+	if shown == markdown() {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s does not show the table of transitions: run go test ./internal/intent -run Design -update", file)
+	}
+	if err := os.WriteFile(file, []byte(before+begin+markdown()+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func markdown() string {
+	var b strings.Builder
+	b.WriteString("| status | event | next status | when |\n| --- | --- | --- | --- |\n")
+	for _, step := range intent.Table {
+		from := step.From
+		if from == intent.New {
+			from = "(none)"
+		}
+		to := slices.Clone(step.To)
+		for i := range to {
+			if intent.IsFinished(to[i]) {
+				to[i] = "**" + to[i] + "**"
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, step.Event, strings.Join(to, ", "), step.Why)
+	}
+	return b.String()
+}
+
+var statuses = slices.Concat(intent.Unfinished, intent.Finished)
+
+// named are the statuses that a query compares a row's status with, or sets it to.
+func named(text string) (names []string) {
+	for _, match := range regexp.MustCompile(`(?is)status\s*(?:=|<>|in|not in)\s*(case .*? end|\([^)]*\)|'[a-z_]*')`).FindAllStringSubmatch(text, -1) {
+		for _, name := range quoted(match[1]) {
+			if slices.Contains(statuses, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// queries are the statements of all query files, by name.
+func queries(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("../../queries/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no query files: %v", err)
+	}
+	all := map[string]string{}
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(content), "-- name: ")[1:] {
+			name, text, _ := strings.Cut(part, " ")
+			all[name] = text
+		}
+	}
+	return all
+}
+
+func quoted(text string) (names []string) {
+	for _, match := range regexp.MustCompile(`'([a-z_]*)'`).FindAllStringSubmatch(text, -1) {
+		names = append(names, match[1])
+	}
+	slices.Sort(names)
+	return names
+}
