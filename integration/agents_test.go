@@ -203,8 +203,8 @@ func (h *harness) save(calls []toolCall) error {
 	return err
 }
 
-// model decides what to do in a step. Asked again, it makes the same decision with other spelling. Most of its calls are
-// the same.
+// model decides what to do in a step. Asked again, it makes the same decision with other spelling. Most of its calls
+// are the same.
 func model(step int) toolCall {
 	spelled := mathrand.IntN(2)
 	if step%4 == 3 {
@@ -291,7 +291,8 @@ func TestResumedAgentRunRepeatsNoEffect(t *testing.T) {
 	}
 }
 
-// Without a checkpoint, a harness starts from the first step. If its keys are made from the steps, nothing happens twice.
+// Without a checkpoint, a harness starts from the first step. If its keys are made from the steps, nothing happens
+// twice.
 func TestRepeatedAgentRunRepeatsNoEffect(t *testing.T) {
 	t.Parallel()
 	const steps = 40

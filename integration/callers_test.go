@@ -15,9 +15,9 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// The test runs the loops that docs/callers.md shows in other languages, against a real service. They retry the 409 of a
-// first attempt that is still running, and accept the service's own 409 as the answer. If the language is not installed
-// on this machine, its loop is skipped.
+// The test runs the loops that docs/callers.md shows in other languages, against a real service. They retry the 409 of
+// a first attempt that is still running, and accept the service's own 409 as the answer. If the language is not
+// installed on this machine, its loop is skipped.
 func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/callers.md")

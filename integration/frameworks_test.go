@@ -152,8 +152,8 @@ func (c *counter) echo(e echo.Context) error {
 	return e.JSON(http.StatusCreated, taken)
 }
 
-// answered handles the error of an echo handler inside the middleware. An HTTP error becomes the answer. Any other error,
-// or an error after an answer, aborts the request: the middleware rolls back and may run the handler again.
+// answered handles the error of an echo handler inside the middleware. An HTTP error becomes the answer. Any other
+// error, or an error after an answer, aborts the request: the middleware rolls back and may run the handler again.
 func answered(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		err := next(c)
@@ -512,8 +512,8 @@ func TestErrorAnsweredByEchoOutsideTheMiddlewareCommitsNothing(t *testing.T) {
 	f.holds(1, 1, 4)
 }
 
-// For echo an answer is final, even if the handler returns an error after it. With [answered] the error rolls back; with
-// [answeredByEcho] the answer is committed.
+// For echo an answer is final, even if the handler returns an error after it. With [answered] the error rolls back;
+// with [answeredByEcho] the answer is committed.
 func TestEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)

@@ -116,8 +116,8 @@ func (r received) problem() string {
 	return name
 }
 
-// send sends a request. If the key is empty, the client makes one. If the answer breaks off, send repeats the request once
-// with the same key, as keyclient's documentation advises.
+// send sends a request. If the key is empty, the client makes one. If the answer breaks off, send repeats the request
+// once with the same key, as keyclient's documentation advises.
 func send(ctx context.Context, client *http.Client, method, url, key, body string) (received, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -435,4 +435,7 @@ func (b *bundle) requests(proxy *samekeytest.Proxy, n int) {
 }
 
 // answers waits until the service has given n answers to the proxy.
-func (b *bundle) answers(proxy *samekeytest.Proxy, n int) { b.t.Helper(); b.await(proxy.WaitAnswered, n) }
+func (b *bundle) answers(proxy *samekeytest.Proxy, n int) {
+	b.t.Helper()
+	b.await(proxy.WaitAnswered, n)
+}

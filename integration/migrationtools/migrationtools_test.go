@@ -1,5 +1,5 @@
-// Package migrationtools runs the files that `worker migrate -for` writes, each with its tool. It is a module of its own
-// because no other package needs those tools.
+// Package migrationtools runs the files that `worker migrate -for` writes, each with its tool. It is a module of its
+// own because no other package needs those tools.
 package migrationtools
 
 import (

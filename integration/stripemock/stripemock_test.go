@@ -245,8 +245,8 @@ func TestShippedConfigurationFitsStripesAPI(t *testing.T) {
 	}
 }
 
-// After a lost answer, a non-idempotent write is looked up. Stripe's API accepts the query. The fixture is another charge,
-// so the intent is parked.
+// After a lost answer, a non-idempotent write is looked up. Stripe's API accepts the query. The fixture is another
+// charge, so the intent is parked.
 func TestShippedLookupFitsStripesAPI(t *testing.T) {
 	m, db := startMock(t), samekeytest.NewDB(t)
 	id := insert(t, db, charge)

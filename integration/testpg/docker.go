@@ -63,8 +63,8 @@ func startDocker(ctx context.Context) (server, error) {
 	return server{dsn: dsn, what: "a container of " + image, stop: stop}, nil
 }
 
-// prepareTestcontainers sets the two settings that testcontainers cannot detect, unless the environment has them, and turns
-// off its log. Call it before the process uses testcontainers.
+// prepareTestcontainers sets the two settings that testcontainers cannot detect, unless the environment has them, and
+// turns off its log. Call it before the process uses testcontainers.
 func prepareTestcontainers(ctx context.Context) {
 	log.SetDefault(log.NewNoopLogger())
 	set := func(name, value string) {

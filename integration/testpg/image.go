@@ -19,8 +19,8 @@ const (
 //go:embed image
 var imageFiles embed.FS
 
-// findImage returns an image that exists on this machine. It takes the first of: the image that the environment names, the
-// official image, the image of an earlier build. If none exists, it pulls the official image or builds one.
+// findImage returns an image that exists on this machine. It takes the first of: the image that the environment names,
+// the official image, the image of an earlier build. If none exists, it pulls the official image or builds one.
 func findImage(ctx context.Context) (string, error) {
 	if asked := os.Getenv(Image); asked != "" {
 		if haveImage(ctx, asked) {

@@ -1,4 +1,5 @@
-// Package testpg provides the Postgres server for the tests of all modules. [Start] takes the first that is available of:
+// Package testpg provides the Postgres server for the tests of all modules. [Start] takes the first that is available
+// of:
 //
 //  1. the server that SAMEKEY_TEST_DATABASE_URL names;
 //  2. a container, if Docker works. SAMEKEY_TEST_POSTGRES_IMAGE names its image, by default the official one. If that
@@ -50,9 +51,9 @@ var settings = map[string]string{
 	"password_encryption": "md5",
 }
 
-// Start returns the DSN of a server on which databases can be created, and a function that stops the server. It prints one
-// line that names the server and the reason for the choice. Stop is never nil, and only its first call has an effect. Call
-// it also before the process ends because of a signal.
+// Start returns the DSN of a server on which databases can be created, and a function that stops the server. It prints
+// one line that names the server and the reason for the choice. Stop is never nil, and only its first call has an
+// effect. Call it also before the process ends because of a signal.
 //
 // A program that may use local binaries must call [localpg.Main] first.
 func Start(ctx context.Context) (dsn string, stop func(), err error) {

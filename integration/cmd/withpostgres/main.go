@@ -2,9 +2,9 @@
 //
 //	withpostgres -- go test ./...
 //
-// It starts a server with package testpg, sets SAMEKEY_TEST_DATABASE_URL to its DSN, runs the command, and then stops the
-// server. It passes signals on to the command and exits with the command's exit code. If the variable is already set, that
-// server is used.
+// It starts a server with package testpg, sets SAMEKEY_TEST_DATABASE_URL to its DSN, runs the command, and then stops
+// the server. It passes signals on to the command and exits with the command's exit code. If the variable is already
+// set, that server is used.
 package main
 
 import (
