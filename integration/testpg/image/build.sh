@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds a Postgres image from Debian's packages, for machines that cannot pull an image: build.sh IMAGE
 #
-# The build takes about two minutes. It uses the package sources of this machine, so it needs Debian or Ubuntu, Docker and
-# mmdebstrap. As root it installs mmdebstrap.
+# The build takes about two minutes. It uses the package sources of this machine, so it needs Debian or Ubuntu, Docker
+# and mmdebstrap. As root it installs mmdebstrap.
 set -eu
 image=$1
 here=$(cd "$(dirname "$0")" && pwd)

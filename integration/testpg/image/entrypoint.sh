@@ -1,7 +1,7 @@
 #!/bin/sh
 # Does what tests expect of the official Postgres image. It reads POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB,
-# POSTGRES_HOST_AUTH_METHOD and PGDATA, and passes its arguments to the server. The server starts twice, first to set up the
-# database, so "ready to accept connections" is logged twice.
+# POSTGRES_HOST_AUTH_METHOD and PGDATA, and passes its arguments to the server. The server starts twice, first to set up
+# the database, so "ready to accept connections" is logged twice.
 set -eu
 PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
 export PATH LANG=C.UTF-8
