@@ -315,3 +315,22 @@ func TestPagesNameWhatExists(t *testing.T) {
 		t.Errorf("found only %d names: does the test still read the pages?", found)
 	}
 }
+
+// A merge of two lists of decisions can repeat a row.
+func TestEachDecisionIsListedOnce(t *testing.T) {
+	page, err := os.ReadFile("docs/decisions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(page)) {
+		decision, _, row := strings.Cut(line, " | ")
+		if row && seen[decision] {
+			t.Errorf("docs/decisions.md lists this twice: %s", decision)
+		}
+		seen[decision] = true
+	}
+	if len(seen) < 100 {
+		t.Errorf("the page lists %d decisions", len(seen))
+	}
+}

@@ -107,7 +107,7 @@ func (d *destination) giveBack(ctx context.Context, claims []*claim) {
 }
 
 // writePutOff undoes claims in one statement for each id under which they were claimed. That is one id, unless a
-// stranger took it. unsent says that the claims were to be sent, and nothing was. It returns the last error.
+// stranger took it. unsent means that the claims were made to send, and nothing was sent. It returns the last error.
 func writePutOff(ctx context.Context, q *db.Queries, claims []*claim, unsent bool) (err error) {
 	byWorker := map[int32]*db.OutboxQueuePostponeParams{}
 	for _, c := range claims {

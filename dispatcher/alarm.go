@@ -13,7 +13,7 @@ const alarmAfter = 25 * time.Second
 // tries is what the watch knows about the claims of an action. All times are monotonic.
 type tries struct {
 	since time.Time // when the watch first saw something due and nothing in the way
-	began time.Time // when the claim that is under way began; zero: none is
+	began time.Time // when the claim that is under way began; zero: no claim is
 	ended time.Time // when the last one ended without an error
 	err   string    // of the last one
 }
@@ -36,7 +36,7 @@ func (d *destination) tried(index int) (ended func(error)) {
 	}
 }
 
-// watch checks after each sweep that the destination claims what is due. It is the last line of defence: whatever keeps
+// watch checks after each sweep that the destination claims its due intents. It is the last line of defence: whatever keeps
 // claims from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
 func (d *destination) watch(now time.Time, due map[string]bool) {
 	open := d.mayClaim() && d.heldUp(now) == 0 || d.worker.settler.isHeldUp()
@@ -64,7 +64,7 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	case changed && stuck != "":
 		d.worker.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", d.name))
 	case changed:
-		d.worker.log.Info("dispatcher: what is due is claimed again", slog.String("destination", d.name))
+		d.worker.log.Info("dispatcher: due intents are claimed again", slog.String("destination", d.name))
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// applier runs the Applies of a node. Each takes a connection from the pool for as long as its transaction lasts, and
+// applier runs the Applies of a worker. Each takes a connection from the pool for as long as its transaction lasts, and
 // what it waits for is the application's: so its slots are few, and one action's blocked Applies must not cost others
 // theirs.
 //
@@ -25,7 +25,7 @@ import (
 //	                                              does not read them
 //	four of one action wait for one locked row    the action has no slot left; others do
 //	several actions are blocked                   an action gets another slot only while more are free than it has, so the
-//	                                              first one leaves some. Where none is left, the longest one gives way, and
+//	                                              first one leaves some. If no slot is left, the longest one gives way, and
 //	                                              the slot goes to the action that has used the least time of late
 //	an Apply gives way or fails                   it is tried again after the policy's backoff
 //	the lease runs out while it waits or runs     its fence is closed: what it did is rolled back. It is renewed before it
@@ -61,7 +61,8 @@ type applies struct {
 	used        time.Duration // of slots, of late
 }
 
-// mayClaim: a paused action's answers wait too, since whoever pauses it expects it to stand still.
+// mayClaim reports whether answered intents are claimed. A paused action's answers wait too: a person who pauses an
+// action expects that nothing happens to it.
 func (of *applies) mayClaim() bool {
 	return of.destination.mayClaim() && !of.destination.isPaused(of.action.name)
 }
@@ -170,7 +171,7 @@ func (ap *applier) stuckFor() string {
 	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)
 }
 
-// stop waits for a claim that is under way. Once the node is stopping, none is made after it.
+// stop waits for a claim that is under way. Once the worker is stopping, no claim is made after it.
 func (ap *applier) stop() {
 	ap.claiming.Lock()
 	defer ap.claiming.Unlock()

@@ -260,7 +260,7 @@ func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
 	b.release() // or the stop would wait for them
 }
 
-// An answer that cannot be taken up for its Apply is an alarm, too: the order stays "pending", and nobody would know.
+// An answer that cannot be taken up for its Apply is an alarm, too: the order stays "pending", and no person would know.
 func TestApplyClaimsThatFailAreAnAlarm(t *testing.T) {
 	b := setup(t)
 	b.applied()

@@ -96,7 +96,7 @@ func (ds *destinations) pokeAll() {
 	}
 }
 
-// poke says that something of the action may be due. It is the only signal to a drain: NOTIFY, sweep, settle, Apply,
+// poke signals that something of the action may be due. It is the only signal to a drain: NOTIFY, sweep, settle, Apply,
 // breakers and endpoints call it.
 func (d *destination) poke(action string) {
 	d.markDue(action)

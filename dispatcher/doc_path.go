@@ -4,7 +4,7 @@ package dispatcher
 // one, and never an earlier one, except by a poke.
 //
 //	 1  notify    session.go      listen       hears a NOTIFY, on the connection that holds the worker's lock
-//	              sweep.go        sweep        finds what is due, what nobody holds, and whose worker died
+//	              sweep.go        sweep        finds due intents, and leases of dead workers
 //	 2  poke      destination.go  poke         the only signal: something of this action may be due
 //	 3  shift     shift.go        keepShift    keeps one drain of the destination running, with River's permit or without
 //	 4  drain     drain.go        drain        waits for pokes, claims what the slots and limits allow, starts the calls

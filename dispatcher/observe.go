@@ -19,7 +19,7 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 	attrs := append(c.where(), slog.String("code", clean(code, codeLimit)))
 	if after := outcome.wait(); v.health == limit.Throttled && after > 0 { // not a failure, and there may be many
 		if held := v.breaker.Throttle(v.epoch, after, time.Now()); held > 0 {
-			d.worker.log.Info("dispatcher: the vendor wants fewer calls; none is made until the delay is over",
+			d.worker.log.Info("dispatcher: the vendor wants fewer calls; no call is made until the delay is over",
 				append(attrs, slog.Duration("again_in", held))...)
 		}
 		return
@@ -39,7 +39,7 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 		d.worker.log.Log(d.worker.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
 			append(attrs, slog.Int("holds", made.Holds), slog.Duration("again_in", made.Delay))...)
 	case made.Opened:
-		d.worker.log.Log(d.worker.calls, level, "dispatcher: calls fail; none is made until the delay is over, then one to try",
+		d.worker.log.Log(d.worker.calls, level, "dispatcher: calls fail; no call is made until the delay is over, then one to try",
 			append(attrs, slog.Int("failures", made.Failures), slog.Duration("again_in", made.Delay))...)
 	case made.Closed:
 		d.worker.log.Info("dispatcher: calls are answered again", c.where()...)

@@ -51,7 +51,7 @@ func (s *orderSettler) run(ctx context.Context) {
 	for _, r := range s.waiting {
 		s.giveUp(ctx, r)
 	}
-	for r := range s.ordered { // until it is closed: nobody is left waiting
+	for r := range s.ordered { // until it is closed: no claim is left waiting
 		s.giveUp(ctx, r)
 	}
 }

@@ -89,7 +89,7 @@ func (b *bundle) recorded(r *recorder, change func(*dispatcher.Policy)) *dispatc
 
 func quick(p *dispatcher.Policy) { p.Backoff, p.MaxBackoff = 5*time.Millisecond, 50*time.Millisecond }
 
-func TestAnOrderingKeyKeepsItsOrderAcrossRetriesAndItsNeighboursFlow(t *testing.T) {
+func TestOrderingKeyKeepsItsOrderAcrossRetries(t *testing.T) {
 	b := setup(t)
 	failures, others := 0, 0
 	r := &recorder{fail: func(_ *dispatcher.Call, payload string) error {
@@ -200,7 +200,7 @@ func TestAKilledWorkersOrderingKeyGoesOnInOrder(t *testing.T) {
 	samekeytest.AssertEffects(t, b.vendor, 3)
 }
 
-func TestManyOrderingKeysKeepTheirOrderWithTwoWorkersAndWritersAtWork(t *testing.T) {
+func TestManyOrderingKeysKeepOrderWithTwoWorkers(t *testing.T) {
 	b := setup(t)
 	r := &recorder{fail: func(call *dispatcher.Call, _ string) error {
 		if call.Attempt == 1 && call.ID[15]%4 == 0 {

@@ -14,7 +14,7 @@ import (
 )
 
 // The worker works on connections of its own, made as the application's pool makes them (its address, its hooks, its
-// role), with the session settings that the promises need. What a server, a database or a role sets for everybody is
+// role), with the session settings that the promises need. What a server, a database or a role sets for all sessions is
 // meant for people and reports: with synchronous_commit off a crash takes back a claim whose call was made, and the
 // intent is sent again.
 
@@ -115,7 +115,7 @@ func ownConnections(config *pgxpool.Config, settings string) (ready func(context
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return ready(ctx, conn, nil) }
 	prepare := config.PrepareConn
-	//lint:ignore SA1019 an application may still set it, and pgxpool obeys it
+	//nolint:staticcheck // an application may still set it, and pgxpool obeys it
 	if acquire := config.BeforeAcquire; prepare == nil && acquire != nil {
 		prepare = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return acquire(ctx, conn), nil }
 	}

@@ -83,7 +83,7 @@ func mustExec(t *testing.T, on *samekeytest.DB, sql string, args ...any) {
 	}
 }
 
-// Each hook of the application's pool may be the place where somebody resets a session.
+// Each hook of the application's pool may be the place where an application resets a session.
 func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
 	reset := func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "reset all")
@@ -93,7 +93,7 @@ func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
 		"no hooks":     nil,
 		"AfterConnect": func(c *pgxpool.Config) { c.AfterConnect = reset },
 		"BeforeAcquire": func(c *pgxpool.Config) {
-			//lint:ignore SA1019 an application may still set it
+			//nolint:staticcheck // an application may still set it
 			c.BeforeAcquire = func(ctx context.Context, conn *pgx.Conn) bool { return reset(ctx, conn) == nil }
 		},
 		"PrepareConn": func(c *pgxpool.Config) {
@@ -267,7 +267,7 @@ func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
 	}
 }
 
-// An attempt to connect takes a place in the pool too, also once nobody waits for it any more.
+// An attempt to connect takes a place in the pool too, also when no caller waits for it any more.
 func TestAnAttemptToConnectIsGivenUp(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

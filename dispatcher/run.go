@@ -66,7 +66,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 
 // Drain delivers until nothing is due, and returns how the claims ended. It needs no running River, and holds a
 // worker's lock of its own: for tests and for cron. It also delivers what becomes due by a finished call's Apply or by
-// a promotion. It leaves what is due later (a retry after its backoff). It waits for a destination's rate and for a
+// a promotion. It leaves intents that are due later (a retry after its backoff). It waits for a destination's rate and for a
 // busy endpoint. It leaves alone paused destinations, and destinations and endpoints with an open breaker or a vendor
 // that wants fewer calls ([Limits.BreakAfter]): they count as having nothing due.
 //

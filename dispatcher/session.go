@@ -154,7 +154,7 @@ func (s *session) connect(ctx context.Context, look look) (*pgx.Conn, error) {
 	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error { return s.ready(ctx, conn, look) })
 }
 
-// register draws an id that nobody has, writes its row and takes its lock.
+// register draws an id that no worker has, writes its row and takes its lock.
 func (s *session) register(ctx context.Context, conn *pgx.Conn) error {
 	q := db.New(conn)
 	s.former = nil // none of them is of the id that comes now
@@ -231,7 +231,7 @@ func (s *session) clear(ctx context.Context, q *db.Queries) error {
 	case holders.Ended > 0:
 		return fmt.Errorf("%w: the server has just ended the former session, which held it", errLockBusy)
 	}
-	return errLockBusy // somebody looks at it
+	return errLockBusy // another worker looks whether it is free
 }
 
 // sign writes the worker's row: a sign of life, for people and for statistics.

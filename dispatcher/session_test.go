@@ -162,7 +162,7 @@ func TestASessionThatStartedAtAnotherTimeIsAStrangers(t *testing.T) {
 	unharmed(t, other, old)
 }
 
-// A row that is there, of a worker that had the id before, and whose lock nobody holds: the row follows the lock.
+// A row that is there, of a worker that had the id before, and whose lock no session holds: the row follows the lock.
 func TestTheRowFollowsTheLock(t *testing.T) {
 	on, n, _ := settling(t)
 	id := n.session.id()

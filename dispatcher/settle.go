@@ -64,7 +64,7 @@ func (s *settler) isHeldUp() bool { return s.stuck.Load() >= maxStuck }
 // intent over, or will.
 func (s *settler) settle(c *claim, what settlement) (written bool) {
 	select {
-	case <-s.abandoned: // first, since a buffer that nobody reads would take it too
+	case <-s.abandoned: // first, since a buffer without a reader would take it too
 		return false
 	default:
 	}
@@ -78,7 +78,7 @@ func (s *settler) settle(c *claim, what settlement) (written bool) {
 	case <-s.ended:
 		select {
 		case written = <-c.settled:
-		default: // nobody read it
+		default: // run did not take it
 		}
 	}
 	return written
@@ -326,7 +326,7 @@ func (s *settler) late(ctx context.Context, r result) error {
 		s.log.WarnContext(ctx, "dispatcher: a late answer resolved an intent", append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
 		s.poke(r.claim.action.name)
 	case row.Logged > 0:
-		s.log.WarnContext(ctx, "dispatcher: an attempt ended after somebody else had taken its intent over; its answer is kept",
+		s.log.WarnContext(ctx, "dispatcher: an attempt ended after another worker had taken its intent over; its answer is kept",
 			append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
 	}
 	return nil

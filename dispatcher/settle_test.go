@@ -107,7 +107,7 @@ func deliver(t *testing.T, n *worker, c *claim) {
 	<-ended
 }
 
-func TestALateResultInTheBatchOfTheAttemptThatTookItsPlaceMatchesNothing(t *testing.T) {
+func TestLateResultInTheNextAttemptsBatchMatchesNothing(t *testing.T) {
 	on, n, s := settling(t)
 	first := claimOne(t, n)
 	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
@@ -236,7 +236,7 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 	}
 }
 
-// A look-up goes by the answer of the last attempt that was sent, also where it came late, and by no earlier one's.
+// A lookup goes by the answer of the last attempt that was sent, also where it came late, and by no earlier one's.
 func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	on, n, s := settling(t)
 	orphan := func(c *claim) {
@@ -273,7 +273,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	}
 }
 
-// Without what was answered a look-up might ask another question: it is not made, and spends nothing.
+// Without the last answer a lookup might ask another question: it is not made, and spends nothing.
 func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	_, n, _ := settling(t)
 	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
@@ -309,7 +309,7 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	}
 }
 
-func TestAWorkerThatTakesItsLockAgainEndsNobodyElsesSession(t *testing.T) {
+func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	on, n, _ := settling(t)
 	other := &session{pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID}
 	conn, err := other.open(t.Context())
@@ -348,7 +348,7 @@ func TestAWorkerThatTakesItsLockAgainEndsNobodyElsesSession(t *testing.T) {
 }
 
 // After an outage longer than its leases, a worker writes what it knows before its own sweep calls it orphaned.
-func TestWithOutcomesInHandAWorkerLetsNoLeaseOfItsOwnRunOutAndClaimsNothing(t *testing.T) {
+func TestWithOutcomesInHandLeasesStayAndClaimsStop(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
@@ -510,7 +510,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	dbtest.Until(t, what, condition)
 }
 
-// What somebody's lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.
+// A settlement that a lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.
 func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 	for name, c := range map[string]struct{ ordering, lock string }{
 		"by a lock on the history": {"", `lock table samekey.outbox_history in exclusive mode`},
@@ -614,7 +614,7 @@ func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.AttemptsUsed = statusUnknown, spent
 		if s := d.attempt(c); s.status != want || s.spent != int(spent)+1 {
-			t.Errorf("after %d look-ups: %+v", spent, s)
+			t.Errorf("after %d lookups: %+v", spent, s)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func (b *bundle) locked(table string) (release func()) {
 	return release
 }
 
-// Whatever happens to the drain jobs, what is due is delivered within seconds, and a person is told.
+// Whatever happens to the drain jobs, due intents are delivered within seconds, and a person is told.
 func TestWorkIsDeliveredWhereRiverBeginsNoDrain(t *testing.T) {
 	queue := dispatcher.QueueName("vendor")
 	for name, spoil := range map[string]func(b *bundle){
@@ -191,7 +191,7 @@ func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
 			release()
 			b.untilFinished()
 			b.until("it is ready again", func() bool { return d.Ready() == nil })
-			b.untilLogged("what is due is claimed again")
+			b.untilLogged("due intents are claimed again")
 			handled.wantOnceEach(b, 3)
 		})
 	}
@@ -244,7 +244,7 @@ func TestWhatIsHeldUpOnPurposeIsNoAlarm(t *testing.T) {
 	}
 }
 
-// Outcomes that locks of others hold up end all claims where there are too many of them: that is said too.
+// Outcomes that locks of others hold up end all claims where there are too many of them: the alarm reports that too.
 func TestTooManyOutcomesThatAreHeldUpAreAnAlarm(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
@@ -277,7 +277,7 @@ func TestTheAlarmNamesTheClaimThatHoldsUpOthers(t *testing.T) {
 	b.start(d)
 	b.untilLogged(stuckText + ": action refund")
 	if strings.Contains(b.logs.String(), "no drain runs") {
-		t.Error("the alarm says that no drain runs")
+		t.Error("the alarm reports that no drain runs")
 	}
 	release()
 	b.untilFinished()

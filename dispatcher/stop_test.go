@@ -45,7 +45,7 @@ func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
 	}
 }
 
-func TestAStopCancelsACallThatOutlastsStopTimeoutAndSettlesWhatItCameTo(t *testing.T) {
+func TestStopCancelsCallsPastStopTimeoutAndSettlesThem(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
 		dispatcher.IdempotentWrite:    "attempt:retry:stopped",
 		dispatcher.NonIdempotentWrite: "attempt:unknown:stopped",
@@ -71,7 +71,7 @@ func TestAStopCancelsACallThatOutlastsStopTimeoutAndSettlesWhatItCameTo(t *testi
 	}
 }
 
-func TestAHandlerThatIgnoresItsContextDoesNotHoldUpAStopForEver(t *testing.T) {
+func TestHandlerThatIgnoresItsContextHoldsNoStopUp(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{StopTimeout: 50 * time.Millisecond})
@@ -215,7 +215,7 @@ func TestBothActionsOfADestinationGetTheirTurn(t *testing.T) {
 	}
 }
 
-func TestOneSlowCallHoldsUpNobodyAndOutlivesItsShift(t *testing.T) {
+func TestSlowCallHoldsUpNoOtherAndOutlivesItsShift(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite))

@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// sweeper finds the work that nobody holds: intents that are due, leases of dead workers, leases that ran out, ordering
+// sweeper finds the work that no worker holds: intents that are due, leases of dead workers, leases that ran out, ordering
 // keys without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
 	worker *worker
@@ -92,8 +92,8 @@ func (s *sweeper) run(ctx context.Context) {
 	}
 }
 
-// answered logs once that sweeps fail for long, and once that they work again: without them, no worker knows what is
-// due.
+// answered logs once that sweeps fail for long, and once that they work again: without them, no worker knows which
+// intents are due.
 func (s *sweeper) answered(ctx context.Context, err error) {
 	last := s.answeredAt()
 	if last.IsZero() { // the first sweep is still to come

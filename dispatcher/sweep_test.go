@@ -46,7 +46,7 @@ func sweepOnce(t *testing.T, s *sweeper) {
 	}
 }
 
-// holder is who has the one intent leased, with how many lines in its history; 0: nobody has.
+// holder is who has the one intent leased, with how many lines in its history; 0: no worker has.
 func holder(t *testing.T, on *samekeytest.DB) (worker int32, lines int) {
 	t.Helper()
 	err := on.QueryRow(t.Context(), `select coalesce((select leased_by from samekey.outbox_queue), 0),

@@ -55,7 +55,7 @@ func (c *config) clientOf(r *reader, a *action) *httpvendor.Client {
 	case r.failed(at.path):
 	case a.destination == "":
 		r.fail(at, "missing")
-	case len(c.destinations) > 0: // else that was said
+	case len(c.destinations) > 0: // else that is the mistake
 		r.fail(at, "%q is not one of the destinations (%s)", a.destination, c.names())
 	}
 	r.unread = append(r.unread, at.path)

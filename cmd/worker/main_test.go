@@ -237,7 +237,7 @@ func TestPauseAndResumeFromTheCommandLine(t *testing.T) {
 		says string
 	}{
 		{[]string{"pause", "-destination", "stripe", "-actor", "ann", "-reason", "incident", "-for", "1h"}, 0, `paused destination "stripe"`},
-		{[]string{"pause", "-destination", "stripe", "-actor", "bob", "-reason", "incident"}, failed, "paused already"},
+		{[]string{"pause", "-destination", "stripe", "-actor", "bob", "-reason", "incident"}, failed, "already paused"},
 		{[]string{"pause", "-destination", "stripe", "-actor", "bob"}, failed, "Reason"},
 		{[]string{"resume", "-destination", "stripe", "-actor", "bob", "-reason", "over"}, 0, `resumed destination "stripe"`},
 		{[]string{"resume", "-destination", "stripe", "-actor", "bob", "-reason", "over"}, failed, "not paused"},

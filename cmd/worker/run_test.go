@@ -163,7 +163,7 @@ func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 	p.send(t, syscall.SIGHUP)
 	p.waitReady(t, 503)
 	p.send(t, syscall.SIGHUP)
-	p.waitFor(t, "is stopping already")
+	p.waitFor(t, "already stopping")
 	vendor.Release()
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -268,7 +268,7 @@ actions:
 	}
 }
 
-// A vendor that acts and answers 303: nobody knows what the redirect would have said, and a redrive must not send again.
+// A vendor that acts and answers 303: the meaning of the redirect is not known, and a redrive must not send again.
 func TestRedirectAfterTheVendorActedIsNotRedriven(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	vendor := samekeytest.StartVendor(t, &samekeytest.VendorOptions{Answer: func(samekeytest.VendorRequest) samekeytest.VendorAnswer {
@@ -348,7 +348,7 @@ func TestASchemaThatIsTooOldGivesAdvice(t *testing.T) {
 }
 
 // After a switchover by logical replication a worker could not record what it
-// does: it does not start until somebody has run `worker migrate`.
+// does: it does not start until `worker migrate` has run.
 func TestAWorkerDoesNotStartWithResetSequences(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	_, err := db.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event) values (gen_random_uuid(), 'restored')`)

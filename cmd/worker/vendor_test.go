@@ -253,7 +253,7 @@ FILE:39: actions.one.resend_absent: "perhaps" is not one of false, true
 FILE:44: actions.two.resend_absent: needs a lookup
 FILE:45: actions.two.key_window: not allowed for non_idempotent_write: only an idempotent_write has one
 FILE:46: actions.two.body.format: missing: a body with template or fields is json or form
-FILE:49: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 says that the vendor did not act
+FILE:49: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act
 FILE:54: actions.three.key_window: 2h is longer than the vendor remembers a key, 1h
 FILE:59: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
 FILE:60: actions.three.accepted: has a status that is also in delivered
@@ -341,7 +341,7 @@ func TestFilesOfTheDocsAreRead(t *testing.T) {
 	}
 }
 
-// The whole of it from a file: the key in a form, an answer that is lost, a stored 500, and the look-up that finds it.
+// The whole of it from a file: the key in a form, an answer that is lost, a stored 500, and the lookup that finds it.
 func TestWorkerRendersAndLooksUp(t *testing.T) {
 	var mu sync.Mutex
 	var bodies, asked []string

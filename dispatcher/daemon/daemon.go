@@ -1,4 +1,4 @@
-// Package daemon runs a dispatcher as a process, so that a main with handlers in Go is three lines:
+// Package daemon runs a dispatcher as a process, so that a main for actions in Go is a few lines:
 //
 //	func main() {
 //		daemon.Main(func(d *dispatcher.Dispatcher) error {
@@ -7,29 +7,30 @@
 //		})
 //	}
 //
-// It opens the pool, waits for a database that is away, answers probes, and on SIGTERM, SIGINT or SIGHUP stops in good order: no new claims,
-// calls under way go on for dispatcher.Config.StopTimeout at most, and what they came to is settled. A second SIGTERM or
-// SIGINT ends the process at once; what it held is then taken over as after a kill. Nothing is reloaded on SIGHUP; it stays
-// ignored where the process was started so, as under nohup.
+// It opens the pool, waits until the database is available, and answers probes. After SIGTERM, SIGINT or SIGHUP it claims no
+// more, lets calls in progress finish for up to dispatcher.Config.StopTimeout, and settles them (records their outcomes). A
+// second SIGTERM or SIGINT ends the process at once; other workers then take over its intents, as after a kill. SIGHUP reloads
+// nothing. If the process was started with SIGHUP ignored, as by nohup, it stays ignored.
 //
 // # Environment
 //
 //	DATABASE_URL  the database, as a URL or keywords. Required
-//	LISTEN_ADDR   where the probes listen. Default ":8080"; empty or "off": nowhere
+//	LISTEN_ADDR   the address of the probes. Default ":8080"; empty or "off" for none
 //	LOG_LEVEL     debug, info, warn or error. Default info
 //	LOG_FORMAT    json or text. Default json. Logs go to stderr
 //
 // # Probes
 //
-// GET /healthz is 200 while the process is alive. GET /readyz is 200 while it takes work, else 503 with the reason: the
-// database has not been reached, the session lock is not held, it is stopping. A worker serves nobody, so readiness is
-// for roll-outs and alarms; a liveness probe must not use it, or a database that is down would restart every worker.
+// GET /healthz returns 200 while the process is alive. GET /readyz returns 200 while the worker claims work, else 503 with the
+// reason: the database has not been reached, the session lock is not held, or the worker is stopping. A worker serves no
+// requests, so readiness is for roll-outs and alerts. Do not use it as a liveness probe, or an unavailable database restarts
+// every worker.
 //
 // # Exit codes
 //
 //	0  stopped by a signal, everything settled
-//	1  failed: the schema does not fit, a wrong password, role or database, a missing right, the probes' port is taken, a second signal
-//	2  configuration: nothing was begun; every mistake is printed
+//	1  failed: the schema does not match, a wrong password, role or database, a missing right, the probes' port is in use, a second signal
+//	2  a mistake in the configuration: nothing was started, and every mistake is printed
 package daemon
 
 import (
@@ -50,10 +51,10 @@ import (
 
 // Options are what [Run] and [Exec] need. Register is required; the zero value of every other field is its default.
 type Options struct {
-	// Register registers destinations and handlers. An error is a mistake in the configuration.
+	// Register registers destinations and actions. An error is a mistake in the configuration.
 	Register func(d *dispatcher.Dispatcher) error
 
-	// Config is the dispatcher's. Its Logger defaults to the daemon's.
+	// Config is the dispatcher's configuration. Its Logger defaults to the daemon's.
 	Config *dispatcher.Config
 
 	// LookupEnv reads the environment. Default os.LookupEnv.
@@ -63,7 +64,8 @@ type Options struct {
 	Stderr io.Writer
 }
 
-// ConfigError is a mistake that whoever starts the process must mend, possibly several on lines of their own.
+// ConfigError is a mistake in the configuration or the environment that must be corrected before the process can start. It may
+// contain several mistakes, each on a line. Those of the dispatcher are in it as dispatcher.ConfigErrors.
 type ConfigError struct{ Err error }
 
 func (e *ConfigError) Error() string { return e.Err.Error() }
@@ -76,8 +78,8 @@ func Main(register func(d *dispatcher.Dispatcher) error) {
 	os.Exit(Exec(Options{Register: register}))
 }
 
-// Exec is [Run] with the process's signals and its default logger (log and slog alike). It prints the error, if there is
-// one, and returns the exit code.
+// Exec is [Run] with the process's signals and its default logger (of log and slog). It prints an error and returns the exit
+// code.
 func Exec(o Options) int {
 	o = o.withDefaults()
 	if logger, err := newLogger(o); err == nil {
@@ -110,31 +112,31 @@ func notify() <-chan os.Signal {
 	return signals
 }
 
-// stopOnSignal calls stop at the first signal and exits at the second. Both a terminal that closes and its shell may send
-// SIGHUP, so SIGHUP is never the second.
+// stopOnSignal calls stop at the first signal and exits at the second. A closing terminal and its shell may both send SIGHUP, so
+// SIGHUP never counts as the second.
 func stopOnSignal(signals <-chan os.Signal, stop func()) {
 	first := <-signals
 	slog.Info("daemon: stopping; a second signal ends the process at once", "signal", first.String())
 	stop()
 	for s := range signals {
 		if s == syscall.SIGHUP {
-			slog.Info("daemon: is stopping already", "signal", s.String())
+			slog.Info("daemon: already stopping", "signal", s.String())
 			continue
 		}
-		slog.Error("daemon: ended at once; what was under way is taken over by other workers", "signal", s.String())
+		slog.Error("daemon: ended at once; other workers take over its intents", "signal", s.String())
 		os.Exit(1)
 	}
 }
 
-// Run opens the database, registers and runs a dispatcher until ctx ends, and then stops in good order. It returns nil
-// after such a stop, a [ConfigError] before anything was begun, else what failed. It leaves the process's signals and
-// default logger alone.
+// Run opens the database, registers and runs a dispatcher until ctx ends, then stops it and settles its calls. It returns nil
+// after such a stop, a [ConfigError] if nothing was started, or the failure. It does not use the process's signals and default
+// logger.
 func Run(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	logger, logErr := newLogger(o)
 	poolConfig, dbErr := databaseConfig(o)
 	if err := errors.Join(logErr, dbErr); err != nil {
-		// Check what else there is to check: mistakes are reported all at once.
+		// Check the rest too, so that all mistakes are reported at once.
 		return &ConfigError{errors.Join(err, o.check())}
 	}
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), poolConfig) // connects when it is first used
@@ -181,7 +183,7 @@ func (o Options) env(name, fallback string) string {
 	return fallback
 }
 
-// check says what is wrong with the registration, without a database.
+// check checks the registration without a database.
 func (o Options) check() error {
 	_, err := o.dispatcher(nil, slog.New(slog.DiscardHandler))
 	return err
@@ -189,7 +191,7 @@ func (o Options) check() error {
 
 func (o Options) dispatcher(pool *pgxpool.Pool, logger *slog.Logger) (*dispatcher.Dispatcher, error) {
 	if o.Register == nil {
-		return nil, errors.New("daemon: Options.Register is missing")
+		return nil, errors.New("daemon: Options.Register: missing")
 	}
 	var config dispatcher.Config
 	if o.Config != nil {
@@ -205,17 +207,17 @@ func (o Options) dispatcher(pool *pgxpool.Pool, logger *slog.Logger) (*dispatche
 	return d, d.Check()
 }
 
-// poolSize is what a dispatcher says is plenty.
+// poolSize is enough for most dispatchers, see dispatcher.New.
 const poolSize = 10
 
 func databaseConfig(o Options) (*pgxpool.Config, error) {
 	url := o.env("DATABASE_URL", "")
 	if url == "" {
-		return nil, errors.New("daemon: DATABASE_URL is not set: name the database, such as postgres://user:password@host:5432/name")
+		return nil, errors.New("daemon: DATABASE_URL is not set: set it to the database, such as postgres://user:password@host:5432/name")
 	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil { // whose text may hold the password
-		return nil, errors.New("daemon: DATABASE_URL is not a connection string: want postgres://user:password@host:5432/name, or host=.. dbname=..")
+		return nil, errors.New("daemon: DATABASE_URL is not a connection string such as postgres://user:password@host:5432/name, or host=.. dbname=..")
 	}
 	if !strings.Contains(url, "pool_max_conns") {
 		config.MaxConns = poolSize

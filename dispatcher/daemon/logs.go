@@ -9,7 +9,7 @@ import (
 func newLogger(o Options) (*slog.Logger, error) {
 	var level slog.Level
 	if text := o.env("LOG_LEVEL", "info"); level.UnmarshalText([]byte(text)) != nil {
-		return nil, fmt.Errorf("daemon: LOG_LEVEL %q is none of debug, info, warn, error", text)
+		return nil, fmt.Errorf("daemon: LOG_LEVEL %q is not one of debug, info, warn, error", text)
 	}
 	options := &slog.HandlerOptions{Level: level, ReplaceAttr: clean}
 	switch format := o.env("LOG_FORMAT", "json"); format {
@@ -18,11 +18,11 @@ func newLogger(o Options) (*slog.Logger, error) {
 	case "text":
 		return slog.New(slog.NewTextHandler(o.Stderr, options)), nil
 	default:
-		return nil, fmt.Errorf("daemon: LOG_FORMAT %q is neither json nor text", format)
+		return nil, fmt.Errorf("daemon: LOG_FORMAT %q is not one of json, text", format)
 	}
 }
 
-// clean keeps out of the log what net/http prints there by itself: the bytes that a vendor sent without being asked.
+// clean removes what net/http prints to the log by itself: unsolicited bytes from a vendor.
 func clean(_ []string, a slog.Attr) slog.Attr {
 	if a.Key == slog.MessageKey && strings.HasPrefix(a.Value.String(), "Unsolicited response received") {
 		a.Value = slog.StringValue("net/http: a vendor sent data on an idle connection, which was closed")

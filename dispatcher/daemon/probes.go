@@ -28,7 +28,7 @@ func startProbes(o Options, logger *slog.Logger) (*probes, error) {
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("daemon: LISTEN_ADDR: %w (\"off\" does without probes)", err)
+		return nil, fmt.Errorf("daemon: LISTEN_ADDR: %w (set it to \"off\" to run without probes)", err)
 	}
 	p.server = &http.Server{
 		Handler: p, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second,

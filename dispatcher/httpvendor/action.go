@@ -194,7 +194,7 @@ func (o *operation) setStatuses(m mistakes) {
 	}
 	class := o.action.Policy.Class
 	if len(o.action.Retry) > 0 && (class == dispatcher.NonIdempotentWrite || class == dispatcher.IrreversibleWrite) {
-		m.add("Retry", "not allowed for %v: only a 429 says that the vendor did not act", class)
+		m.add("Retry", "not allowed for %v: only a 429 proves that the vendor did not act", class)
 	}
 }
 

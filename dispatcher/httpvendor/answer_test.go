@@ -341,7 +341,7 @@ func waitClosed(t *testing.T, vendor *samekeytest.Vendor) {
 	}
 }
 
-// A read of such a connection ends when the other side wants it to: it held the attempt for ever, and its slot.
+// A read of such a connection ends when the other side closes it. It could hold the attempt and its slot forever.
 func TestSwitchingProtocolsEnds(t *testing.T) {
 	hold := make(chan struct{})
 	s := startRaw(t, func(s *rawServer, c net.Conn) {
@@ -364,7 +364,7 @@ func TestSwitchingProtocolsEnds(t *testing.T) {
 			ended <- err
 		}
 	}()
-	for _, what := range []string{"the attempt", "the look-up"} {
+	for _, what := range []string{"the attempt", "the lookup"} {
 		select {
 		case err := <-ended:
 			if ctx.Err() != nil || what == "the attempt" && (verdict(err) != "unknown" || !strings.Contains(err.Error(), "answered 101")) {

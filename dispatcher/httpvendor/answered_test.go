@@ -96,7 +96,7 @@ func TestLookupByTheAnsweredIDOrTheKey(t *testing.T) {
 				want = "/ops?key=" + entry.DeliveryKey.String()
 			}
 			if entry.Status != "delivered" || len(v.wire) != 1 || fmt.Sprint(v.asked) != fmt.Sprint([]string{want, want, want}) {
-				t.Errorf("is %s after %d calls and the look-ups %v, want three of %s", entry.Status, len(v.wire), v.asked, want)
+				t.Errorf("is %s after %d calls and the lookups %v, want three of %s", entry.Status, len(v.wire), v.asked, want)
 			}
 		})
 	}
@@ -107,7 +107,7 @@ func TestLookupForgetsAnswersOfUnsentCalls(t *testing.T) {
 	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{status: 500, body: `{"id":"op_1"}`}, step{act: true, lose: true})
 	v.log = func(r *http.Request) (int, string) {
-		return 200, fmt.Sprintf(`{"of":%q}`, r.URL.Query().Get("key")) // nobody knows op_1
+		return 200, fmt.Sprintf(`{"of":%q}`, r.URL.Query().Get("key")) // op_1 is unknown
 	}
 	action := Action{Lookup: byAnswer, Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, SettlingDelay: -1}}
 	entry := played(t, db, Destination{}, v, action)
@@ -124,6 +124,6 @@ func TestLookupForgetsAnswersOfUnsentCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []string{"/ops/op_1", "/ops?key=" + entry.DeliveryKey.String()}; entry.Status != "parked" || again.Status != "delivered" || fmt.Sprint(v.asked) != fmt.Sprint(want) {
-		t.Errorf("is %s, then %s after the look-ups %v, want %v", entry.Status, again.Status, v.asked, want)
+		t.Errorf("is %s, then %s after the lookups %v, want %v", entry.Status, again.Status, v.asked, want)
 	}
 }

@@ -120,7 +120,7 @@ func TestFormKeepsOrder(t *testing.T) {
 	}
 }
 
-// Many servers unescape a path and resolve its dots: what comes of a value must be one part of it for them, too.
+// Many servers unescape a path and resolve its dots: a value must stay one part of the path for them too.
 func TestValueCannotChangeThePath(t *testing.T) {
 	for _, tc := range []struct{ request, value string }{
 		{"DELETE /v1/customers/{{.Payload.id}}", ""},

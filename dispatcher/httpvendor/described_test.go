@@ -11,7 +11,7 @@ import (
 )
 
 // Each answer is written as it is, then the connection is closed.
-func TestWhatIsWrongWithAnAnswerIsSaid(t *testing.T) {
+func TestDescribeBrokenAnswers(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
 	const chunked = ok + "Transfer-Encoding: chunked\r\n\r\n"
 	const zipped = ok + "Content-Encoding: gzip\r\n"

@@ -47,7 +47,7 @@ type Destination struct {
 	// Rules say what this vendor's answers mean. The rules of an action come first.
 	Rules []Rule
 
-	// JSONAnswers says that this vendor's answers with a body are JSON. Then a success or a refusal is unknown if its body is
+	// JSONAnswers means that this vendor's answers with a body are JSON. Then a success or a refusal is unknown if its body is
 	// not JSON, such as the page of a proxy, or is longer than 1 MiB, and no rule of a lookup matches such a page. Default: false.
 	JSONAnswers bool
 

@@ -24,7 +24,7 @@ import (
 // redrive it, and how many requests the vendor has seen after that.
 type fate struct {
 	stored  string // status, spent attempts, and whether the vendor may have seen the key
-	rests   string // after the look-ups; empty: it is sent again by itself
+	rests   string // after the lookups; empty: it is sent again by itself
 	redrive bool
 	calls   int
 }
@@ -143,7 +143,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		}
 	}
 	samekeytest.Elapse(t, db, time.Minute)
-	work() // which looks up what is unknown; there is no look-up, so a person has to look
+	work() // which looks up what is unknown; there is no lookup, so a person has to look
 	if want.rests != "" {
 		for status, id := range ids {
 			if entry := stored(t, db, id); string(entry.Status) != want.rests {

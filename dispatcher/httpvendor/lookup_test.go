@@ -177,11 +177,11 @@ func TestActionsLookupWinsOverTheDestinations(t *testing.T) {
 			tc.action.Policy.Class = tc.class
 			entry := played(t, db, Destination{Lookup: by("/destination")}, v, tc.action)
 			if entry.Status != "delivered" || entry.Code != tc.code || fmt.Sprint(v.asked) != tc.asked || len(v.wire) != tc.calls {
-				t.Errorf("is %s with %s after %d calls and the look-ups %v", entry.Status, entry.Code, len(v.wire), v.asked)
+				t.Errorf("is %s with %s after %d calls and the lookups %v", entry.Status, entry.Code, len(v.wire), v.asked)
 			}
 			_, delivery, err := testClient(t, Destination{URL: v.URL, Lookup: by("/destination")}).handler(Action{Request: "POST /", Policy: dispatcher.Policy{Class: tc.class}})
 			if has := delivery.Lookup != nil; err != nil || has != (tc.class != dispatcher.Read) {
-				t.Errorf("it is registered with a look-up: %t, %v", has, err)
+				t.Errorf("it is registered with a lookup: %t, %v", has, err)
 			}
 		})
 	}

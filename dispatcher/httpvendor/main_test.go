@@ -121,12 +121,10 @@ func attempt(t *testing.T, handler handler, call *dispatcher.Call, timeout time.
 
 // result is the response of an outcome, and what it is if it is not delivered.
 func result(outcome dispatcher.Outcome, err error) (dispatcher.Response, error) {
-	at := reflect.ValueOf(outcome).FieldByName("response")
-	response := dispatcher.Response{Code: at.FieldByName("Code").String(), ContentType: at.FieldByName("ContentType").String(), Body: at.FieldByName("Body").Bytes()}
 	if err == nil && outcome.Kind() == delivered {
-		return response, nil
+		return outcome.Response(), nil
 	}
-	return response, &notDelivered{outcome, err}
+	return outcome.Response(), &notDelivered{outcome, err}
 }
 
 // verdict names an outcome as the dispatcher takes it.
@@ -149,8 +147,7 @@ func askedWait(err error) time.Duration {
 }
 
 func answerOf(err error) dispatcher.Response {
-	response, _ := result(err.(*notDelivered).outcome, nil)
-	return response
+	return err.(*notDelivered).outcome.Response()
 }
 
 // rawServer is a server made by hand: serve has each connection, its number and a count of whole requests.

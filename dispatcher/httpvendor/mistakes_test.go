@@ -113,7 +113,7 @@ func TestMistakesInActions(t *testing.T) {
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Refused: status(402, 402), Accepted: status(402, 402)}, []string{
 			"Accepted: has a status that is also in Refused"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Retry: status(409, 409)}, []string{
-			"Retry: not allowed for NonIdempotentWrite: only a 429 says that the vendor did not act"}},
+			"Retry: not allowed for NonIdempotentWrite: only a 429 proves that the vendor did not act"}},
 		{read, dispatcher.Vendor{}, Action{Request: "PUT /"}, []string{"Request: PUT is not allowed for Read: use the class of a write"}},
 		{idempotent, dispatcher.Vendor{}, Action{}, []string{"Request: is missing"}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /{{.Payload"}, []string{"Request: is not a template: 1: unclosed action"}},
@@ -138,7 +138,7 @@ func TestMistakesInActions(t *testing.T) {
 			{Match: Match{Header: "X", Field: "/a"}, Outcome: dispatcher.Dead}, {Match: Match{Values: []string{"x"}, Status: status(400, 400)}, Outcome: dispatcher.Dead},
 			{Match: Match{Field: "a"}, Outcome: dispatcher.Dead}, {Match: Match{Header: "a b"}, Outcome: dispatcher.Dead},
 		}}, []string{
-			"Rules[1].Outcome: retry is not allowed for a class that forbids repeats: only a 429 says that the vendor did not act",
+			"Rules[1].Outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act",
 			"Rules[2]: matches every answer: set Status, Header or Field",
 			"Rules[3].Outcome: absent is not allowed here: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, gone",
 			"Rules[3].Status: 1-2 is not a range within 200-599",

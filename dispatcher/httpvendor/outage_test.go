@@ -18,7 +18,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// downVendor is a vendor whose port refuses connections until up is called. It is bound all the while, so that nobody else
+// downVendor is a vendor whose port refuses connections until up is called. It stays bound, so that no other process
 // gets it.
 func downVendor(t *testing.T, script ...step) (v *vendor, up func()) {
 	t.Helper()

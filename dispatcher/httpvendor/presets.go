@@ -50,7 +50,7 @@ func Stripe() Destination {
 		JSONAnswers: true,
 		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
-			{Match: Match{Status: Statuses{{408, 409}, {423, 425}, {499, 599}}, Header: "Stripe-Should-Retry", Values: []string{"false"}}, Outcome: dispatcher.Stuck, Reason: "the vendor says that a retry changes nothing"},
+			{Match: Match{Status: Statuses{{408, 409}, {423, 425}, {499, 599}}, Header: "Stripe-Should-Retry", Values: []string{"false"}}, Outcome: dispatcher.Stuck, Reason: "the vendor reports that a retry changes nothing"},
 			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Outcome: dispatcher.Dead, Reason: reused},
 			{Match: Match{Status: Statuses{{400, 400}, {402, 428}, {430, 499}}, Header: "Stripe-Should-Retry", Values: []string{"true"}}, Outcome: dispatcher.Retry, Reason: "the vendor says to retry"},
@@ -84,7 +84,7 @@ func Adyen() Destination {
 		Rules: []Rule{
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Outcome: dispatcher.Refused},
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Pending", "Received", "RedirectShopper", "PresentToShopper", "ChallengeShopper", "IdentifyShopper"}}, Outcome: dispatcher.Accepted},
-			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Outcome: dispatcher.Retry, Reason: "the vendor says that the error is temporary"},
+			{Match: Match{Status: status(400, 499), Header: "transient-error", Values: []string{"true"}}, Outcome: dispatcher.Retry, Reason: "the vendor reports that the error is temporary"},
 			{Match: Match{Status: status(400, 499), Field: "/errorCode", Values: []string{"704"}}, Outcome: dispatcher.Stuck, Reason: "the vendor has this call, or is still working on it"},
 		},
 	}
@@ -112,7 +112,7 @@ func PayPal() Destination {
 		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Outcome: dispatcher.Dead, Reason: reused},
 		{Match: Match{Status: status(400, 422), Field: "/name", Values: []string{"PAYPAL_REQUEST_ID_PREVIOUSLY_USED", "DUPLICATE_REQUEST_ID"}}, Outcome: dispatcher.Dead, Reason: reused},
 		{Match: Match{Status: status(409, 422), Field: "/details/*/issue", Values: inProgress}, Outcome: dispatcher.Retry, Reason: "a call for this payment is still running"},
-		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: already}, Outcome: dispatcher.Stuck, Reason: "the vendor says that this was done already, perhaps by this intent: read the order"},
+		{Match: Match{Status: status(400, 422), Field: "/details/*/issue", Values: already}, Outcome: dispatcher.Stuck, Reason: "the vendor reports that this was done already, perhaps by this intent: read the order"},
 		{Match: Match{Status: status(422, 422), Field: "/details/*/issue", Values: []string{"INSTRUMENT_DECLINED", "TRANSACTION_REFUSED"}}, Outcome: dispatcher.Refused},
 	}
 	// The status of the order, or of what a Payments call made, and the statuses of the payments in an order. If one of

@@ -35,7 +35,7 @@ type vendor struct {
 	mu      sync.Mutex
 	wire    []wireCall // whatever was sent, in order
 	effects map[string]int
-	asked   []string // look-ups
+	asked   []string // lookups
 	log     func(r *http.Request) (status int, body string)
 }
 
@@ -447,7 +447,7 @@ func TestPresetsOutcomes(t *testing.T) {
 	}
 }
 
-// What a vendor says is not done yet, or was done already, is looked up: one call, and the look-up's word.
+// What a vendor says is not done yet, or was done already, is looked up: one call, and the lookup's word.
 func TestPresetsLookUpUnfinishedCalls(t *testing.T) {
 	db := database(t)
 	for name, tc := range map[string]struct {
@@ -478,10 +478,10 @@ func TestPresetsLookUpUnfinishedCalls(t *testing.T) {
 				Request: "GET /seen/{{.Key}}", Rules: []Rule{{Match: state("running"), Outcome: dispatcher.Accepted}, {Match: state("done"), Outcome: dispatcher.Delivered}},
 			}})
 			if entry.Status != "delivered" || len(v.wire) != 1 || len(v.asked) != tc.asks {
-				t.Errorf("is %s after %d calls and the look-ups %v", entry.Status, len(v.wire), v.asked)
+				t.Errorf("is %s after %d calls and the lookups %v", entry.Status, len(v.wire), v.asked)
 			}
 			without := startVendor(t, header(tc.key), tc.answer)
-			t.Run("no look-up", func(t *testing.T) {
+			t.Run("no lookup", func(t *testing.T) {
 				entry := played(t, db, tc.dest, without, Action{Policy: dispatcher.Policy{CompletionTime: time.Second}})
 				if entry.Status != "parked" || len(without.wire) != 1 {
 					t.Errorf("is %s after %d calls", entry.Status, len(without.wire))
@@ -491,7 +491,7 @@ func TestPresetsLookUpUnfinishedCalls(t *testing.T) {
 	}
 }
 
-// Stripe keeps a 500 under the key: the third attempt would get it for ever.
+// Stripe keeps a 500 under the key: each further attempt would get it.
 func TestStored500IsLookedUp(t *testing.T) {
 	db := database(t)
 	stored := step{status: 500, header: map[string]string{"Idempotent-Replayed": "true"}, body: `{"error":{"type":"api_error"}}`}
@@ -504,7 +504,7 @@ func TestStored500IsLookedUp(t *testing.T) {
 	}{
 		"it acted":       {Stripe(), lookup, true, "delivered"},
 		"it did not":     {Stripe(), lookup, false, "parked"},
-		"no look-up":     {Stripe(), nil, true, "parked"},
+		"no lookup":      {Stripe(), nil, true, "parked"},
 		"without preset": {Destination{}, lookup, true, "delivered"},
 		"should not":     {Stripe(), lookup, true, "delivered"},
 	} {
@@ -522,9 +522,9 @@ func TestStored500IsLookedUp(t *testing.T) {
 			}
 			entry := played(t, db, tc.dest, v, Action{Lookup: tc.lookup, Policy: dispatcher.Policy{Attempts: 10}})
 			if string(entry.Status) != tc.want || len(v.wire) != 2 {
-				t.Errorf("is %s after %d calls, %d look-ups", entry.Status, len(v.wire), len(v.asked))
+				t.Errorf("is %s after %d calls, %d lookups", entry.Status, len(v.wire), len(v.asked))
 			}
-			if looked := map[string]int{"it did not": 2, "no look-up": 0}; len(v.asked) != looked[name] && len(v.asked) != 1 {
+			if looked := map[string]int{"it did not": 2, "no lookup": 0}; len(v.asked) != looked[name] && len(v.asked) != 1 {
 				t.Errorf("asked %v", v.asked)
 			}
 		})
@@ -549,7 +549,7 @@ func TestMailPresetLooksUpUnknownMails(t *testing.T) {
 		"not sent":                     {false, false, "", "parked", 0, 1},
 		"not sent, once more":          {false, true, "", "delivered", 1, 2},
 		"the log answers another list": {true, true, `{"Other":[]}`, "parked", 1, 1},
-		"the log has somebody's mail":  {true, true, `{"Messages":[{"Metadata":{"key":"other"}}]}`, "parked", 1, 1},
+		"the log has another mail":     {true, true, `{"Messages":[{"Metadata":{"key":"other"}}]}`, "parked", 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := startVendor(t, inLog, step{act: tc.acted, lose: true}, step{act: true, status: 200, body: `{"ErrorCode":0}`})
@@ -572,7 +572,7 @@ func TestMailPresetLooksUpUnknownMails(t *testing.T) {
 				mails += n
 			}
 			if string(entry.Status) != tc.want || mails != tc.mails || len(v.wire) != tc.calls {
-				t.Errorf("is %s with %d mails after %d calls and the look-ups %v", entry.Status, mails, len(v.wire), v.asked)
+				t.Errorf("is %s with %d mails after %d calls and the lookups %v", entry.Status, mails, len(v.wire), v.asked)
 			}
 		})
 	}

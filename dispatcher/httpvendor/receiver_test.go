@@ -298,7 +298,7 @@ func TestInvalidEndpointIsDead(t *testing.T) {
 	}
 }
 
-// A customer who names an address inside gets nothing sent to it, and the intent is not tried for ever.
+// Nothing is sent to a private address that a customer names, and the intent is not tried forever.
 func TestPrivateReceiverIsDeadAtTheDeadline(t *testing.T) {
 	w := setupHooks(t)
 	w.dest.AllowPrivate = nil
@@ -396,7 +396,7 @@ func TestEndpointNameFromThePayload(t *testing.T) {
 	w.want(map[uuid.UUID]string{known: "delivered 200", none: "dead endpoint_missing"})
 }
 
-// A look-up asks the endpoint, without its signature.
+// A lookup asks the endpoint, without its signature.
 func TestLookupAsksTheEndpoint(t *testing.T) {
 	w := setupHooks(t)
 	w.action.Policy.Class, w.action.Policy.KeyWindow, w.action.Policy.SettlingDelay = dispatcher.NonIdempotentWrite, 0, -1

@@ -15,7 +15,7 @@ type Rule struct {
 	// Outcome is a constructor of package dispatcher: Delivered, Refused, Accepted, Retry, Denied, Dead, Gone, Unknown or
 	// Stuck; in a [Lookup] Absent as well, and not Gone. Required.
 	//
-	// Retry is for answers by which the vendor says that it did not act. If the class does not allow a call to be repeated,
+	// Retry is for answers by which the vendor reports that it did not act. If the class does not allow a call to be repeated,
 	// an action's own rule may use it for 429 only, and a destination's rule means Unknown instead.
 	Outcome func(dispatcher.Response) dispatcher.Outcome
 
@@ -89,7 +89,7 @@ func (r Rule) check(m mistakes, u use) {
 	case !slices.Contains(known, is):
 		m.add("Outcome", "%s is not allowed here: use one of %s", is, strings.Join(known, ", "))
 	case is == retry && u == ofOnce && !r.only(http.StatusTooManyRequests):
-		m.add("Outcome", "%s is not allowed for a class that forbids repeats: only a 429 says that the vendor did not act", is)
+		m.add("Outcome", "%s is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act", is)
 	}
 	r.Match.check(m)
 }

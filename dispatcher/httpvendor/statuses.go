@@ -55,7 +55,7 @@ func (s Statuses) overlaps(other Statuses) bool {
 	return false
 }
 
-// defaultDelivered are the statuses by which a vendor says that it acted, without those that mean accepted.
+// defaultDelivered are the statuses by which a vendor reports that it acted, without those that mean accepted.
 func defaultDelivered(accepted Statuses) (out Statuses) {
 	for status := 200; status <= 299; status++ {
 		switch last := len(out) - 1; {

@@ -25,7 +25,7 @@ const (
 	childTimeout = 500 * time.Millisecond
 )
 
-// child makes one attempt with a short deadline and prints what came of it. Without a large body it stops itself between
+// child makes one attempt with a short deadline and prints its outcome. Without a large body it stops itself between
 // getting its connection and writing the first byte.
 func child(url string) {
 	client, err := New(Destination{Name: "stripe", URL: url, AllowPrivate: loopback})

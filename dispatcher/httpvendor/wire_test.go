@@ -96,7 +96,7 @@ func TestWhatComesUnaskedIsNotLogged(t *testing.T) {
 		}
 		respond(c, "ok")
 		<-ended
-		respond(c, "card 4242") // a second answer that nobody asked for
+		respond(c, "card 4242") // an unsolicited second answer
 		_, _ = r.ReadByte()     // the client lets go
 		gone <- struct{}{}
 	})

@@ -16,9 +16,9 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// A process that was stopped past its lease and goes on must not end a mail that somebody else may have sent meanwhile, and
-// what has no end is not unknown. The socket's own deadline does not see to that, and none is set here on what is written: its
-// timer fires some time after the process goes on.
+// A process that was stopped past its lease and continues must not finish a mail that another worker may have sent meanwhile.
+// A mail without its end is unsent, not unknown. The socket's own deadline does not ensure that: its timer fires some time after
+// the process continues.
 func TestMailStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		left time.Duration

@@ -170,7 +170,7 @@ type Receipt struct {
 
 type composer = func(context.Context, *dispatcher.Call, Receipt) (*mail.Msg, error)
 
-// compose is what a user writes: with an attachment, and so with boundaries that are made up anew each time.
+// compose is what a user writes: with an attachment, and so with boundaries that are random each time.
 func compose(_ context.Context, _ *dispatcher.Call, r Receipt) (*mail.Msg, error) {
 	m := mail.NewMsg()
 	if err := errors.Join(m.From("Shop <shop@example.com>"), m.To(r.To), m.Bcc("archive@example.com")); err != nil {

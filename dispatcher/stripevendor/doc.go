@@ -73,7 +73,7 @@
 // one. For any other answer only the table counts.
 //
 // A declined card is final for its intent, since Stripe stores the refusal under the key. Another attempt by the customer is
-// another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe says that after a 500 it
+// another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe states that after a 500 it
 // may have acted: give the action a lookup, or a person must look. A dead intent that is redriven still has its key: if Stripe
 // stored the answer, it comes again, and you need another intent.
 //

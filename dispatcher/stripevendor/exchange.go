@@ -204,7 +204,7 @@ func (q *request) build(c *Client, of *http.Request, key string) (*http.Request,
 		return out, nil
 	}
 	out.Header.Set(keyHeader, key)
-	out.Body = http.NoBody
+	out.Body = http.NoBody // unless there is one
 	if len(q.Body) > 0 {
 		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(q.Body)), int64(len(q.Body))
 	}

@@ -88,7 +88,7 @@ func (x *exchange) notDone(response dispatcher.Response) dispatcher.Outcome {
 	response.Code = cmp.Or(apiErr.Code, response.Code)
 	switch {
 	case x.status == http.StatusConflict && never:
-		return is(dispatcher.Stuck(response), ": Stripe says that a retry changes nothing")
+		return is(dispatcher.Stuck(response), ": Stripe reports that a retry changes nothing")
 	case effect == httpstatus.Denied:
 		return is(dispatcher.Denied(response), ": correct the account's key")
 	case effect == httpstatus.Later:
@@ -104,7 +104,7 @@ func (x *exchange) notDone(response dispatcher.Response) dispatcher.Outcome {
 		response.Code = fmt.Sprintf("replayed_%d", x.status)
 		return is(dispatcher.Stuck(response), ", which is stored under this key, so the call can never succeed")
 	case effect == httpstatus.Silent && never:
-		return is(dispatcher.Stuck(response), ": Stripe says that a retry changes nothing")
+		return is(dispatcher.Stuck(response), ": Stripe reports that a retry changes nothing")
 	case effect == httpstatus.Silent:
 		return is(dispatcher.Unknown(response), "")
 	case x.status >= 300 && x.status < 400:

@@ -120,7 +120,7 @@ func intentIs(status string) string {
 	return fmt.Sprintf(`{"id":"pi_1","object":"payment_intent","status":%q}`, status)
 }
 
-// What creates an intent for somebody else to confirm has done that, whatever the status; what the function says goes first.
+// A call that creates an intent for a customer to confirm is done with any status.
 func TestStatusOfAConfirmedIntentCounts(t *testing.T) {
 	create := func(confirm *bool) call {
 		return func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
@@ -174,9 +174,9 @@ func TestUnreachableStripeIsUnsent(t *testing.T) {
 	_ = free.Close()
 	plain := startServer(t, says(200, succeeded))
 	for name, tc := range map[string]struct{ url, code string }{
-		"nobody listens": {"http://" + free.Addr().String(), "connection"},
-		"no TLS":         {strings.Replace(plain.URL, "http:", "https:", 1), "tls"},
-		"no such name":   {"http://stripe.invalid", "dns"},
+		"connection refused": {"http://" + free.Addr().String(), "connection"},
+		"no TLS":             {strings.Replace(plain.URL, "http:", "https:", 1), "tls"},
+		"no such name":       {"http://stripe.invalid", "dns"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t, says(200, succeeded))

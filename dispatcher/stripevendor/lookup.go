@@ -23,7 +23,7 @@ const MetadataKey = "samekey_key"
 // means: dispatcher.Delivered, Refused or Accepted. The first match ends the lookup. Without a match the outcome is
 // dispatcher.Absent; after the second Absent the intent is parked.
 //
-// Use a List, limited by customer or by Created, and not a Search: Stripe says that a search finds a new object after up to a
+// Use a List, limited by customer or by Created, and not a Search: Stripe states that a search finds a new object after up to a
 // minute, and later during an outage, while lists have no such delay. Requests that write are refused.
 //
 // After an error, or an answer other than 2xx, the lookup is repeated, not before Retry-After. A 401, a 429 and an account

@@ -61,7 +61,7 @@ func startServer(t *testing.T, answers ...http.HandlerFunc) *server {
 	return s
 }
 
-// script begins anew with other answers.
+// script starts again with other answers.
 func (s *server) script(answers ...http.HandlerFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +102,7 @@ const (
 )
 
 func apiError(kind, code string) string {
-	return fmt.Sprintf(`{"error":{"type":%q,"code":%q,"message":"quoted by the SDK, and by nobody else"}}`, kind, code)
+	return fmt.Sprintf(`{"error":{"type":%q,"code":%q,"message":"quoted by the SDK alone"}}`, kind, code)
 }
 
 // Charge is what the order service wrote into the intent.

@@ -84,7 +84,7 @@ func prepareTestcontainers(ctx context.Context) {
 	}
 	// Ryuk is a container that removes the containers of a killed process. Without it, the next run removes them: see
 	// removeOrphans.
-	//lint:ignore SA1019 the image's name is available nowhere else
+	//nolint:staticcheck // the image's name is available nowhere else
 	ryuk := testcontainers.ReaperDefaultImage
 	if !haveImage(ctx, ryuk) {
 		if err := pullImage(ctx, ryuk); err != nil {

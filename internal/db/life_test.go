@@ -27,7 +27,7 @@ type life struct {
 	key     string // its ordering key, or empty
 	held    bool   // under a lease
 	attempt int32
-	stale   []int32 // attempts that somebody else has taken over
+	stale   []int32 // attempts that another worker has taken over
 	sentAs  int32   // the last attempt that was sent
 }
 

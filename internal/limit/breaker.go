@@ -37,7 +37,7 @@ type Breaker struct {
 	failures, denied int       // in a row
 	trips            int       // how often it opened since it was last closed
 	until            time.Time // open until then and until a probe is answered; zero while it is closed
-	probed           time.Time // when the probe that is out was given; zero where none is
+	probed           time.Time // when the probe that is out was given; zero if no probe is out
 	held             time.Time // nothing is admitted before, since the vendor asked for that
 	laters           int       // answers in a row that ask to be called later
 	holds            int       // in a row, without a better answer between
@@ -101,7 +101,7 @@ func (b *Breaker) Admit(now time.Time, want int) (may, epoch int) {
 	return want, b.epoch
 }
 
-// Unused takes back what Admit gave in that epoch and nobody claimed.
+// Unused takes back permits of Admit, of that epoch, for which nothing was claimed.
 func (b *Breaker) Unused(epoch, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -210,7 +210,7 @@ func TestClaimsWithoutAnswersLeaveRoomAfterAHold(t *testing.T) {
 	c.Unused(epoch, 1) // nothing was claimed
 	c.wantAdmitted(32, 1)
 	if made := c.Record(epoch, NoSign, c.now); !made.Room {
-		t.Fatal("nobody is told that there is room")
+		t.Fatal("the change does not report that there is room")
 	}
 	c.wantAdmitted(32, 1)
 	c.now = c.now.Add(probePatience - 1)

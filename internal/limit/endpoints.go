@@ -11,7 +11,7 @@ import (
 // Endpoints knows those endpoints of a destination that have calls under way, or about which there is something to
 // remember.
 //
-//	the claim does not know endpoints            it takes what is due, and what may not be called now is put off in one
+//	the claim does not know endpoints            it takes due intents; those that may not be called now are put off in one
 //	                                             statement for the batch, before the drain claims again
 //	100,000 intents for an endpoint that hangs   each is put off further than the one before, at the pace at which the
 //	                                             endpoint takes calls; past the longest delay they are spread over it

@@ -14,7 +14,7 @@ import (
 //	killed between the take and the claim    the permits are lost: fewer calls are made, never more
 //	the claim gets fewer than it may         another worker took them; the rest can be used for permitLife, then it is lost
 //	nothing is due                           the statement takes nothing: an idle destination's budget stays whole
-//	nothing is left                          the statement returns when the next batch is there; nobody asks before
+//	nothing is left                          the statement returns when the next batch is there; no claim asks before
 //	the rate or the burst is changed         the row holds a number of calls, not a time: see queries/rate_limits.sql
 //	the database's clock is set back         no time has passed: a permit comes after 1/rate
 //	serializable by default                  a take that lost against another (40001) took nothing, and waits

@@ -38,7 +38,7 @@ func unprivileged() (*user, error) {
 		}
 		return &user{name: name, uid: uid, gid: gid}, nil
 	}
-	return nil, errors.New("postgres refuses to run as root, and neither user postgres nor user nobody exists: run this as another user")
+	return nil, errors.New("postgres refuses to run as root, and this system has no user named postgres or nobody: run this as another user")
 }
 
 // temporary is the default folder for the servers' folders. It is not os.TempDir: the unprivileged user may have no

@@ -78,7 +78,7 @@ func watch(w *wire.Wire, resp *http.Response) {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
 		// The body is then the connection itself, and no deadline ends a read of it. The request asked for no other protocol.
 		_ = resp.Body.Close()
-		resp.Body = http.NoBody
+		resp.Body = http.NoBody // an answer without a body
 	case resp.Body == http.NoBody:
 		w.Answered()
 	default:
