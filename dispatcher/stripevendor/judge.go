@@ -37,7 +37,7 @@ func (c *Client) judge(ctx context.Context, x *exchange, own dispatcher.Outcome,
 		return dead(errOutside)
 	case x.asked == 0:
 		return dead(errNone)
-	case x.refused != nil && x.refused != errSecond && !x.sent:
+	case x.refused != nil && !errors.Is(x.refused, errSecond) && !x.sent:
 		return dead(failed("%w", x.refused))
 	case !x.sent:
 		code, text := describe(x.failure)
