@@ -69,9 +69,9 @@ func (of *applies) mayClaim() bool {
 
 // applying is one that runs.
 type applying struct {
-	began  time.Time
-	spent  int
-	cancel context.CancelCauseFunc
+	began    time.Time
+	failures int
+	cancel   context.CancelCauseFunc
 }
 
 type waitingApply struct {
@@ -255,9 +255,9 @@ func (ap *applier) written(a *action) {
 }
 
 // start runs an Apply in a slot; the caller holds mu.
-func (ap *applier) start(of *applies, c *claim, spent int) {
+func (ap *applier) start(of *applies, c *claim, failures int) {
 	ctx, cancel := context.WithCancelCause(ap.worker.calls)
-	run := &applying{began: time.Now(), spent: spent, cancel: cancel}
+	run := &applying{began: time.Now(), failures: failures, cancel: cancel}
 	of.running = append(of.running, run)
 	ap.free--
 	go func() {
@@ -269,7 +269,7 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.applied(of, c, spent, outcome, err)
+			ap.applied(of, c, failures, outcome, err)
 		}()
 		outcome, err = ap.apply(ctx, c)
 	}()
@@ -360,7 +360,7 @@ func (ap *applier) giveWay() {
 	var longest *applying
 	for _, of := range ap.queue {
 		for _, run := range of.running {
-			if time.Since(run.began) > applyPatience<<min(run.spent, applyDoublings) && (longest == nil || run.began.Before(longest.began)) {
+			if time.Since(run.began) > applyPatience<<min(run.failures, applyDoublings) && (longest == nil || run.began.Before(longest.began)) {
 				longest = run
 			}
 		}

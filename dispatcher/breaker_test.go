@@ -199,7 +199,7 @@ func TestABusinessNoOpensNoBreaker(t *testing.T) {
 	}
 }
 
-func TestLookUpsThatFailOpenTheBreaker(t *testing.T) {
+func TestLookupsThatFailOpenTheBreaker(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 4, BreakDelay: time.Hour}, b.post,
 		withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {

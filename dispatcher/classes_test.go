@@ -188,7 +188,7 @@ func TestIrreversibleWriteIsLookedUpAfterATimeout(t *testing.T) {
 
 func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), fault samekeytest.Fault, code string) {
 	b := setup(t)
-	d := b.handles(class, change, withLookup(b.lookUp))
+	d := b.handles(class, change, withLookup(b.lookup))
 	id, approval := b.insert("charge_card"), ""
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -286,7 +286,7 @@ func TestKilledIrreversibleWriteIsLookedUpAfterItsLease(t *testing.T) {
 
 func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
 	b := setup(t)
-	d := b.handles(class, nil, withLookup(b.lookUp))
+	d := b.handles(class, nil, withLookup(b.lookup))
 	id := b.insert("charge_card")
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)

@@ -117,14 +117,14 @@ func TestDecideAfterSend(t *testing.T) {
 				want = repeatable["unknown"]
 			}
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{Attempt: 1}, result.outcome, result.err)
-			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code)
-			if s.unsend {
+			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code)
+			if s.clearSent {
 				got += " unsend"
 			}
 			if got != want {
 				t.Errorf("%v, %s:\n\tgot  %s\n\twant %s", class, name, got, want)
 			}
-			if s.keep || s.leave || s.event != "attempt" {
+			if s.keepLease || s.leaveOrder || s.event != "attempt" {
 				t.Errorf("%v, %s: %+v", class, name, s)
 			}
 			if result.err != nil && s.err == "" {
@@ -148,10 +148,10 @@ func TestAttemptsUsedUpMakeDead(t *testing.T) {
 
 func TestUnsentFirstAttemptStartsNoKeyWindow(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
-	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Unsent(nil), nil); !s.unsend {
+	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Unsent(nil), nil); !s.clearSent {
 		t.Error("the first send was unsent, and the key window began")
 	}
-	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: false}, Unsent(nil), nil); s.unsend {
+	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: false}, Unsent(nil), nil); s.clearSent {
 		t.Error("an earlier attempt may have been sent, and the key window was forgotten")
 	}
 }
@@ -210,11 +210,11 @@ func TestBeforeSend(t *testing.T) {
 		a := actionOf(c.class, 5)
 		c.change(a)
 		s, send := a.beforeSend(&c.claim)
-		got := s.status + " " + s.answer.Code
-		if s.unsend {
+		got := s.status + " " + s.response.Code
+		if s.clearSent {
 			got += " unsend"
 		}
-		if s.leave {
+		if s.leaveOrder {
 			got += " leave"
 		}
 		if send {
@@ -259,17 +259,17 @@ func TestDecideAfterLookup(t *testing.T) {
 	} {
 		for _, class := range classes {
 			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: c.spent}, c.outcome, c.err)
-			if got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code); got != c.want {
+			if got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code); got != c.want {
 				t.Errorf("%v, %s: got %q, want %q", class, c.name, got, c.want)
 			}
 		}
 	}
 	a := actionOf(NonIdempotentWrite, 5)
-	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked || s.leave {
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked || s.leaveOrder {
 		t.Errorf("without a lookup: %+v", s)
 	}
 	a.policy.PassFailed = true
-	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leave || !a.lookedUp(&db.OutboxQueueClaimRow{}, Unknown(evidence), nil).leave {
+	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leaveOrder || !a.lookedUp(&db.OutboxQueueClaimRow{}, Unknown(evidence), nil).leaveOrder {
 		t.Error("PassFailed does not let the next one pass a parked one")
 	}
 }
@@ -294,11 +294,11 @@ func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 		a := actionOf(c.class, 5)
 		a.policy.ResendAbsent, c.row.AttemptsUsed = c.resend, 4
 		s := a.lookedUp(&c.row, Absent(evidence), nil)
-		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
-			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
+		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.response.Code); got != c.want || s.clearSent != c.unsend || s.forbidResend != c.unsend {
+			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.clearSent, s.forbidResend, c.want, c.unsend)
 		}
-		if c.unsend && s.spent != 0 {
-			t.Errorf("%s: sent once more with %d attempts spent", c.name, s.spent)
+		if c.unsend && s.attemptsUsed != 0 {
+			t.Errorf("%s: sent once more with %d attempts spent", c.name, s.attemptsUsed)
 		}
 		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
 			t.Errorf("%s: asked again after %v", c.name, s.delay)
@@ -310,7 +310,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 	for _, class := range classes {
 		a := actionOf(class, 5)
 		s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Accepted(Response{Code: "202"}).After(time.Minute), nil)
-		if s.status != statusUnknown || s.outcome != outcomeAccepted || s.answer.Code != codeAccepted || !s.resend || s.unsend || !s.sent {
+		if s.status != statusUnknown || s.outcome != outcomeAccepted || s.response.Code != codeAccepted || !s.forbidResend || s.clearSent || !s.wasSent {
 			t.Errorf("%v: %+v", class, s)
 		}
 		if s.delay != a.policy.CompletionTime {
@@ -323,7 +323,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 		code, now := codeAccepted, time.Now()
 		sent := now.Add(-a.policy.CompletionTime)
 		late := db.OutboxQueueClaimRow{LastCode: &code, FirstSentAt: &sent, Now: now}
-		if s, ask := a.beforeLookup(&late); ask || s.status != statusParked || s.answer.Code != "not_completed" {
+		if s, ask := a.beforeLookup(&late); ask || s.status != statusParked || s.response.Code != "not_completed" {
 			t.Errorf("%v: past its time: %+v", class, s)
 		}
 		sent = sent.Add(time.Second)
@@ -337,7 +337,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 4}, Stuck(Response{Code: "500"}), nil)
-	if s.status != statusUnknown || s.unsend || !s.sent || s.spent != 0 || s.delay != a.policy.SettlingDelay {
+	if s.status != statusUnknown || s.clearSent || !s.wasSent || s.attemptsUsed != 0 || s.delay != a.policy.SettlingDelay {
 		t.Errorf("%+v", s)
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked {
@@ -357,7 +357,7 @@ func TestDeniedSpendsNothing(t *testing.T) {
 			if class == IrreversibleWrite {
 				want = statusAwaiting
 			}
-			if s.status != want || s.spent != 2 || s.answer.Code != "401" || s.unsend != (first || !class.repeatable()) {
+			if s.status != want || s.attemptsUsed != 2 || s.response.Code != "401" || s.clearSent != (first || !class.repeatable()) {
 				t.Errorf("%v, first send %t: %+v", class, first, s)
 			}
 		}
@@ -372,7 +372,7 @@ func TestAnswerIsStoredBeforeApply(t *testing.T) {
 			outcomeDelivered: a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Delivered(Response{}), nil),
 			outcomeRefused:   a.lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Refused(Response{}), nil),
 		} {
-			if s.status != statusAnswered || s.outcome != outcome || !s.keep || s.spent != 0 {
+			if s.status != statusAnswered || s.outcome != outcome || !s.keepLease || s.attemptsUsed != 0 {
 				t.Errorf("%v, %s: %+v", class, outcome, s)
 			}
 		}
@@ -406,7 +406,7 @@ func TestResponseBesideErrorIsKept(t *testing.T) {
 	response := Response{Code: "502", Body: []byte("bad gateway")}
 	for _, err := range []error{errors.New("the body broke off"), ErrUnsent} {
 		s := actionOf(IdempotentWrite, 5).sent(&db.OutboxQueueClaimRow{}, Unknown(response).After(time.Hour), err)
-		if s.answer.Code != "502" || string(s.answer.Body) != "bad gateway" || s.err != err.Error() || s.delay != time.Hour {
+		if s.response.Code != "502" || string(s.response.Body) != "bad gateway" || s.err != err.Error() || s.delay != time.Hour {
 			t.Errorf("%v: %+v", err, s)
 		}
 	}
@@ -418,7 +418,7 @@ func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 		a := actionOf(NonIdempotentWrite, 5)
 		a.policy.ResendAbsent = true
 		s := a.lookedUp(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Response{}), nil)
-		if s.status != statusUnknown || s.unsend || s.resend || s.answer.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
+		if s.status != statusUnknown || s.clearSent || s.forbidResend || s.response.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
 			t.Errorf("after %s: %+v", before, s)
 		}
 	}
@@ -429,7 +429,7 @@ func TestOnlyErrUnsentProvesUnsent(t *testing.T) {
 	for _, class := range classes {
 		for name, err := range map[string]error{"proof": ErrUnsent, "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: true}, Outcome{}, err)
-			if proved := name == "proof"; s.sent == proved || s.unsend != proved {
+			if proved := name == "proof"; s.wasSent == proved || s.clearSent != proved {
 				t.Errorf("%v, %s: %+v", class, name, s)
 			}
 		}
@@ -456,8 +456,8 @@ func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 			"accepted": a.sent(row, Accepted(Response{}).After(after), nil),
 			"pending":  a.lookedUp(row, Accepted(Response{}).After(after), nil),
 		} {
-			if s.delay != want || s.spent != 0 || !s.resend {
-				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.spent, s.resend, want)
+			if s.delay != want || s.attemptsUsed != 0 || !s.forbidResend {
+				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.attemptsUsed, s.forbidResend, want)
 			}
 		}
 	}
@@ -474,7 +474,7 @@ func TestPassFailedAppliesToEveryEnd(t *testing.T) {
 			"last lookup failed": a.lookedUp(row, Outcome{}, errors.New("reset")),
 			"not rendered":       a.deadUnsent(row, "render", errors.New("template")),
 		} {
-			if s.leave != pass {
+			if s.leaveOrder != pass {
 				t.Errorf("PassFailed %t, %s: %+v", pass, name, s)
 			}
 		}
@@ -486,10 +486,10 @@ func TestDeadUnsentKeepsTheKeyWindow(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		row := &db.OutboxQueueClaimRow{FirstSend: first, Status: statusLeased}
 		a := actionOf(IdempotentWrite, 3)
-		if s := a.deadUnsent(row, "render", errors.New("template")); s.unsend != first || s.sent {
+		if s := a.deadUnsent(row, "render", errors.New("template")); s.clearSent != first || s.wasSent {
 			t.Errorf("dead, first send %t: %+v", first, s)
 		}
-		if s := a.givenBack(row); s.unsend != first || s.sent {
+		if s := a.givenBack(row); s.clearSent != first || s.wasSent {
 			t.Errorf("given back, first send %t: %+v", first, s)
 		}
 	}
@@ -502,7 +502,7 @@ func TestOrphanIsLookedUpAfterTheSettlingDelay(t *testing.T) {
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	a.policy.SettlingDelay = time.Minute
 	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, AttemptsUsed: 2})
-	if ask || s.status != statusUnknown || s.spent != 2 || s.delay != time.Minute-settlingOrphans || s.leave {
+	if ask || s.status != statusUnknown || s.attemptsUsed != 2 || s.delay != time.Minute-settlingOrphans || s.leaveOrder {
 		t.Errorf("at once: asked %t, %+v", ask, s)
 	}
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &absent}); !ask {
@@ -531,7 +531,7 @@ func TestLookupsThatKillWorkersEndParked(t *testing.T) {
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 2}); !ask {
 		t.Error("the last of three lookups is not made")
 	}
-	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 3}); ask || s.status != statusParked || s.response.Code != "attempts" {
 		t.Errorf("after three: asked %t, %+v", ask, s)
 	}
 }
@@ -548,7 +548,7 @@ func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 	} {
 		for _, first := range []bool{true, false} {
 			s, send := a.beforeSend(&db.OutboxQueueClaimRow{FirstSend: first, SentTo: sentTo, AttemptsUsed: 2})
-			if want := first || same; send != want || !want && (s.status != statusUnknown || s.answer.Code != codeForm || s.spent != 0 || s.unsend) {
+			if want := first || same; send != want || !want && (s.status != statusUnknown || s.response.Code != codeForm || s.attemptsUsed != 0 || s.clearSent) {
 				t.Errorf("sent to %q, first send %t: sent %t, %+v", sentTo, first, send, s)
 			}
 		}

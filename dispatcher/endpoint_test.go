@@ -110,7 +110,7 @@ func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
 	b.until("all others are delivered", func() bool {
 		return b.count(`select count(*) from samekey.outbox_history where outcome = 'delivered'`) == 999
 	})
-	b.until("all of the endpoint that hangs are as they were written, but its 4 calls", func() bool { // now and then some are claimed, and put off
+	b.until("all of the endpoint that hangs are as they were written, but its 4 calls", func() bool { // now and then some are claimed, and postponed
 		return b.toEndpoint("to-0", asWritten) == 296 && b.toEndpoint("to-0", "q.status = 'leased'") == 4
 	})
 	if n := r.most["to-0"]; n != 4 {
@@ -143,7 +143,7 @@ func TestABusyEndpointGetsAllItsIntentsWithinItsLimit(t *testing.T) {
 				}
 			}
 			if n := b.count(`select count(*) from samekey.outbox_history where outcome <> 'delivered'`); n != 0 {
-				t.Errorf("%d lines of history tell of putting off", n)
+				t.Errorf("%d lines of history tell of postponing", n)
 			}
 		})
 	}
@@ -170,7 +170,7 @@ func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
 		t.Errorf("%d intents of the endpoint that fails are as they were written, want all but %d", n, sum.Retried)
 	}
 	if n := b.toEndpoint("to-0", "q.due_at > now() + interval '59 minutes' and "+asWritten); n != 0 {
-		t.Errorf("%d are put off for more than ten minutes", n)
+		t.Errorf("%d are postponed for more than ten minutes", n)
 	}
 	if strings.Contains(b.logs.String(), "to-0") || !strings.Contains(b.logs.String(), "destination=vendor endpoint=") {
 		t.Error("the log names the endpoint, which may be a secret, or tells nothing")
@@ -196,7 +196,7 @@ func TestAnEndpointIsProbedByWhatComesDueAndGoesOn(t *testing.T) {
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue`) == 6 })
 }
 
-func TestALookUpThatIsPutOffKeepsWhatWasFound(t *testing.T) {
+func TestPostponedLookupKeepsWhatWasFound(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "to-0")
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{PerEndpoint: 1, BreakAfter: -1}, r.deliver(b), byPart,
@@ -208,7 +208,7 @@ func TestALookUpThatIsPutOffKeepsWhatWasFound(t *testing.T) {
 	wait(b, "the call that hangs", r.hanging)
 	id := b.insert("charge_card", func(in *outbox.Intent) { in.Part, in.DueAt = "to-0", time.Now().Add(time.Hour) })
 	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = '2020-01-01', last_code = 'absent', attempts_used = 2, due_at = now(), last_sent_attempt = 7, attempt = 7 where id = $1`, id)
-	b.until("it was put off", func() bool {
+	b.until("it was postponed", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where id = $1 and attempt > 7 and leased_by is null`, id) == 1
 	})
 	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and status = 'unknown' and first_sent_at = '2020-01-01'
@@ -254,7 +254,7 @@ func TestACallOfNoEndpointGoesByTheConcurrencyAlone(t *testing.T) {
 		b.insertManyMore("charge_card", 20)
 		b.expect(d, dispatcher.Summary{Delivered: 20})
 		if n := b.count(`select count(*) from samekey.outbox_history where attempt > 1`); n != 0 {
-			t.Errorf("%s: %d were put off", name, n)
+			t.Errorf("%s: %d were postponed", name, n)
 		}
 	}
 }

@@ -30,8 +30,8 @@ func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
 	if err != nil || len(page.Entries) != 1 {
 		t.Fatalf("%+v, %v", page, err)
 	}
-	if entry := page.Entries[0]; entry.FirstSentAt.IsZero() || !entry.WindowEnds.IsZero() {
-		t.Errorf("first sent %v, window ends %v: want a send, and no end", entry.FirstSentAt, entry.WindowEnds)
+	if entry := page.Entries[0]; entry.FirstSentAt.IsZero() || !entry.KeyWindowUntil.IsZero() {
+		t.Errorf("first sent %v, window ends %v: want a send, and no end", entry.FirstSentAt, entry.KeyWindowUntil)
 	}
 	fail = false
 	samekeytest.Elapse(t, db, 365*24*time.Hour)

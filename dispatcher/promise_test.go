@@ -48,7 +48,7 @@ func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
 				r := &runOf{bundle: b, class: class, random: random, sent: -1}
 				var options []option
 				if random.IntN(3) > 0 {
-					options = append(options, withLookup(b.lookUp))
+					options = append(options, withLookup(b.lookup))
 				}
 				r.d = b.handles(class, func(p *dispatcher.Policy) {
 					if !keyless || len(options) > 0 {

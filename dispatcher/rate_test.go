@@ -73,7 +73,7 @@ func TestTwoWorkersTogetherStayWithinTheRate(t *testing.T) {
 	}
 }
 
-func TestLookUpsCountTowardsTheRate(t *testing.T) {
+func TestLookupsCountTowardsTheRate(t *testing.T) {
 	b := setup(t)
 	m, limits := meter(b), dispatcher.Limits{Rate: 10, Burst: 2}
 	ask := postTo(b.client, m.URL)

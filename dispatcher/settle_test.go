@@ -284,7 +284,7 @@ func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	c.action.policy.Attempts = 1
 	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
 	s := n.destinations.list[0].attempt(c)
-	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.spent != 0 || s.delay != time.Second {
+	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.attemptsUsed != 0 || s.delay != time.Second {
 		t.Errorf("it came to %+v", s)
 	}
 }
@@ -566,7 +566,7 @@ func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 	const text = "a\x00b\xff"
 	for name, s := range map[string]settlement{
-		"code": {answer: Response{Code: text}}, "type": {answer: Response{ContentType: text}}, "error": {err: text},
+		"code": {response: Response{Code: text}}, "type": {response: Response{ContentType: text}}, "error": {err: text},
 	} {
 		t.Run(name, func(t *testing.T) {
 			on, n, settler := settling(t)
@@ -584,7 +584,7 @@ func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 func TestABatchIsBoundedByItsBytes(t *testing.T) {
 	s := &settler{in: make(chan result, 3)}
 	for range 3 {
-		s.in <- result{claim: &claim{}, settlement: settlement{answer: Response{Body: make([]byte, settleBytes/2)}}}
+		s.in <- result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
 	}
 	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
 		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
@@ -613,7 +613,7 @@ func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
 	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.AttemptsUsed = statusUnknown, spent
-		if s := d.attempt(c); s.status != want || s.spent != int(spent)+1 {
+		if s := d.attempt(c); s.status != want || s.attemptsUsed != int(spent)+1 {
 			t.Errorf("after %d lookups: %+v", spent, s)
 		}
 	}

@@ -362,8 +362,8 @@ func do(client *http.Client, request *http.Request) (dispatcher.Response, error)
 	return dispatcher.Response{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
 }
 
-// lookUp asks the vendor whether it acted under a delivery key.
-func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+// lookup asks the vendor whether it acted under a delivery key.
+func (b *bundle) lookup(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.vendor.URL+"/lookup?key="+call.DeliveryKey.String(), nil)
 	if err != nil {
 		return dispatcher.Outcome{}, err

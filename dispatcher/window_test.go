@@ -35,7 +35,7 @@ func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
-			d := b.handles(dispatcher.IdempotentWrite, nil, withLookup(b.lookUp))
+			d := b.handles(dispatcher.IdempotentWrite, nil, withLookup(b.lookup))
 			b.vendor.Next(c.fault)
 			id := b.insert("charge_card")
 			b.expect(d, retried)

@@ -94,7 +94,7 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 			b.server.script(tc.answer)
 			id := b.insert()
 			b.expect(d, tc.want)
-			defer b.putOff()
+			defer b.postpone()
 			b.wantHistory(id, "attempt:"+tc.as)
 			b.wantOneKey(id, 1)
 			if strings.Contains(value[string](b, "select coalesce(string_agg(error, ''), '') from samekey.outbox_history"), "quoted") {

@@ -84,7 +84,7 @@ func TestNumberOfEndpointsIsBounded(t *testing.T) {
 	}
 }
 
-// 100,000 intents for one endpoint that is dead: how often they are claimed and put off is bounded, and grows less.
+// 100,000 intents for one endpoint that is dead: how often they are claimed and postponed is bounded, and grows less.
 func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 	es, start := newTestEndpoints(), time.Now()
 	e, epoch, _, _ := es.Enter(name(1), start)
@@ -105,7 +105,7 @@ func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 				t.Fatal("a call was let in")
 			}
 			if delay <= time.Second || delay > longPutOff {
-				t.Fatalf("after %v of trouble one is put off for %v", test.after, delay)
+				t.Fatalf("after %v of trouble one is postponed for %v", test.after, delay)
 			}
 			perSecond[int(delay.Seconds())]++
 		}
@@ -133,7 +133,7 @@ func TestPutOffForABusyEndpointFollowsItsPace(t *testing.T) {
 	for range 10 {
 		called, _, delay, broken := es.Enter(name(1), now)
 		if called != nil || broken || delay-last < 35*time.Millisecond || delay-last > 45*time.Millisecond {
-			t.Fatalf("put off for %v after %v, broken %v", delay, last, broken)
+			t.Fatalf("postponed for %v after %v, broken %v", delay, last, broken)
 		}
 		last = delay
 	}
