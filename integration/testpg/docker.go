@@ -86,7 +86,7 @@ func prepareTestcontainers(ctx context.Context) {
 	}
 	// Ryuk removes what a killed process leaves behind. Without it, the next run
 	// does: see removeOrphans.
-	//lint:ignore SA1019 the image's name is nowhere else to be had
+	//nolint:staticcheck // the image's name is nowhere else to be had
 	ryuk := testcontainers.ReaperDefaultImage
 	if !haveImage(ctx, ryuk) {
 		if err := pullImage(ctx, ryuk); err != nil {

@@ -13,7 +13,7 @@ import (
 
 const (
 	officialImage = "postgres:17-alpine"
-	builtImage    = "samekey-postgres:debian-2"
+	builtImage    = "samekey-postgres:debian-3"
 )
 
 //go:embed image
