@@ -99,7 +99,7 @@ func (b *blocking) release() {
 	}
 }
 
-func TestBlockedAppliesHoldUpNoOtherAction(t *testing.T) {
+func TestBlockedAppliesDoNotDelayOtherActions(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 8})
@@ -124,7 +124,7 @@ func TestBlockedAppliesHoldUpNoOtherAction(t *testing.T) {
 }
 
 // Six actions are blocked, with a pool in which Applies have two connections: each that takes long gives way to the others.
-func TestManyBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
+func TestBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(4)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 8})
@@ -156,7 +156,7 @@ func TestManyBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 }
 
 // What waits is bounded: in memory, in leases, in goroutines. The rest is in the table, with nothing spent.
-func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
+func TestAnswersWithoutASlotAreGivenBack(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 50})
@@ -177,7 +177,7 @@ func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
 		t.Errorf("%d goroutines more than before", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0`); n != 0 {
-		t.Errorf("%d have spent something", n)
+		t.Errorf("%d intents used an attempt or were sent", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_history where event <> 'attempt'`); n != 0 {
 		t.Errorf("%d lines of history tell of waiting", n)
@@ -190,7 +190,7 @@ func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
 }
 
 // A slow call leaves its Apply too little of the lease: it is renewed, or another worker would take the intent over.
-func TestTheLeaseIsRenewedForTheApplyOfASlowCall(t *testing.T) {
+func TestLeaseIsRenewedForApply(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	p := policyOf(dispatcher.IdempotentWrite)
@@ -212,7 +212,7 @@ func TestTheLeaseIsRenewedForTheApplyOfASlowCall(t *testing.T) {
 	b.release()
 }
 
-func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
+func TestGoexitInApply(t *testing.T) {
 	b := setup(t)
 	var good atomic.Bool
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
@@ -236,7 +236,7 @@ func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
 }
 
 // 10,000 intents whose Apply is blocked are due, with a rate of 20 calls a second: what has a call to make is called.
-func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
+func TestBlockedAppliesStopNoCalls(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 4, Rate: 20, Burst: 4})
@@ -255,13 +255,13 @@ func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
 		t.Errorf("%d of those that wait were claimed", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0`); n != 0 {
-		t.Errorf("%d have spent something", n)
+		t.Errorf("%d intents used an attempt or were sent", n)
 	}
 	b.release() // or the stop would wait for them
 }
 
 // An answer that cannot be taken up for its Apply is an alarm, too: the order stays "pending", and no person would know.
-func TestApplyClaimsThatFailAreAnAlarm(t *testing.T) {
+func TestFailingApplyClaimsRaiseTheAlarm(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))

@@ -28,7 +28,7 @@ func recordPayment(ctx context.Context, tx pgx.Tx, _ []byte, o dispatcher.Settle
 	return err
 }
 
-func TestApplyCommitsWithTheEndOfTheIntent(t *testing.T) {
+func TestApplyCommitsWithTheFinish(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
@@ -129,7 +129,7 @@ func TestFailedApplyIsRetriedWithoutAnotherCall(t *testing.T) {
 	}
 }
 
-func TestApplyThatSwallowsAnSQLErrorFinishesNothing(t *testing.T) {
+func TestApplyThatIgnoresAnSQLErrorFinishesNothing(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
 		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {

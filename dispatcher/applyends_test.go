@@ -30,7 +30,7 @@ func ending(statement string, past bool, told chan<- error) option {
 	})
 }
 
-func TestAStatementThatWouldEndAnApplysTransactionIsRefused(t *testing.T) {
+func TestTransactionControlInApplyIsRefused(t *testing.T) {
 	for _, statement := range []string{"commit", " COMMIT and chain", ";rollback", "rollback work", "abort", "end", "prepare transaction 'x'"} {
 		t.Run(statement, func(t *testing.T) {
 			b := setup(t)
@@ -65,7 +65,7 @@ func TestAStatementThatWouldEndAnApplysTransactionIsRefused(t *testing.T) {
 }
 
 // Savepoints are an Apply's own.
-func TestAnApplyMayUseSavepoints(t *testing.T) {
+func TestApplyMayUseSavepoints(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	b.insert("charge_card")
@@ -88,7 +88,7 @@ func TestAnApplyMayUseSavepoints(t *testing.T) {
 }
 
 // The rows are gone with the transaction: the intent must not be finished without them.
-func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
+func TestApplyThatRollsBackIsRetried(t *testing.T) {
 	for _, statement := range []string{
 		"rollback", "rollback; begin", "rollback and chain", "select 1; rollback", "rollback; begin; insert into payments values (gen_random_uuid(), 'second')",
 	} {
@@ -118,7 +118,7 @@ func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
 }
 
 // An Apply that commits and then fails asks for another try: a person learns that its rows are written again.
-func TestAnApplyThatEndsItsTransactionAndFailsIsToldSo(t *testing.T) {
+func TestApplyThatCommitsAndFailsIsRetried(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(
@@ -135,7 +135,7 @@ func TestAnApplyThatEndsItsTransactionAndFailsIsToldSo(t *testing.T) {
 }
 
 // The rows are there: to run the Apply again would write them a second time.
-func TestAnApplyThatCommitsItsTransactionRunsOnce(t *testing.T) {
+func TestApplyThatCommitsRunsOnce(t *testing.T) {
 	for _, statement := range []string{"commit", "commit; begin", "commit and chain", "select 1; commit"} {
 		t.Run(statement, func(t *testing.T) {
 			b := setup(t)

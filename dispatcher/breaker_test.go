@@ -32,7 +32,7 @@ func (b *bundle) breaking(class dispatcher.Class, limits dispatcher.Limits, fn h
 	return d
 }
 
-func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
+func TestUnreachableVendorUsesNoAttempts(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
@@ -46,13 +46,13 @@ func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
 			b.insertMany("charge_card", 200)
 			sum := b.drain(d)
 			if sum.Total() < 6 || sum.Total() > 9 || sum.Total() != sum.Retried {
-				t.Errorf("the drain came to %+v, want 6 attempts and what was under way", sum)
+				t.Errorf("the drain returned %+v, want 6 attempts and what was under way", sum)
 			}
 			if n := b.unspent("charge_card"); n != 200-sum.Total() {
 				t.Errorf("%d intents are as they were written, want all but %d", n, sum.Total())
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
-				t.Errorf("%d intents had something spent", n)
+				t.Errorf("%d intents used an attempt or were sent", n)
 			}
 			logged := b.logs.String()
 			if strings.Count(logged, "level=WARN msg=\"dispatcher: calls fail") != 1 || !strings.Contains(logged, "destination=vendor code=unsent failures=6 again_in=1h0m0s") {
@@ -65,7 +65,7 @@ func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
 	}
 }
 
-func TestABreakerTriesOneIntentAtATimeAndGoesOnWhenItIsAnswered(t *testing.T) {
+func TestOpenBreakerProbesOneIntentAtATime(t *testing.T) {
 	b := setup(t)
 	var up atomic.Bool
 	var together, most atomic.Int32
@@ -131,14 +131,14 @@ func TestDeniedBurstPausesTheDestination(t *testing.T) {
 				t.Errorf("%d intents are as they were written", n)
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
-				t.Errorf("%d intents had something spent", n)
+				t.Errorf("%d intents used an attempt or were sent", n)
 			}
 		})
 	}
 }
 
 // 10,000 are due, and the vendor says 429: it is not asked 10,000 times.
-func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
+func TestThrottledVendorGetsNoNewCalls(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	throttled := func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -149,19 +149,19 @@ func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
 	b.insertMany("charge_card", 10_000)
 	sum := b.drain(d)
 	if n := int(calls.Load()); n < 1 || n > 4 || sum != (dispatcher.Summary{Retried: n}) {
-		t.Errorf("%d calls, the drain came to %+v", n, sum)
+		t.Errorf("%d calls, the drain returned %+v", n, sum)
 	}
 	if n := b.unspent("charge_card"); n != 10_000-sum.Retried {
 		t.Errorf("%d intents are as they were written", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
-		t.Errorf("%d intents had something spent", n)
+		t.Errorf("%d intents used an attempt or were sent", n)
 	}
 	b.untilLogged("wants fewer calls")
 }
 
 // The pause is longer than a drain waits. After it no call is a probe: the first fails, and the others go on.
-func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
+func TestCallsResumeAfterThrottling(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 2, BreakDelay: time.Hour},
@@ -182,7 +182,7 @@ func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
 	}
 }
 
-func TestABusinessNoOpensNoBreaker(t *testing.T) {
+func TestRefusedDoesNotOpenTheBreaker(t *testing.T) {
 	for name, outcome := range map[string]dispatcher.Outcome{
 		"refused": dispatcher.Refused(dispatcher.Response{Code: "card_declined"}),
 		"dead":    dispatcher.Dead(dispatcher.Response{Code: "404"}).Because(errors.New("no such order")),
@@ -193,13 +193,13 @@ func TestABusinessNoOpensNoBreaker(t *testing.T) {
 				func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) { return outcome, nil })
 			b.insertMany("charge_card", 40)
 			if sum := b.drain(d); sum.Total() != 40 {
-				t.Errorf("the drain came to %+v", sum)
+				t.Errorf("the drain returned %+v", sum)
 			}
 		})
 	}
 }
 
-func TestLookupsThatFailOpenTheBreaker(t *testing.T) {
+func TestFailedLookupsOpenTheBreaker(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 4, BreakDelay: time.Hour}, b.post,
 		withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
@@ -210,7 +210,7 @@ func TestLookupsThatFailOpenTheBreaker(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Unknown: 4})
 }
 
-func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
+func TestDisabledBreaker(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: -1},
 		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -221,7 +221,7 @@ func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
 }
 
 // An open breaker, its probe too, costs no loop of claims.
-func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
+func TestOpenBreakerDoesNotLoop(t *testing.T) {
 	b := setup(t)
 	statements := &dbtest.Statements{Like: "OutboxQueueClaim :"}
 	d := b.dispatcherOn(b.tracedBy(statements), dispatcher.Config{})

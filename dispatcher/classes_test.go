@@ -205,19 +205,19 @@ func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*disp
 	b.wantSameCalls(id, 1)
 }
 
-func TestNonIdempotentWriteWithoutALookupIsParkedAfterAReset(t *testing.T) {
+func TestNonIdempotentWriteWithoutLookupIsParkedAfterAReset(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.NonIdempotentWrite, nil, samekeytest.FaultResetAfter)
 }
 
-func TestNonIdempotentWriteWithoutALookupIsParkedAfterATimeout(t *testing.T) {
+func TestNonIdempotentWriteWithoutLookupIsParkedAfterATimeout(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.NonIdempotentWrite, short, samekeytest.FaultHangAfter)
 }
 
-func TestIrreversibleWriteWithoutALookupIsParkedAfterAReset(t *testing.T) {
+func TestIrreversibleWriteWithoutLookupIsParkedAfterAReset(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.IrreversibleWrite, nil, samekeytest.FaultResetAfter)
 }
 
-func TestIrreversibleWriteWithoutALookupIsParkedAfterATimeout(t *testing.T) {
+func TestIrreversibleWriteWithoutLookupIsParkedAfterATimeout(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.IrreversibleWrite, short, samekeytest.FaultHangAfter)
 }
 
@@ -244,11 +244,11 @@ func ambiguousIsParked(t *testing.T, class dispatcher.Class, change func(*dispat
 	}
 }
 
-func TestKilledWorkersReadIsSentAgainAtOnce(t *testing.T) {
+func TestKilledReadIsSentAgainAtOnce(t *testing.T) {
 	killedIsSentAgain(t, dispatcher.Read)
 }
 
-func TestKilledWorkersIdempotentWriteIsSentAgainAtOnce(t *testing.T) {
+func TestKilledIdempotentWriteIsSentAgainAtOnce(t *testing.T) {
 	killedIsSentAgain(t, dispatcher.IdempotentWrite)
 }
 
@@ -306,7 +306,7 @@ func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
 	b.wantSameCalls(id, 1)
 }
 
-func TestKilledWorkersNonIdempotentWriteWithoutALookupIsParked(t *testing.T) {
+func TestKilledNonIdempotentWriteWithoutLookupIsParked(t *testing.T) {
 	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
 	id := b.insert("charge_card")
 	b.killInTheCall(dispatcher.NonIdempotentWrite)
@@ -318,7 +318,7 @@ func TestKilledWorkersNonIdempotentWriteWithoutALookupIsParked(t *testing.T) {
 	b.wantCalls(1)
 }
 
-func TestIntentsThatKillTheirWorkersEndAsDead(t *testing.T) {
+func TestIntentsThatKillWorkersEndDead(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Attempts = 3 })
 	id := b.insert("charge_card")
 	for range 3 {

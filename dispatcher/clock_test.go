@@ -11,7 +11,7 @@ import (
 
 // A wall clock that is set back must not make a held lock look new, or a worker takes over nothing for as long. The wall
 // clock cannot be moved in a test, so this holds by construction: the time that is kept has a monotonic reading.
-func TestHowLongTheLockIsHeldIsMonotonic(t *testing.T) {
+func TestLockHeldTimeIsMonotonic(t *testing.T) {
 	_, n, _ := settling(t)
 	since := n.session.held.Load()
 	if since == nil || !strings.Contains(since.String(), " m=") {
@@ -24,7 +24,7 @@ func TestHowLongTheLockIsHeldIsMonotonic(t *testing.T) {
 }
 
 // What strips the monotonic reading of a time that is waited for or compared has no place where work is claimed and sent.
-func TestNoWaitIsMeasuredByTheWallClock(t *testing.T) {
+func TestWaitsAreMonotonic(t *testing.T) {
 	strips := regexp.MustCompile(`time\.Unix|\.Unix(Nano|Milli|Micro)?\(\)|\.Round\(0\)|\.Truncate\(`)
 	for _, pattern := range []string{"*.go", "../internal/wake/*.go", "../internal/wire/*.go", "httpvendor/*.go"} {
 		files, err := filepath.Glob(pattern)

@@ -34,8 +34,8 @@ func (a *action) lookedUp(row *db.OutboxQueueClaimRow, o Outcome, err error) set
 	return a.decide(&unknown, conclude(o, err, true))
 }
 
-// What becomes of an attempt, by class: the next state, the outcome, what it spends, the code, and whether it counts as
-// unsent. The claim is one whose key was sent before, with attempts to spare.
+// The settlement of an attempt, by class: the next state, the outcome, the attempts used, the code, and whether first_sent_at
+// is reset. The claim may have been sent before and has attempts left.
 func TestDecideAfterSend(t *testing.T) {
 	type result struct {
 		outcome Outcome
@@ -63,46 +63,46 @@ func TestDecideAfterSend(t *testing.T) {
 		"error wins": {Delivered(Response{Code: "200"}), errors.New("the body broke off")},
 	}
 	repeatable := map[string]string{
-		"delivered":  "delivered delivered spent=0 200",
-		"refused":    "refused refused spent=0 card_declined",
-		"accepted":   "unknown accepted spent=0 accepted",
-		"retry":      "pending retry spent=0 retry_after",
-		"denied":     "pending retry spent=0 401",
-		"dead":       "dead dead spent=1 404",
-		"gone":       "dead dead spent=1 410",
-		"unsent":     "pending unsent spent=0 unsent",
-		"err unsent": "pending unsent spent=0 unsent",
-		"stuck":      "unknown unknown spent=0 500", // a read has a line of its own
-		"unknown":    "pending retry spent=1 500",
-		"error":      "pending retry spent=1 unknown",
-		"dial":       "pending retry spent=1 unknown", // a redirect may have been followed before: no proof
-		"timeout":    "pending retry spent=1 timeout",
-		"stopped":    "pending retry spent=1 stopped",
-		"panic":      "pending retry spent=1 panic",
-		"nothing":    "pending retry spent=1 no_outcome",
-		"absent":     "pending retry spent=1 404",
-		"error wins": "pending retry spent=1 200",
+		"delivered":  "delivered delivered used=0 200",
+		"refused":    "refused refused used=0 card_declined",
+		"accepted":   "unknown accepted used=0 accepted",
+		"retry":      "pending retry used=0 retry_after",
+		"denied":     "pending retry used=0 401",
+		"dead":       "dead dead used=1 404",
+		"gone":       "dead dead used=1 410",
+		"unsent":     "pending unsent used=0 unsent",
+		"err unsent": "pending unsent used=0 unsent",
+		"stuck":      "unknown unknown used=0 500", // a read has a line of its own
+		"unknown":    "pending retry used=1 500",
+		"error":      "pending retry used=1 unknown",
+		"dial":       "pending retry used=1 unknown", // a redirect may have been followed before: no proof
+		"timeout":    "pending retry used=1 timeout",
+		"stopped":    "pending retry used=1 stopped",
+		"panic":      "pending retry used=1 panic",
+		"nothing":    "pending retry used=1 no_outcome",
+		"absent":     "pending retry used=1 404",
+		"error wins": "pending retry used=1 200",
 	}
 	once := map[string]string{
 		"delivered":  repeatable["delivered"],
 		"refused":    repeatable["refused"],
 		"accepted":   repeatable["accepted"],
-		"retry":      "pending retry spent=0 retry_after unsend",
-		"denied":     "pending retry spent=0 401 unsend",
-		"dead":       "dead dead spent=1 404 unsend",
-		"gone":       "dead dead spent=1 410 unsend",
-		"unsent":     "pending unsent spent=0 unsent unsend",
-		"err unsent": "pending unsent spent=0 unsent unsend",
-		"stuck":      "unknown unknown spent=0 500",
-		"unknown":    "unknown unknown spent=0 500",
-		"error":      "unknown unknown spent=0 unknown",
-		"dial":       "unknown unknown spent=0 unknown",
-		"timeout":    "unknown unknown spent=0 timeout",
-		"stopped":    "unknown unknown spent=0 stopped",
-		"panic":      "unknown unknown spent=0 panic",
-		"nothing":    "unknown unknown spent=0 no_outcome",
-		"absent":     "unknown unknown spent=0 404",
-		"error wins": "unknown unknown spent=0 200",
+		"retry":      "pending retry used=0 retry_after clearSent",
+		"denied":     "pending retry used=0 401 clearSent",
+		"dead":       "dead dead used=1 404 clearSent",
+		"gone":       "dead dead used=1 410 clearSent",
+		"unsent":     "pending unsent used=0 unsent clearSent",
+		"err unsent": "pending unsent used=0 unsent clearSent",
+		"stuck":      "unknown unknown used=0 500",
+		"unknown":    "unknown unknown used=0 500",
+		"error":      "unknown unknown used=0 unknown",
+		"dial":       "unknown unknown used=0 unknown",
+		"timeout":    "unknown unknown used=0 timeout",
+		"stopped":    "unknown unknown used=0 stopped",
+		"panic":      "unknown unknown used=0 panic",
+		"nothing":    "unknown unknown used=0 no_outcome",
+		"absent":     "unknown unknown used=0 404",
+		"error wins": "unknown unknown used=0 200",
 	}
 	for _, class := range classes {
 		for name, result := range results {
@@ -117,9 +117,9 @@ func TestDecideAfterSend(t *testing.T) {
 				want = repeatable["unknown"]
 			}
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{Attempt: 1}, result.outcome, result.err)
-			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code)
+			got := fmt.Sprintf("%s %s used=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code)
 			if s.clearSent {
-				got += " unsend"
+				got += " clearSent"
 			}
 			if got != want {
 				t.Errorf("%v, %s:\n\tgot  %s\n\twant %s", class, name, got, want)
@@ -134,7 +134,7 @@ func TestDecideAfterSend(t *testing.T) {
 	}
 }
 
-func TestAttemptsUsedUpMakeDead(t *testing.T) {
+func TestDeadAfterTheLastAttempt(t *testing.T) {
 	for _, class := range []Class{Read, IdempotentWrite} {
 		a := actionOf(class, 3)
 		if s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 1}, Outcome{}, errors.New("x")); s.status != statusPending {
@@ -190,15 +190,15 @@ func TestBeforeSend(t *testing.T) {
 		{"first", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
 		{"maybe sent", NonIdempotentWrite, none, db.OutboxQueueClaimRow{}, "unknown maybe_sent"},
 		{"maybe sent, deadline", NonIdempotentWrite, none, db.OutboxQueueClaimRow{PastDeadline: true}, "unknown maybe_sent"},
-		{"first", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "awaiting_approval approval unsend"},
+		{"first", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "awaiting_approval approval clearSent"},
 		{"approved", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, ApprovedAt: &approved}, "send"},
 		{"approved, maybe sent", IrreversibleWrite, none, db.OutboxQueueClaimRow{ApprovedAt: &approved}, "unknown maybe_sent"},
 		{"window", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, AttemptsUsed: 4}, "unknown key_window"},
 		{"window before deadline", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, PastDeadline: true}, "unknown key_window"},
 		{"window of a former release", Read, none, db.OutboxQueueClaimRow{PastWindow: true}, "send"},
 		{"intent's deadline", Read, none, db.OutboxQueueClaimRow{PastDeadline: true}, "dead deadline"},
-		{"deadline of an unsent one", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
-		{"deadline before approval", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
+		{"deadline of an unsent one", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline clearSent"},
+		{"deadline before approval", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline clearSent"},
 		{"1 s before the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour + time.Second)}, "send"},
 		{"at the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour)}, "dead deadline"},
 		{"last attempt", Read, none, db.OutboxQueueClaimRow{AttemptsUsed: 4}, "send"},
@@ -212,7 +212,7 @@ func TestBeforeSend(t *testing.T) {
 		s, send := a.beforeSend(&c.claim)
 		got := s.status + " " + s.response.Code
 		if s.clearSent {
-			got += " unsend"
+			got += " clearSent"
 		}
 		if s.leaveOrder {
 			got += " leave"
@@ -233,33 +233,33 @@ func TestDecideAfterLookup(t *testing.T) {
 	evidence := Response{Code: "evidence"}
 	for _, c := range []struct {
 		name    string
-		spent   int32
+		used    int32
 		outcome Outcome
 		err     error
 		want    string
 	}{
-		{"delivered", 0, Delivered(evidence), nil, "delivered delivered spent=1 evidence"},
-		{"refused", 0, Refused(evidence), nil, "refused refused spent=1 evidence"},
-		{"absent once", 0, Absent(evidence), nil, "unknown absent spent=1 absent"},
-		{"accepted", 3, Accepted(evidence).After(time.Minute), nil, "unknown accepted spent=0 accepted"},
-		{"unknown", 0, Unknown(evidence), nil, "parked unknown spent=1 evidence"},
-		{"stuck", 0, Stuck(evidence), nil, "parked unknown spent=1 evidence"},
-		{"dead", 0, Dead(evidence), nil, "parked unknown spent=1 evidence"},
-		{"gone", 0, Gone(evidence), nil, "parked unknown spent=1 evidence"},
-		{"nothing", 0, Outcome{}, nil, "parked unknown spent=1 no_outcome"},
-		{"retry", 4, Retry(Response{}), nil, "unknown retry spent=4 lookup_failed"},
-		{"denied", 4, Denied(Response{Code: "401"}), nil, "unknown retry spent=4 401"},
-		{"unsent", 4, Unsent(nil), nil, "unknown retry spent=4 lookup_failed"},
-		{"err unsent", 4, Outcome{}, ErrUnsent, "unknown retry spent=4 lookup_failed"},
-		{"error", 3, Outcome{}, errors.New("x"), "unknown retry spent=4 lookup_failed"},
-		{"error wins", 0, Delivered(evidence), errors.New("x"), "unknown retry spent=1 evidence"},
-		{"last error", 4, Outcome{}, errors.New("x"), "parked unknown spent=5 lookup_failed"},
-		{"panic", 0, Outcome{}, &panicError{"boom"}, "unknown retry spent=1 lookup_failed"},
-		{"delivered at the last attempt", 4, Delivered(evidence), nil, "delivered delivered spent=5 evidence"},
+		{"delivered", 0, Delivered(evidence), nil, "delivered delivered used=1 evidence"},
+		{"refused", 0, Refused(evidence), nil, "refused refused used=1 evidence"},
+		{"absent once", 0, Absent(evidence), nil, "unknown absent used=1 absent"},
+		{"accepted", 3, Accepted(evidence).After(time.Minute), nil, "unknown accepted used=0 accepted"},
+		{"unknown", 0, Unknown(evidence), nil, "parked unknown used=1 evidence"},
+		{"stuck", 0, Stuck(evidence), nil, "parked unknown used=1 evidence"},
+		{"dead", 0, Dead(evidence), nil, "parked unknown used=1 evidence"},
+		{"gone", 0, Gone(evidence), nil, "parked unknown used=1 evidence"},
+		{"nothing", 0, Outcome{}, nil, "parked unknown used=1 no_outcome"},
+		{"retry", 4, Retry(Response{}), nil, "unknown retry used=4 lookup_failed"},
+		{"denied", 4, Denied(Response{Code: "401"}), nil, "unknown retry used=4 401"},
+		{"unsent", 4, Unsent(nil), nil, "unknown retry used=4 lookup_failed"},
+		{"err unsent", 4, Outcome{}, ErrUnsent, "unknown retry used=4 lookup_failed"},
+		{"error", 3, Outcome{}, errors.New("x"), "unknown retry used=4 lookup_failed"},
+		{"error wins", 0, Delivered(evidence), errors.New("x"), "unknown retry used=1 evidence"},
+		{"last error", 4, Outcome{}, errors.New("x"), "parked unknown used=5 lookup_failed"},
+		{"panic", 0, Outcome{}, &panicError{"boom"}, "unknown retry used=1 lookup_failed"},
+		{"delivered at the last attempt", 4, Delivered(evidence), nil, "delivered delivered used=5 evidence"},
 	} {
 		for _, class := range classes {
-			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: c.spent}, c.outcome, c.err)
-			if got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code); got != c.want {
+			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: c.used}, c.outcome, c.err)
+			if got := fmt.Sprintf("%s %s used=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code); got != c.want {
 				t.Errorf("%v, %s: got %q, want %q", class, c.name, got, c.want)
 			}
 		}
@@ -277,12 +277,12 @@ func TestDecideAfterLookup(t *testing.T) {
 func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 	evidence, before := Response{Code: "404"}, outcomeAbsent
 	for _, c := range []struct {
-		name   string
-		class  Class
-		resend bool
-		row    db.OutboxQueueClaimRow
-		want   string
-		unsend bool
+		name      string
+		class     Class
+		resend    bool
+		row       db.OutboxQueueClaimRow
+		want      string
+		clearSent bool
 	}{
 		{"once", NonIdempotentWrite, true, db.OutboxQueueClaimRow{}, "unknown absent absent", false},
 		{"twice", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before}, "pending absent absent", true},
@@ -294,11 +294,11 @@ func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 		a := actionOf(c.class, 5)
 		a.policy.ResendAbsent, c.row.AttemptsUsed = c.resend, 4
 		s := a.lookedUp(&c.row, Absent(evidence), nil)
-		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.response.Code); got != c.want || s.clearSent != c.unsend || s.forbidResend != c.unsend {
-			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.clearSent, s.forbidResend, c.want, c.unsend)
+		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.response.Code); got != c.want || s.clearSent != c.clearSent || s.forbidResend != c.clearSent {
+			t.Errorf("%s: got %q, clearSent %t, resend %t; want %q, %t", c.name, got, s.clearSent, s.forbidResend, c.want, c.clearSent)
 		}
-		if c.unsend && s.attemptsUsed != 0 {
-			t.Errorf("%s: sent once more with %d attempts spent", c.name, s.attemptsUsed)
+		if c.clearSent && s.attemptsUsed != 0 {
+			t.Errorf("%s: sent once more with %d attempts used", c.name, s.attemptsUsed)
 		}
 		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
 			t.Errorf("%s: asked again after %v", c.name, s.delay)
@@ -349,7 +349,7 @@ func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	}
 }
 
-func TestDeniedSpendsNothing(t *testing.T) {
+func TestDeniedUsesNoAttempt(t *testing.T) {
 	for _, class := range classes {
 		for _, first := range []bool{true, false} {
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: first, AttemptsUsed: 2}, Denied(Response{Code: "401"}), nil)
@@ -457,7 +457,7 @@ func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 			"pending":  a.lookedUp(row, Accepted(Response{}).After(after), nil),
 		} {
 			if s.delay != want || s.attemptsUsed != 0 || !s.forbidResend {
-				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.attemptsUsed, s.forbidResend, want)
+				t.Errorf("%s, %v: asked for after %v, %d attempts used, not sent again %t; want %v, 0, true", name, after, s.delay, s.attemptsUsed, s.forbidResend, want)
 			}
 		}
 	}

@@ -93,7 +93,7 @@ func (b *bundle) toEndpoint(name, where string) int {
 const asWritten = `q.status = 'pending' and q.leased_by is null and q.attempts_used = 0 and q.first_sent_at is null and q.key_window_until is null and q.last_code is null
 	and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`
 
-func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
+func TestHangingEndpointDoesNotDelayOthers(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "to-0")
 	d := b.dispatcher()
@@ -122,7 +122,7 @@ func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-func TestABusyEndpointGetsAllItsIntentsWithinItsLimit(t *testing.T) {
+func TestBusyEndpointStaysWithinItsLimit(t *testing.T) {
 	for _, mode := range []string{"run", "drain"} {
 		t.Run(mode, func(t *testing.T) {
 			b := setup(t)
@@ -149,7 +149,7 @@ func TestABusyEndpointGetsAllItsIntentsWithinItsLimit(t *testing.T) {
 	}
 }
 
-func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
+func TestOnlyFailingEndpointIsPostponed(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "")
 	deliver := r.deliver(b)
@@ -164,7 +164,7 @@ func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
 	b.insertTo(20, 1, 20)
 	sum := b.drain(d)
 	if sum.Delivered != 400 || sum.Retried < 3 || sum.Retried > 4 || sum.Total() != sum.Delivered+sum.Retried {
-		t.Errorf("the drain came to %+v", sum)
+		t.Errorf("the drain returned %+v", sum)
 	}
 	if n := b.toEndpoint("to-0", asWritten); n != 300-sum.Retried {
 		t.Errorf("%d intents of the endpoint that fails are as they were written, want all but %d", n, sum.Retried)
@@ -177,7 +177,7 @@ func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
 	}
 }
 
-func TestAnEndpointIsProbedByWhatComesDueAndGoesOn(t *testing.T) {
+func TestFailingEndpointIsProbedByDueIntents(t *testing.T) {
 	b := setup(t)
 	var mu sync.Mutex
 	failures := 0
@@ -196,7 +196,7 @@ func TestAnEndpointIsProbedByWhatComesDueAndGoesOn(t *testing.T) {
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue`) == 6 })
 }
 
-func TestPostponedLookupKeepsWhatWasFound(t *testing.T) {
+func TestPostponedLookupKeepsItsState(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "to-0")
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{PerEndpoint: 1, BreakAfter: -1}, r.deliver(b), byPart,
@@ -219,7 +219,7 @@ func TestPostponedLookupKeepsWhatWasFound(t *testing.T) {
 	r.release()
 }
 
-func TestOrderedIntentsOfABusyEndpointKeepTheirOrder(t *testing.T) {
+func TestBusyEndpointKeepsOrder(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{PerEndpoint: 1}, c.handle,
@@ -244,7 +244,7 @@ func TestOrderedIntentsOfABusyEndpointKeepTheirOrder(t *testing.T) {
 	}
 }
 
-func TestACallOfNoEndpointGoesByTheConcurrencyAlone(t *testing.T) {
+func TestCallWithoutEndpointHasNoEndpointLimit(t *testing.T) {
 	b := setup(t)
 	for name, fn := range map[string]func(*dispatcher.Call) string{
 		"none": func(*dispatcher.Call) string { return "" }, "panics": func(*dispatcher.Call) string { panic("no such header") },

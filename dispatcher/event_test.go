@@ -35,7 +35,7 @@ func (b *bundle) event(name string, id uuid.UUID, before func()) (first bool, er
 }
 
 // The event comes while the poll is under way, or the other way round: one of them ends the intent, and Apply runs once.
-func TestAnEventAndAPollThatCompleteACallAtTheSameTimeEndItOnce(t *testing.T) {
+func TestConcurrentEventAndPollFinishOnce(t *testing.T) {
 	for name, eventFirst := range map[string]bool{"the event is committed while the vendor is asked": true, "the vendor's answer comes while the event's transaction is open": false} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)

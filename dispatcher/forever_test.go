@@ -11,7 +11,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
+func TestKeyWindowForever(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k', 'charge_card', '1')`)
 	d := dispatcher.New(db.Pool, nil)

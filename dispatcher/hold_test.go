@@ -62,7 +62,7 @@ var busyAnswers = map[string]dispatcher.Outcome{
 }
 
 // 5,000 are due. A first batch goes out, then one call after each hold, which doubles: 25, 50, 100, 200 ms.
-func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
+func TestThrottleWithoutATimeAllowsFewCalls(t *testing.T) {
 	for name, busy := range busyAnswers {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -76,14 +76,14 @@ func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
 				t.Errorf("%d calls were made", n)
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null and status = 'pending'`); n != 0 {
-				t.Errorf("%d intents had something spent", n)
+				t.Errorf("%d intents used an attempt or were sent", n)
 			}
 		})
 	}
 }
 
 // Each hold ends with one call; while the vendor answers, twice as many at once.
-func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
+func TestCallsReturnOneByOneAfterAHold(t *testing.T) {
 	b := setup(t)
 	v := startBusy(b, http.StatusTooManyRequests)
 	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{SweepInterval: time.Minute}) // what goes on does so by itself
@@ -105,7 +105,7 @@ func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
 }
 
 // A Drain does not wait for a hold, and does not hang at it.
-func TestADrainLeavesAHeldDestinationAlone(t *testing.T) {
+func TestDrainSkipsAHeldDestination(t *testing.T) {
 	b := setup(t)
 	v := startBusy(b, http.StatusServiceUnavailable)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 2, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},
@@ -113,12 +113,12 @@ func TestADrainLeavesAHeldDestinationAlone(t *testing.T) {
 	b.insertMany("charge_card", 50)
 	sum := b.drain(d)
 	if n := int(v.calls.Load()); n < 3 || n > 4 || sum != (dispatcher.Summary{Retried: n}) {
-		t.Errorf("%d calls, the drain came to %+v", n, sum)
+		t.Errorf("%d calls, the drain returned %+v", n, sum)
 	}
 }
 
 // A customer's webhook that answers 503 is held by itself.
-func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
+func TestThrottledReceiverDoesNotDelayOthers(t *testing.T) {
 	b := setup(t)
 	var busyCalls, calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour, PerEndpoint: 2},
@@ -134,7 +134,7 @@ func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
 	b.insertTo(20, 1, 20)
 	sum := b.drain(d)
 	if n := int(busyCalls.Load()); n < 3 || n > 4 || sum != (dispatcher.Summary{Delivered: 400, Retried: n}) {
-		t.Errorf("%d calls to the busy one, the drain came to %+v", n, sum)
+		t.Errorf("%d calls to the busy one, the drain returned %+v", n, sum)
 	}
 	if n := b.toEndpoint("to-0", asWritten); n != 300-int(busyCalls.Load()) {
 		t.Errorf("%d intents of the busy one are as they were written", n)
@@ -142,7 +142,7 @@ func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
 }
 
 // Now and then a vendor answers that a call under this key still runs: that slows nothing.
-func TestALoneRetryLaterSlowsNothing(t *testing.T) {
+func TestSingleRetrySlowsNothing(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},

@@ -16,7 +16,7 @@ import (
 )
 
 // A writer holds its ordering key's lock until it commits. That must delay no other key.
-func TestOpenWriterHoldsUpItsOrderingKeyOnly(t *testing.T) {
+func TestOpenWriterDelaysOnlyItsOrderingKey(t *testing.T) {
 	b := setup(t)
 	b.exec(`select samekey.enqueue('t', 'head', 'ordered', '1', ordering_key => 'k')`)
 	open, err := b.db.Pool.Begin(t.Context())
@@ -59,7 +59,7 @@ func TestOpenWriterHoldsUpItsOrderingKeyOnly(t *testing.T) {
 }
 
 // Somebody's open transaction on one intent must not hold up its neighbours either.
-func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
+func TestLockedRowDelaysOnlyItsOutcome(t *testing.T) {
 	b := setup(t)
 	b.exec(`select samekey.enqueue('t', 'k' || i, 'plain', '1') from generate_series(1, 10) i`)
 	d := dispatcher.New(b.db.Pool, nil)
@@ -138,7 +138,7 @@ func TestApplyAndWriterDoNotDeadlock(t *testing.T) {
 	}
 }
 
-func TestAnApplyCannotEndItsTransaction(t *testing.T) {
+func TestApplyCannotEndItsTransaction(t *testing.T) {
 	b := setup(t)
 	b.exec(`create table receipts (n int)`)
 	b.exec(`select samekey.enqueue('t', 'k', 'plain', '1')`)
@@ -190,7 +190,7 @@ func TestDialErrorProvesNothing(t *testing.T) {
 	}
 }
 
-func TestAHandlerThatEndsItsGoroutineLeavesAnUnknownOutcome(t *testing.T) {
+func TestGoexitInSendIsUnknown(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	d := dispatcher.New(b.db.Pool, nil)
@@ -207,7 +207,7 @@ func TestAHandlerThatEndsItsGoroutineLeavesAnUnknownOutcome(t *testing.T) {
 }
 
 // A late answer resolves what its own attempt left open, whatever was claimed and not sent in between.
-func TestAClaimThatSendsNothingDoesNotTakeAwayWhoseAnswerCounts(t *testing.T) {
+func TestUnsentClaimDoesNotReplaceTheLastSend(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	p := policyOf(dispatcher.IdempotentWrite)

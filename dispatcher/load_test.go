@@ -83,7 +83,7 @@ func TestLargePayloadsOverASlowLinkAreDelivered(t *testing.T) {
 
 // What a worker has claimed and not loaded yet is not sent: whoever takes it over sends it, whatever its class, and a worker
 // that was only stopped sends nothing when it goes on.
-func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
+func TestWorkerThatDiesWhileLoadingLeavesNoUnknown(t *testing.T) {
 	for name, end := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -128,7 +128,7 @@ func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
 }
 
 // A payload that the answer of the claim was too small for is sent as it is, with its headers.
-func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
+func TestLoadedPayloadIsUnchanged(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.Read} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
@@ -158,7 +158,7 @@ func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
 }
 
 // A stop does not wait for a load: what is loaded then is given back, and nothing of it is sent.
-func TestAStopDoesNotWaitForALoad(t *testing.T) {
+func TestStopDoesNotWaitForALoad(t *testing.T) {
 	b := setup(t)
 	pool, _ := b.overSlowLink(20 << 10)
 	c := &counting{}
@@ -186,7 +186,7 @@ func TestAStopDoesNotWaitForALoad(t *testing.T) {
 }
 
 // Where what was loaded cannot be marked as sent, it is given back for a while: no hot loop of claims.
-func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
+func TestFailedMarkDoesNotLoop(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.dispatcher()
@@ -210,7 +210,7 @@ func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
 }
 
 // Answered intents whose payloads the link carries in longer than a claim may take: a claim of them carries no payload.
-func TestLargePayloadsOfAnsweredIntentsAreApplied(t *testing.T) {
+func TestLargePayloadsAreApplied(t *testing.T) {
 	b := setup(t)
 	pool, _ := b.overSlowLink(190 << 10)
 	d := b.dispatcherOn(pool, dispatcher.Config{})

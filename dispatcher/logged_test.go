@@ -26,7 +26,7 @@ func (l *logs) line(text string) string {
 	return ""
 }
 
-func TestLogSaysWhyAHandlerFailedAndWhatToDo(t *testing.T) {
+func TestLogExplainsAFailedHandler(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
@@ -51,7 +51,7 @@ func TestLogSaysWhyAHandlerFailedAndWhatToDo(t *testing.T) {
 	}
 }
 
-func TestLogSaysWhyAnApplyFailed(t *testing.T) {
+func TestLogExplainsAFailedApply(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
 		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
@@ -69,7 +69,7 @@ func TestLogSaysWhyAnApplyFailed(t *testing.T) {
 }
 
 // A mistake in the connection string or in the grants ends Run: a supervisor sees it, and the text says what to do.
-func TestRunEndsOverWhatWaitingCannotChange(t *testing.T) {
+func TestRunEndsOnPermanentErrors(t *testing.T) {
 	b := setup(t)
 	role := "samekey_" + regexp.MustCompile(`[^a-z0-9]`).ReplaceAllString(strings.ToLower(t.Name()), "")
 	b.exec(`drop role if exists ` + role)
@@ -133,7 +133,7 @@ func TestOutageIsLoggedInAFewLines(t *testing.T) {
 }
 
 // What the documents advise where the vendor refused the bytes: a redrive would send them again.
-func TestTheWayOnAfterRefusedBytes(t *testing.T) {
+func TestRecoveryAfterRefusedBytes(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)

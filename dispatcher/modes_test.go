@@ -22,7 +22,7 @@ var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecMo
 	pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 
 // The application's pool may have any of them. A worker that cannot write down what it did sends again and again.
-func TestAWorkerWorksInEveryExecMode(t *testing.T) {
+func TestWorkerRunsInEveryExecMode(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := setup(t)

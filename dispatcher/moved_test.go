@@ -19,7 +19,7 @@ func (b *bundle) goingTo(destination string, p dispatcher.Policy, s *scripted, o
 }
 
 // The new vendor does not know the key of what the old one may have done: it would do it again.
-func TestWhatOneDestinationMayHaveSeenIsNeverSentToAnother(t *testing.T) {
+func TestMovedIntentThatMayBeSentIsNotSentAgain(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
 		dispatcher.NonIdempotentWrite: "attempt:unknown:unknown lookup:parked:moved",
 		dispatcher.IdempotentWrite:    "attempt:retry:unknown attempt:unknown:moved lookup:parked:moved",
@@ -57,7 +57,7 @@ func TestWhatOneDestinationMayHaveSeenIsNeverSentToAnother(t *testing.T) {
 	}
 }
 
-func TestWhatWasNeverSentGoesWhereTheActionGoesNow(t *testing.T) {
+func TestMovedUnsentIntentGoesToTheNewDestination(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
@@ -77,7 +77,7 @@ func TestWhatWasNeverSentGoesWhereTheActionGoesNow(t *testing.T) {
 }
 
 // A read has no effect that could be had twice.
-func TestAReadMayBeMadeAgainElsewhere(t *testing.T) {
+func TestMovedReadIsRepeated(t *testing.T) {
 	b := setup(t)
 	old, other := &scripted{next: failing(errors.New("reset"))}, &scripted{next: succeeding}
 	b.insert("charge_card")

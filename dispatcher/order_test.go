@@ -114,7 +114,7 @@ func TestOrderingKeyKeepsItsOrderAcrossRetries(t *testing.T) {
 	r.wantOrder(b, "b", 4)
 }
 
-func TestADeadHeadBlocksItsKeyAloneUntilAPersonDecides(t *testing.T) {
+func TestDeadHeadBlocksOnlyItsKey(t *testing.T) {
 	for name, decide := range map[string]func(b *bundle, id uuid.UUID) error{
 		"redrive": func(b *bundle, id uuid.UUID) error { return outbox.Redrive(b.ctx, b.db.Pool, id, by) },
 		"cancel": func(b *bundle, id uuid.UUID) error {
@@ -154,7 +154,7 @@ func TestADeadHeadBlocksItsKeyAloneUntilAPersonDecides(t *testing.T) {
 	}
 }
 
-func TestPassFailedLetsTheNextOneGoOnPastADeadOrParkedOne(t *testing.T) {
+func TestPassFailedContinuesPastDeadOrParked(t *testing.T) {
 	for state, class := range map[string]dispatcher.Class{"dead": dispatcher.IdempotentWrite, "parked": dispatcher.NonIdempotentWrite} {
 		t.Run(state, func(t *testing.T) {
 			b := setup(t)
@@ -179,7 +179,7 @@ func TestPassFailedLetsTheNextOneGoOnPastADeadOrParkedOne(t *testing.T) {
 	}
 }
 
-func TestAKilledWorkersOrderingKeyGoesOnInOrder(t *testing.T) {
+func TestKilledWorkersOrderingKeyKeepsItsOrder(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil)
 	ids := []uuid.UUID{b.insert("charge_card", ordered("a")), b.insert("charge_card", ordered("a")), b.insert("charge_card", ordered("a"))}
@@ -230,7 +230,7 @@ func TestManyOrderingKeysKeepOrderWithTwoWorkers(t *testing.T) {
 	}
 }
 
-func TestAnOrderingKeyThatLostItsHeadIsGivenTheNextOne(t *testing.T) {
+func TestHeadlessOrderingKeyIsPromoted(t *testing.T) {
 	b := setup(t)
 	r := &recorder{}
 	ids := b.insertOrdered("a", 3)
@@ -242,7 +242,7 @@ func TestAnOrderingKeyThatLostItsHeadIsGivenTheNextOne(t *testing.T) {
 	b.wantStatus(ids[2], "delivered")
 }
 
-func TestAHundredThousandBehindAFailingHeadDoNotHoldUpOtherKeys(t *testing.T) {
+func TestManyBehindAFailingHeadDoNotDelayOtherKeys(t *testing.T) {
 	b := setup(t)
 	r := &recorder{fail: func(_ *dispatcher.Call, payload string) error {
 		if payload == `"a/0"` {

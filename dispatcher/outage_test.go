@@ -135,7 +135,7 @@ func (b *bundle) untilLogged(text string) {
 
 const keptText = "outcomes could not be written back; they are kept and tried again"
 
-func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
+func TestOutcomesAreWrittenAfterAnOutage(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		for name, away := range map[string]time.Duration{"shortly": 0, "for longer than the lease": lease} {
 			t.Run(class.String()+" "+name, func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
 	}
 }
 
-func TestADatabaseThatIsAwayIsNotAskedInATightLoop(t *testing.T) {
+func TestOutageDoesNotCauseATightLoop(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
 	g := newGate(1)
@@ -194,7 +194,7 @@ func TestADatabaseThatIsAwayIsNotAskedInATightLoop(t *testing.T) {
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
-func TestRunWaitsForADatabaseThatIsAwayAtTheStart(t *testing.T) {
+func TestRunWaitsForTheDatabaseAtStart(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
 	w.set(true)
@@ -212,7 +212,7 @@ func TestRunWaitsForADatabaseThatIsAwayAtTheStart(t *testing.T) {
 	g.wantCalls(b, 1)
 }
 
-func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
+func TestStopDuringAnOutageReturns(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
 	g := newGate(1)
@@ -237,7 +237,7 @@ func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
 
 // What the vendor did and the database does not take: an alarm, and a number of calls with the same key that the leases
 // and the attempts bound.
-func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T) {
+func TestRefusedSettlesAreLoggedAndResendsBounded(t *testing.T) {
 	b := setup(t)
 	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin
 		if new.event = 'attempt' then raise 'the disk is full' using errcode = '53100'; end if; return new; end $$`)

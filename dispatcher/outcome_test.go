@@ -64,7 +64,7 @@ func TestErrorWinsOverTheOutcome(t *testing.T) {
 	}
 }
 
-func TestErrUnsentSpendsNothing(t *testing.T) {
+func TestErrUnsentUsesNoAttempt(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
 	s.next = failing(fmt.Errorf("charge: %w", fmt.Errorf("client: %w: no route", dispatcher.ErrUnsent)))
 	id := b.insert("charge_card")

@@ -65,7 +65,7 @@ func TestRefusedFinishesTheIntent(t *testing.T) {
 	}
 }
 
-func TestRetryThirtyTimesSpendsNoAttempt(t *testing.T) {
+func TestRetryUsesNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts, p.Backoff, p.MaxBackoff, p.Destination = 1, time.Millisecond, time.Millisecond, "patient"
 	b, d, s := scriptedSetup(t, p)
@@ -145,7 +145,7 @@ func TestRedriveUsesTheSameKeyAndBytes(t *testing.T) {
 	}
 }
 
-func TestAttemptsUsedUpMakeTheIntentDead(t *testing.T) {
+func TestIntentIsDeadAfterTheLastAttempt(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.Attempts = 3
 	b, d, s := scriptedSetup(t, p)

@@ -7,7 +7,7 @@ import (
 )
 
 // The claim sees a pause by itself, however long ago the last sweep was.
-func TestTheClaimReadsPausesItself(t *testing.T) {
+func TestClaimReadsPauses(t *testing.T) {
 	on, n, _ := settling(t)
 	lane := n.destinations.list[0]
 	exec := func(sql string, args ...any) {

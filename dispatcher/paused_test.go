@@ -40,7 +40,7 @@ func (b *bundle) pauses() []outbox.PauseRecord {
 var vendorTarget = outbox.Target{Destination: "vendor"}
 
 // River deletes the row of a queue that nobody worked for a day, and makes it again, not paused.
-func TestAPauseMadeInRiverOutlivesRiversRow(t *testing.T) {
+func TestRiverPauseOutlivesItsRow(t *testing.T) {
 	b := setup(t)
 	d, charges, _ := b.pausing()
 	r := b.start(d)
@@ -102,7 +102,7 @@ func (b *bundle) expectPaused(actors ...string) {
 	}
 }
 
-func TestADestinationIsPausedAndResumedByPeople(t *testing.T) {
+func TestPauseAndResumeDestination(t *testing.T) {
 	for name, resume := range map[string]func(b *bundle){
 		"by Resume": func(b *bundle) {
 			if err := outbox.Resume(b.ctx, b.db.Pool, vendorTarget, by); err != nil {
@@ -139,7 +139,7 @@ func TestADestinationIsPausedAndResumedByPeople(t *testing.T) {
 	}
 }
 
-func TestAPauseOfOneActionLeavesTheOthersAlone(t *testing.T) {
+func TestPauseOfOneAction(t *testing.T) {
 	b := setup(t)
 	action := outbox.Target{Destination: "vendor", Action: "charge_card"}
 	if err := outbox.Pause(b.ctx, b.db.Pool, action, time.Time{}, by); err != nil {
@@ -164,7 +164,7 @@ func TestAPauseOfOneActionLeavesTheOthersAlone(t *testing.T) {
 }
 
 // Resume ends a person's pause, River's own and its copy.
-func TestResumeEndsWhatRiverPausedToo(t *testing.T) {
+func TestResumeEndsRiversPause(t *testing.T) {
 	b := setup(t)
 	d, charges, _ := b.pausing()
 	b.start(d)
@@ -196,7 +196,7 @@ func TestResumeEndsWhatRiverPausedToo(t *testing.T) {
 }
 
 // The answers of a paused action wait for their Apply, as those of a paused destination do.
-func TestAPauseHoldsUpTheAppliesToo(t *testing.T) {
+func TestPauseStopsApplies(t *testing.T) {
 	for name, target := range map[string]outbox.Target{
 		"of the destination": vendorTarget, "of the action": {Destination: "vendor", Action: "charge_card"},
 	} {

@@ -10,7 +10,7 @@ import (
 )
 
 // The tables refuse a second finishing event, which can only be there by hand: it stands for whatever they may refuse.
-func TestAnOutcomeThatTheTablesRefuseCostsItsNeighboursNothing(t *testing.T) {
+func TestRefusedOutcomeDoesNotAffectItsBatch(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k' || i, 'charge_card', '1') from generate_series(1, 11) i`)
 	mustExec(t, db.Pool, `insert into samekey.outbox_history (intent_id, event, final_status)

@@ -84,7 +84,7 @@ func mustExec(t *testing.T, on *samekeytest.DB, sql string, args ...any) {
 }
 
 // Each hook of the application's pool may be the place where an application resets a session.
-func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
+func TestWorkerConnectionsHaveTheirSettings(t *testing.T) {
 	reset := func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "reset all")
 		return err
@@ -142,7 +142,7 @@ func TestSynchronousCommitIsRaisedAndNeverLowered(t *testing.T) {
 }
 
 // The longest Timeout bounds an Apply, so the server's own limits are longer.
-func TestTheServersLimitsAreLongerThanTheLongestTimeout(t *testing.T) {
+func TestServerLimitsExceedTheLongestTimeout(t *testing.T) {
 	d := New(nil, nil)
 	Handle(d, outbox.NewAction[[]byte]("export"), Delivery[[]byte]{
 		Policy: Policy{Class: Read, Timeout: 10 * time.Minute},
@@ -157,7 +157,7 @@ func TestTheServersLimitsAreLongerThanTheLongestTimeout(t *testing.T) {
 }
 
 // Code of the application runs on a connection, which then serves a settle.
-func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
+func TestApplySettingsAreReset(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	n := workerOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -182,7 +182,7 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 }
 
 // A pool that sets its role after it connected: the worker's session is of that role as well.
-func TestTheSessionRunsTheHooksOfThePool(t *testing.T) {
+func TestSessionRunsThePoolsHooks(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	var before, after int
@@ -204,7 +204,7 @@ func TestTheSessionRunsTheHooksOfThePool(t *testing.T) {
 	}
 }
 
-func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
+func TestConnectTimeoutAndExecMode(t *testing.T) {
 	for dsn, want := range map[string]string{
 		"":                                       "5s cache statement",
 		"connect_timeout=2":                      "2s cache statement",
@@ -242,7 +242,7 @@ func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
 }
 
 // A connection that broke keeps its place in the pool until it is closed, and pgx alone takes 15 or 30 seconds.
-func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
+func TestSilentConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	relay := startRelay(t, on)
@@ -268,7 +268,7 @@ func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
 }
 
 // An attempt to connect takes a place in the pool too, also when no caller waits for it any more.
-func TestAnAttemptToConnectIsGivenUp(t *testing.T) {
+func TestConnectAttemptTimesOut(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -37,7 +37,7 @@ type runOf struct {
 // honours keys, carries one key and the same bytes, and is not sent past its window; one that may not has at most one
 // effect at a vendor that does not; an irreversible one makes no more calls than it had approvals; what is said to be
 // delivered was. And each ends, finished or before a person.
-func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
+func TestClassGuaranteesUnderRandomFaults(t *testing.T) {
 	runs := dbtest.Size(25, 5)
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		t.Run(class.String(), func(t *testing.T) {

@@ -61,7 +61,7 @@ func (b *bundle) counted(c *counting, limits dispatcher.Limits) *dispatcher.Disp
 	return d
 }
 
-func TestTwoWorkersMakeAHundredCallsForAHundredIntents(t *testing.T) {
+func TestTwoWorkersCallOncePerIntent(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	b.start(b.counted(c, dispatcher.Limits{Concurrency: 4}))
@@ -81,7 +81,7 @@ func (b *bundle) insertManyMore(action string, n int) {
 }
 
 // Without a notification, too: the sweep finds them.
-func TestAnIntentThatCommitsLateIsDeliveredWithinAboutASecond(t *testing.T) {
+func TestLateCommitIsDeliveredWithinASecond(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	b.start(b.counted(c, dispatcher.Limits{}))
@@ -109,7 +109,7 @@ func TestAnIntentThatCommitsLateIsDeliveredWithinAboutASecond(t *testing.T) {
 	c.wantOnceEach(b, 32)
 }
 
-func TestAnUnknownActionFirstInTheQueueIsLeftAloneAndVisible(t *testing.T) {
+func TestUnhandledActionIsLeftAndReported(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -132,7 +132,7 @@ func TestAnUnknownActionFirstInTheQueueIsLeftAloneAndVisible(t *testing.T) {
 }
 
 // A worker whose breaker is open keeps the one drain that it took: another that it is asked for is left to other workers.
-func TestAWorkerThatIsHeldUpLeavesTheDrainsToOthers(t *testing.T) {
+func TestHeldWorkerLeavesDrainsToOthers(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{MaxBreakDelay: time.Hour}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		return dispatcher.Retry(dispatcher.Response{}).After(time.Hour).ForAccount().Because(errors.New("429")), nil
@@ -151,7 +151,7 @@ func TestAWorkerThatIsHeldUpLeavesTheDrainsToOthers(t *testing.T) {
 	}
 }
 
-func TestTheStatisticsTellWhatIsHandledAndHowOldItIs(t *testing.T) {
+func TestStatsReportHandledAndOldest(t *testing.T) {
 	b := setup(t)
 	d := b.counted(&counting{}, dispatcher.Limits{})
 	b.start(d)
@@ -175,7 +175,7 @@ func TestTheStatisticsTellWhatIsHandledAndHowOldItIs(t *testing.T) {
 	}
 }
 
-func TestAPoisonPayloadIsDeadAndItsNeighboursAreDelivered(t *testing.T) {
+func TestPoisonPayloadIsDeadAndOthersDelivered(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	c := &counting{}
@@ -202,7 +202,7 @@ func TestAPoisonPayloadIsDeadAndItsNeighboursAreDelivered(t *testing.T) {
 	}
 }
 
-func TestAnErrorTextThatPostgresRefusesCostsNobodyElseAnything(t *testing.T) {
+func TestInvalidErrorTextAffectsOneIntent(t *testing.T) {
 	b := setup(t)
 	good := &counting{}
 	var bad uuid.UUID
@@ -244,7 +244,7 @@ func (b *bundle) riverClient() *river.Client[pgx.Tx] {
 	return client
 }
 
-func TestAPauseOfTheRiverQueueStopsEveryNodesCallsWithinASecond(t *testing.T) {
+func TestRiverQueuePauseStopsAllNodes(t *testing.T) {
 	b := setup(t)
 	// Due since a while, in an order that a claim has to keep.
 	b.exec(`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
@@ -285,7 +285,7 @@ func TestAPauseOfTheRiverQueueStopsEveryNodesCallsWithinASecond(t *testing.T) {
 	b.until("calls go on", func() bool { return c.total() > before+100 })
 }
 
-func TestADrainLeavesAPausedDestinationAlone(t *testing.T) {
+func TestDrainSkipsAPausedDestination(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -296,7 +296,7 @@ func TestADrainLeavesAPausedDestinationAlone(t *testing.T) {
 	b.expect(d, delivered)
 }
 
-func TestEveryRiverJobMayBeDeletedAtAnyTime(t *testing.T) {
+func TestRiverJobsMayBeDeleted(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	b.start(b.counted(c, dispatcher.Limits{Concurrency: 2}))
@@ -316,7 +316,7 @@ func TestEveryRiverJobMayBeDeletedAtAnyTime(t *testing.T) {
 	c.wantOnceEach(b, 300)
 }
 
-func TestReconcileGivesALostQueueRowBackAndTheClassDecides(t *testing.T) {
+func TestReconcileRestoresALostQueueRow(t *testing.T) {
 	for _, c := range []struct {
 		class dispatcher.Class
 		age   time.Duration

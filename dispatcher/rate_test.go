@@ -58,7 +58,7 @@ func (m *metered) wantWithin(b *bundle, since time.Time, limits dispatcher.Limit
 	b.Logf("%d calls in %v", calls, m.came[len(m.came)-1].Sub(since))
 }
 
-func TestTwoWorkersTogetherStayWithinTheRate(t *testing.T) {
+func TestTwoWorkersShareTheRate(t *testing.T) {
 	b := setup(t)
 	m, limits := meter(b), dispatcher.Limits{Concurrency: 16, Rate: 100, Burst: 10}
 	b.insertMany("charge_card", 80)
@@ -88,7 +88,7 @@ func TestLookupsCountTowardsTheRate(t *testing.T) {
 	m.wantWithin(b, since, limits, 12)
 }
 
-func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
+func TestIdleActionTakesNoPermits(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Rate: 1}, b.post)
 	b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
@@ -106,7 +106,7 @@ func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
 	}
 }
 
-func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
+func TestRateLimitedDestinationWaitsAlone(t *testing.T) {
 	b := setup(t)
 	takes := &dbtest.Statements{Like: "RateLimitsTake :"}
 	d := b.dispatcherOn(b.tracedBy(takes), dispatcher.Config{})
@@ -172,7 +172,7 @@ func (tk *taking) wantGiven(want int32) (wait time.Duration) {
 	return time.Duration(row.WaitUs) * time.Microsecond
 }
 
-func TestTheRateGivesOnePermitAfterTheOtherHoweverOddItIs(t *testing.T) {
+func TestOddRates(t *testing.T) {
 	b := setup(t)
 	for _, rate := range []float64{1.0 / 86400, 1.0 / 700, 0.0123} {
 		for _, burst := range []int{1, 3} {
@@ -192,7 +192,7 @@ func TestTheRateGivesOnePermitAfterTheOtherHoweverOddItIs(t *testing.T) {
 	}
 }
 
-func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
+func TestBurstIsWholeAtAnyRate(t *testing.T) {
 	b := setup(t)
 	for _, rate := range []float64{3, 7, 333, 70_000, 100_000} {
 		for _, burst := range []int{1, 7} {
@@ -203,7 +203,7 @@ func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
 
 // The database's clock is set back two hours: what was given out before counts for no longer than it would have. The wait is
 // looked at each time, also while nothing is given out.
-func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
+func TestClockSetBackDelaysOnePermit(t *testing.T) {
 	tk := newTaking(setup(t), 1, 10)
 	tk.wantGiven(10)
 	tk.exec(`update samekey.rate_limits set updated_at = updated_at + interval '2 hours'`)
@@ -216,7 +216,7 @@ func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
 	tk.wantGiven(9)
 }
 
-func TestARaisedRateIsFullAtOnceAndALoweredOneHolds(t *testing.T) {
+func TestRateChangesApplyAtOnce(t *testing.T) {
 	tk := newTaking(setup(t), 10.0/3600, 10)
 	tk.wantGiven(10)
 	tk.p.Rate = 0.1 // slow enough for a busy machine
@@ -232,7 +232,7 @@ func TestARaisedRateIsFullAtOnceAndALoweredOneHolds(t *testing.T) {
 	}
 }
 
-func TestASmallerBurstDoesNotWaitForTheLargerOnesDebt(t *testing.T) {
+func TestSmallerBurstForgivesDebt(t *testing.T) {
 	tk := newTaking(setup(t), 0.1, 90)
 	tk.wantGiven(90)
 	tk.p.Burst = 5
@@ -246,7 +246,7 @@ func TestASmallerBurstDoesNotWaitForTheLargerOnesDebt(t *testing.T) {
 }
 
 // Two nodes with different settings take in turn, as in a deploy: each stays within its own, and neither stands still.
-func TestInADeployEachNodeStaysWithinItsOwnRate(t *testing.T) {
+func TestNodesWithDifferentRates(t *testing.T) {
 	for name, test := range map[string]struct{ old, new dispatcher.Limits }{
 		"raised":         {dispatcher.Limits{Rate: 10.0 / 3600, Burst: 10}, dispatcher.Limits{Rate: 100, Burst: 10}},
 		"lowered":        {dispatcher.Limits{Rate: 100, Burst: 10}, dispatcher.Limits{Rate: 1, Burst: 1}},
@@ -280,7 +280,7 @@ func TestInADeployEachNodeStaysWithinItsOwnRate(t *testing.T) {
 }
 
 // Whatever stands in the row, a permit comes after 1/rate, and the row is in order after it.
-func TestAnAbsurdRateRowHealsItself(t *testing.T) {
+func TestInvalidRateRowIsRepaired(t *testing.T) {
 	b := setup(t)
 	for _, at := range []string{"'infinity'", "'-infinity'", "'4000-01-01'", "'4000-01-01 BC'", "clock_timestamp()", "clock_timestamp() + interval '1 hour'"} {
 		for _, owed := range []string{"'Infinity'", "'NaN'", "'-Infinity'", "-5", "1e300", "1e-300"} {
@@ -301,7 +301,7 @@ func TestAnAbsurdRateRowHealsItself(t *testing.T) {
 }
 
 // The takes meet at the row, which is held until all of them wait for it.
-func TestTakesAtOnceAreGivenTheBudgetOnce(t *testing.T) {
+func TestConcurrentTakesShareTheBudget(t *testing.T) {
 	const burst, takers = 20, 3
 	tk := newTaking(setup(t), 0.01, burst)
 	holder, err := tk.db.Begin(tk.ctx)

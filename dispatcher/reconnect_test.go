@@ -16,7 +16,7 @@ import (
 )
 
 // A worker gives up a connection that says nothing, and is back soon after the balancer speaks.
-func TestABalancerThatAcceptsAndStaysSilentIsGivenUp(t *testing.T) {
+func TestSilentBalancerIsGivenUp(t *testing.T) {
 	b := setup(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *balancer) close() {
 }
 
 // After a restore a new worker may be given a running one's id: neither ends the other.
-func TestTwoWorkersThatMeetAtOneIDBothGoOn(t *testing.T) {
+func TestTwoWorkersWithOneIDBothContinue(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	b.gates = append(b.gates, g)

@@ -50,7 +50,7 @@ func (b *bundle) release(s *sends, vendor *dispatcher.Vendor, template string) *
 	return d
 }
 
-func TestRequestIsFixedBeforeTheFirstSend(t *testing.T) {
+func TestRequestIsStoredBeforeTheFirstSend(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: errors.New("reset")}
 	id := b.insert("charge_card")
@@ -95,7 +95,7 @@ func TestPlainIntentStaysPlain(t *testing.T) {
 	}
 }
 
-func TestUnsentKeepsItsFixedRequest(t *testing.T) {
+func TestUnsentKeepsItsStoredRequest(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: dispatcher.ErrUnsent}
 	b.insert("charge_card")
@@ -134,7 +134,7 @@ func TestRenderErrorIsDeadAndUnsent(t *testing.T) {
 	}
 }
 
-func TestZombieFixesNothing(t *testing.T) {
+func TestZombieStoresNoRequest(t *testing.T) {
 	b := setup(t)
 	s := &sends{}
 	taken := false

@@ -58,7 +58,7 @@ func rowOf(t *testing.T, on *samekeytest.DB, id int32) (name string) {
 	return name
 }
 
-func TestAnIDThatIsTakenIsDrawnAgain(t *testing.T) {
+func TestTakenIDIsDrawnAgain(t *testing.T) {
 	on, n, _ := settling(t)
 	mustExec(t, on, `insert into samekey.workers (id, name, actions) values (11, 'other', '{}')`)
 	mustExec(t, on, `update samekey.outbox_queue set status = 'leased', leased_by = 12, lease_until = now()`)
@@ -93,7 +93,7 @@ func TestRandomIDsArePositiveAndDiffer(t *testing.T) {
 }
 
 // A database that was restored, or copied, can give a running worker's id to another one.
-func TestAWorkerWhoseIDIsAStrangersGoesOnUnderAnother(t *testing.T) {
+func TestWorkerDrawsANewIDIfAnotherHoldsIt(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
 	old := n.session.id()
@@ -135,7 +135,7 @@ func end(t *testing.T, on *samekeytest.DB, id int32) {
 }
 
 // The server may believe in a connection that the worker has lost, until keepalives tell it hours later.
-func TestAWorkerEndsItsOwnFormerSession(t *testing.T) {
+func TestWorkerEndsItsFormerSession(t *testing.T) {
 	on, n, _ := settling(t)
 	id, former := n.session.id(), n.session.former[0].Pid
 	conn := reopened(t, n.session)
@@ -152,7 +152,7 @@ func TestAWorkerEndsItsOwnFormerSession(t *testing.T) {
 }
 
 // The process id of a former session may be a stranger's by now.
-func TestASessionThatStartedAtAnotherTimeIsAStrangers(t *testing.T) {
+func TestSessionWithAnotherStartIsForeign(t *testing.T) {
 	on, n, _ := settling(t)
 	old := n.session.id()
 	end(t, on, old)
@@ -163,7 +163,7 @@ func TestASessionThatStartedAtAnotherTimeIsAStrangers(t *testing.T) {
 }
 
 // A row that is there, of a worker that had the id before, and whose lock no session holds: the row follows the lock.
-func TestTheRowFollowsTheLock(t *testing.T) {
+func TestWorkerRowFollowsTheLock(t *testing.T) {
 	on, n, _ := settling(t)
 	id := n.session.id()
 	end(t, on, id)
@@ -174,7 +174,7 @@ func TestTheRowFollowsTheLock(t *testing.T) {
 	}
 }
 
-func TestAWorkerWhoseRowIsDeletedRegistersAgain(t *testing.T) {
+func TestDeletedWorkerRowIsRegisteredAgain(t *testing.T) {
 	on, n, _ := settling(t)
 	id := n.session.id()
 	conn := reopened(t, n.session)

@@ -20,7 +20,7 @@ func (b *bundle) setForAll(setting string) {
 }
 
 // What the database sets for everybody neither slows a worker down nor makes it fail.
-func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
+func TestDatabaseSettingsDoNotReachTheWorker(t *testing.T) {
 	b := setup(t)
 	for _, setting := range []string{"default_transaction_isolation = serializable", "synchronous_commit = off", "statement_timeout = '1s'",
 		"lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1s'", "idle_session_timeout = '1s'"} {
@@ -86,7 +86,7 @@ func sleepy(ctx context.Context, d time.Duration) bool {
 }
 
 // An operator freezes a database before a switch-over: what a worker writes there is lost, and sent again by the next.
-func TestAWorkerWritesNothingInADatabaseThatIsFrozen(t *testing.T) {
+func TestWorkerWritesNothingInAFrozenDatabase(t *testing.T) {
 	b := setup(t)
 	b.insert("charge_card")
 	b.setForAll("default_transaction_read_only = on")

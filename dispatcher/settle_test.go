@@ -45,7 +45,7 @@ func settling(t *testing.T) (*samekeytest.DB, *worker, *settler) {
 }
 
 // A worker may not know yet that its session is gone: the claim itself looks.
-func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
+func TestClaimWithoutTheLockTakesNothing(t *testing.T) {
 	on, n, _ := settling(t)
 	if _, err := on.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and classid::bigint = samekey.worker_class()
 		and objid::bigint = $1 and database = (select oid from pg_database where datname = current_database())`, n.session.id()); err != nil {
@@ -107,7 +107,7 @@ func deliver(t *testing.T, n *worker, c *claim) {
 	<-ended
 }
 
-func TestLateResultInTheNextAttemptsBatchMatchesNothing(t *testing.T) {
+func TestLateResultInTheNextBatchIsFenced(t *testing.T) {
 	on, n, s := settling(t)
 	first := claimOne(t, n)
 	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
@@ -127,7 +127,7 @@ func TestLateResultInTheNextAttemptsBatchMatchesNothing(t *testing.T) {
 }
 
 // The worker is the same: only the attempt's number tells the two apart.
-func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
+func TestLateResultDoesNotEndTheNextAttempt(t *testing.T) {
 	for name, outcome := range map[string]Outcome{"delivered": Delivered(Response{}), "to be retried": Unknown(Response{})} {
 		t.Run(name, func(t *testing.T) {
 			on, n, s := settling(t)
@@ -159,7 +159,7 @@ func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 }
 
 // A settle whose commit's answer was lost is written again: it matches nothing, and adds no second line.
-func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
+func TestRepeatedSettleAddsOneEvent(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
 	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
@@ -169,7 +169,7 @@ func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
 	}
 }
 
-func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
+func TestDefiniteLateAnswerOfTheLastSendResolves(t *testing.T) {
 	done, lost := Delivered(Response{Code: "200"}), Unknown(Response{})
 	for _, c := range []struct {
 		status  string // in which the late answer finds the intent
@@ -217,7 +217,7 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 }
 
 // An answer that does not count is kept beside the one that does, and is not mistaken for it.
-func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
+func TestApplyGetsTheAnswerThatCounts(t *testing.T) {
 	on, n, s := settling(t)
 	first := claimOne(t, n)
 	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
@@ -237,7 +237,7 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 }
 
 // A lookup goes by the answer of the last attempt that was sent, also where it came late, and by no earlier one's.
-func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
+func TestLookupGetsTheLastSendsAnswer(t *testing.T) {
 	on, n, s := settling(t)
 	orphan := func(c *claim) {
 		t.Helper()
@@ -274,7 +274,7 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 }
 
 // Without the last answer a lookup might ask another question: it is not made, and spends nothing.
-func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
+func TestLookupNeedsTheLastAnswer(t *testing.T) {
 	_, n, _ := settling(t)
 	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
 		t.Error("the vendor was asked")
@@ -289,7 +289,7 @@ func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
+func TestClaimDuringAStopIsGivenBack(t *testing.T) {
 	on, n, _ := settling(t)
 	n.destinations.list[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("a call began after the stop")
@@ -348,7 +348,7 @@ func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 }
 
 // After an outage longer than its leases, a worker writes what it knows before its own sweep calls it orphaned.
-func TestWithOutcomesInHandLeasesStayAndClaimsStop(t *testing.T) {
+func TestUnwrittenOutcomesKeepLeasesAndStopClaims(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
@@ -373,7 +373,7 @@ func TestWithOutcomesInHandLeasesStayAndClaimsStop(t *testing.T) {
 
 // The first claim of an irreversible action sends nothing. Where its worker dies before that is written, it waits for
 // approval all the same, and is not taken for one that may have been sent.
-func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
+func TestOrphanedUnapprovedIntentWaitsForApproval(t *testing.T) {
 	on, n, s := settling(t)
 	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
@@ -396,7 +396,7 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 }
 
 // A lease that could not be marked as sent may be another worker's by now: it is given back, and not sent.
-func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
+func TestUnmarkedClaimIsGivenBack(t *testing.T) {
 	on, n, _ := settling(t)
 	withPolicy(n)
 	a := n.destinations.list[0].actions[0]
@@ -425,7 +425,7 @@ func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 }
 
 // While outcomes cannot be written nothing is claimed: the settler says so as soon as the database is gone.
-func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
+func TestOutageStopsClaims(t *testing.T) {
 	_, n, s := settling(t)
 	c := claimOne(t, n)
 	away, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/gone?connect_timeout=1")
@@ -464,7 +464,7 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 }
 
 // The transaction that finishes an ordered intent by its Apply makes the next of its key due.
-func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
+func TestApplyPromotesTheNextHead(t *testing.T) {
 	on, n, s := settling(t)
 	withPolicy(n)
 	mustExec(t, on, `delete from samekey.outbox_queue`)
@@ -483,7 +483,7 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 }
 
 // The secrets of an endpoint are for its calls alone.
-func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
+func TestApplyGetsNoEndpoint(t *testing.T) {
 	var told *Settled
 	a := actionOf(IdempotentWrite, 5)
 	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
@@ -493,7 +493,7 @@ func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
 	}
 }
 
-func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
+func TestWriteAttemptSendsOneRequest(t *testing.T) {
 	for _, class := range classes {
 		for _, resend := range []bool{true, false} {
 			a := actionOf(class, 5)
@@ -511,7 +511,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 }
 
 // A settlement that a lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.
-func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
+func TestDelayedOutcomeKeepsItsLease(t *testing.T) {
 	for name, c := range map[string]struct{ ordering, lock string }{
 		"by a lock on the history": {"", `lock table samekey.outbox_history in exclusive mode`},
 		"by a writer of its order": {"account", `select pg_advisory_xact_lock(samekey.ordering_lock('account'))`},
@@ -552,7 +552,7 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 	}
 }
 
-func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
+func TestTooManyDelayedOutcomesStopClaims(t *testing.T) {
 	_, n, _ := settling(t)
 	for held, may := range map[int64]bool{maxStuck - 1: true, maxStuck: false} {
 		n.settler.stuck.Store(held)
@@ -563,7 +563,7 @@ func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
 }
 
 // One byte that Postgres refuses would lose the only proof that a vendor acted.
-func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
+func TestLateAnswerIsKeptWithAnyText(t *testing.T) {
 	const text = "a\x00b\xff"
 	for name, s := range map[string]settlement{
 		"code": {response: Response{Code: text}}, "type": {response: Response{ContentType: text}}, "error": {err: text},
@@ -581,7 +581,7 @@ func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 	}
 }
 
-func TestABatchIsBoundedByItsBytes(t *testing.T) {
+func TestBatchIsBoundedByBytes(t *testing.T) {
 	s := &settler{in: make(chan result, 3)}
 	for range 3 {
 		s.in <- result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
@@ -591,7 +591,7 @@ func TestABatchIsBoundedByItsBytes(t *testing.T) {
 	}
 }
 
-func TestALogNamesAKeyByItsHash(t *testing.T) {
+func TestLogHashesKeys(t *testing.T) {
 	c := &claim{action: actionOf(Read, 5)}
 	c.Scope, c.IdemKey, c.Payload = "tenant-4711/orders", "order-of-ann", []byte(`"4242424242424242"`)
 	logged := fmt.Sprint(c.attrs()...)
@@ -606,7 +606,7 @@ func TestALogNamesAKeyByItsHash(t *testing.T) {
 }
 
 // Where the endpoint is not there any more, an unknown intent is parked in the end.
-func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
+func TestLookupWithoutEndpointIsParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("it was asked"); return Outcome{}, nil }
 	d := &destination{worker: &worker{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}

@@ -157,7 +157,7 @@ func (b *bundle) drain(d *dispatcher.Dispatcher) dispatcher.Summary {
 func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 	b.Helper()
 	if got := b.drain(d); got != want {
-		b.Fatalf("the drain came to %+v, want %+v", got, want)
+		b.Fatalf("the drain returned %+v, want %+v", got, want)
 	}
 }
 

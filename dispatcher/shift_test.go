@@ -37,7 +37,7 @@ func (b *bundle) locked(table string) (release func()) {
 }
 
 // Whatever happens to the drain jobs, due intents are delivered within seconds, and a person is told.
-func TestWorkIsDeliveredWhereRiverBeginsNoDrain(t *testing.T) {
+func TestDeliveryWithoutRiverDrains(t *testing.T) {
 	queue := dispatcher.QueueName("vendor")
 	for name, spoil := range map[string]func(b *bundle){
 		"clients whose clock is an hour ahead": func(b *bundle) {
@@ -68,7 +68,7 @@ func TestWorkIsDeliveredWhereRiverBeginsNoDrain(t *testing.T) {
 	}
 }
 
-func TestDrainsOfDeadClientsHoldUpNothing(t *testing.T) {
+func TestDrainsOfDeadClientsDelayNothing(t *testing.T) {
 	for name, at := range map[string]string{"now": "now()", "two hours ago": "now() - interval '2 hours'", "in an hour": "now() + interval '1 hour'"} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -87,7 +87,7 @@ func TestDrainsOfDeadClientsHoldUpNothing(t *testing.T) {
 }
 
 // What River never fetched is taken away again, or it would pile up.
-func TestADrainJobThatIsNeverBegunIsDeleted(t *testing.T) {
+func TestUnstartedDrainJobIsDeleted(t *testing.T) {
 	b := setup(t)
 	b.onDrainInsert("before", `new.scheduled_at := now() + interval '1 hour';`)
 	d := b.counted(&counting{}, dispatcher.Limits{})
@@ -113,7 +113,7 @@ func TestADrainJobThatIsNeverBegunIsDeleted(t *testing.T) {
 }
 
 // A job that comes late goes on with the drain, so that River shows who drains; two never run.
-func TestADrainWithoutRiverGivesWayToRiversJob(t *testing.T) {
+func TestDrainWithoutRiverYieldsToRiversJob(t *testing.T) {
 	b := setup(t)
 	b.onDrainInsert("before", `new.scheduled_at := now() + interval '1 hour';`)
 	c := &counting{}
@@ -135,7 +135,7 @@ func TestADrainWithoutRiverGivesWayToRiversJob(t *testing.T) {
 }
 
 // An idle drain stands: new work needs no job.
-func TestAnIdleDrainStandsAndTakesNewWork(t *testing.T) {
+func TestIdleDrainTakesNewWork(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -159,7 +159,7 @@ func TestAnIdleDrainStandsAndTakesNewWork(t *testing.T) {
 const stuckText = "nothing is claimed although it is due"
 
 // The last line: whatever keeps claims from ending is an alarm, said once, and is over by itself.
-func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
+func TestStuckClaimsRaiseTheAlarm(t *testing.T) {
 	for name, c := range map[string]struct {
 		block func(b *bundle) (release func())
 		says  string
@@ -197,7 +197,7 @@ func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
 	}
 }
 
-func TestSweepsThatAreNotAnsweredAreAnAlarm(t *testing.T) {
+func TestUnansweredSweepsRaiseTheAlarm(t *testing.T) {
 	b := setup(t)
 	d := b.counted(&counting{}, dispatcher.Limits{})
 	d.SetAlarmAfter(time.Second)
@@ -211,7 +211,7 @@ func TestSweepsThatAreNotAnsweredAreAnAlarm(t *testing.T) {
 }
 
 // What a person or a limit holds up is no alarm.
-func TestWhatIsHeldUpOnPurposeIsNoAlarm(t *testing.T) {
+func TestIntendedWaitsRaiseNoAlarm(t *testing.T) {
 	for name, prepare := range map[string]func(b *bundle) dispatcher.Limits{
 		"paused": func(b *bundle) dispatcher.Limits {
 			b.exec(`insert into samekey.pauses (destination, paused_by, reason) values ('vendor', 'ann', 'tired')`)
@@ -245,7 +245,7 @@ func TestWhatIsHeldUpOnPurposeIsNoAlarm(t *testing.T) {
 }
 
 // Outcomes that locks of others hold up end all claims where there are too many of them: the alarm reports that too.
-func TestTooManyOutcomesThatAreHeldUpAreAnAlarm(t *testing.T) {
+func TestTooManyDelayedOutcomesRaiseTheAlarm(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -264,7 +264,7 @@ func TestTooManyOutcomesThatAreHeldUpAreAnAlarm(t *testing.T) {
 
 // The claim of one action that takes long is not taken for a drain that does not run, of another: a drain claims from all
 // actions in turn when it begins, and here the first of them has nothing due.
-func TestTheAlarmNamesTheClaimThatHoldsUpOthers(t *testing.T) {
+func TestAlarmNamesTheStuckClaim(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.dispatcher()

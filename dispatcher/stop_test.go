@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
+func TestStopFinishesCallsAndClaimsNothing(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
@@ -71,7 +71,7 @@ func TestStopCancelsCallsPastStopTimeoutAndSettlesThem(t *testing.T) {
 	}
 }
 
-func TestHandlerThatIgnoresItsContextHoldsNoStopUp(t *testing.T) {
+func TestHandlerThatIgnoresItsContextDelaysNoStop(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{StopTimeout: 50 * time.Millisecond})
@@ -95,7 +95,7 @@ func TestHandlerThatIgnoresItsContextHoldsNoStopUp(t *testing.T) {
 	g.wantCalls(b, 2)
 }
 
-func TestRunMayFollowRunAndASecondAtTheSameTimeIsRefused(t *testing.T) {
+func TestConcurrentRunIsRefused(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -116,7 +116,7 @@ func TestRunMayFollowRunAndASecondAtTheSameTimeIsRefused(t *testing.T) {
 	}
 }
 
-func TestRunWithMistakesReturnsThemAndClaimsNothing(t *testing.T) {
+func TestRunReturnsConfigErrors(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	handle(d, "charge_card", dispatcher.Policy{}, b.post)
@@ -128,7 +128,7 @@ func TestRunWithMistakesReturnsThemAndClaimsNothing(t *testing.T) {
 	}
 }
 
-func TestRunOnADatabaseWithoutOurTablesSaysWhatToDo(t *testing.T) {
+func TestRunWithoutTablesSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewEmptyDB(t)
 	d := dispatcher.New(on.Pool, nil)
@@ -140,7 +140,7 @@ func TestRunOnADatabaseWithoutOurTablesSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestADrainThatIsCancelledStopsAsRunDoes(t *testing.T) {
+func TestCancelledDrainStops(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil)
 	b.vendor.Hold()
@@ -162,7 +162,7 @@ func TestADrainThatIsCancelledStopsAsRunDoes(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestADestinationsLimitHoldsOverItsActions(t *testing.T) {
+func TestActionsShareTheDestinationsLimit(t *testing.T) {
 	b := setup(t)
 	const limit = 3
 	d := b.dispatcher()
@@ -188,7 +188,7 @@ func TestADestinationsLimitHoldsOverItsActions(t *testing.T) {
 	b.wantCalls(20)
 }
 
-func TestBothActionsOfADestinationGetTheirTurn(t *testing.T) {
+func TestActionsOfADestinationTakeTurns(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	r := &recorder{}
@@ -215,7 +215,7 @@ func TestBothActionsOfADestinationGetTheirTurn(t *testing.T) {
 	}
 }
 
-func TestSlowCallHoldsUpNoOtherAndOutlivesItsShift(t *testing.T) {
+func TestSlowCallOutlivesItsShift(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite))

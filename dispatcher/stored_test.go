@@ -57,7 +57,7 @@ func to(name string) func(*outbox.Intent) { return func(in *outbox.Intent) { in.
 // gone is a receiver's 410.
 var gone = dispatcher.Gone(dispatcher.Response{Code: "410"}).Because(errors.New("the receiver wants no more"))
 
-func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
+func TestCallUsesTheEndpointsCurrentURL(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	var seen []string
@@ -76,7 +76,7 @@ func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
 }
 
 // Both are claimed at once, and what a handler makes of its endpoint is not the other's, nor what is stopped.
-func TestACallHasItsEndpointForItself(t *testing.T) {
+func TestCallsDoNotShareTheirEndpoint(t *testing.T) {
 	b := setup(t)
 	var mu sync.Mutex
 	calls := 0
@@ -101,7 +101,7 @@ func TestACallHasItsEndpointForItself(t *testing.T) {
 	}
 }
 
-func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
+func TestGoneStopsTheEndpoint(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.putEndpoint("to-2", "https://two.example")
@@ -145,7 +145,7 @@ func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
 }
 
 // An answer to a call that went out before a change says nothing of what is there now.
-func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
+func TestLate410DoesNotStopAChangedEndpoint(t *testing.T) {
 	for what, c := range map[string]struct {
 		change  func(b *bundle)
 		stopped bool
@@ -212,7 +212,7 @@ func (b *bundle) stopEndpoint(name string) {
 	}
 }
 
-func TestWhatAPersonStoppedKeepsTheirReason(t *testing.T) {
+func TestStoppedEndpointKeepsItsReason(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.insert("charge_card", to("to-1"))
@@ -226,7 +226,7 @@ func TestWhatAPersonStoppedKeepsTheirReason(t *testing.T) {
 	}
 }
 
-func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
+func TestMissingEndpointIsDeadUnsent(t *testing.T) {
 	for what, name := range map[string]func(*dispatcher.Call) string{
 		"not there":    func(*dispatcher.Call) string { return "to-1" },
 		"no name":      func(*dispatcher.Call) string { return "" },
@@ -253,7 +253,7 @@ func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
 }
 
 // The database that does not tell where a call goes costs the intent nothing, sent or looked up.
-func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
+func TestUnreadableEndpointUsesNoAttempt(t *testing.T) {
 	finds := 0
 	look := withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 		finds++
@@ -287,7 +287,7 @@ func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 }
 
 // At the rate, the 100 would take as many seconds.
-func TestWhatIsNotSentToAStoppedEndpointTakesNothingOfTheRate(t *testing.T) {
+func TestStoppedEndpointTakesNoPermits(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Rate: 1, Burst: 1})
@@ -317,7 +317,7 @@ func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	}
 }
 
-func TestACallIsPrintedWithoutTheSecretsOfItsEndpoint(t *testing.T) {
+func TestPrintedCallHasNoSecrets(t *testing.T) {
 	call := dispatcher.Call{ID: uuid.New(), Endpoint: &dispatcher.Endpoint{Name: "to-1", Secrets: dispatcher.Secrets{"whsec_1"}}}
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("", "endpoint", *call.Endpoint)

@@ -70,7 +70,7 @@ func missingFor(t *testing.T, on *samekeytest.DB, s *sweeper, worker int32, d ti
 }
 
 // A connection drops and is back before the second look: the worker keeps what it holds, and its call counts.
-func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
+func TestLockMissingOnceReleasesNothing(t *testing.T) {
 	on, n, _ := settling(t)
 	withPolicy(n)
 	calls := 0
@@ -96,7 +96,7 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 }
 
 // The two looks are what takes over, and only by a worker whose own lock was there all the time.
-func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
+func TestLockMissingTwiceReleasesOnce(t *testing.T) {
 	on, n, _ := settling(t)
 	withPolicy(n)
 	other, worker := sweeping(t, on), n.session.id()
@@ -119,7 +119,7 @@ func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
 }
 
 // The safety net of ordering keys looks through all of them, a page at a time.
-func TestTheLastOfManyOrderingKeysIsGivenAHead(t *testing.T) {
+func TestSweepPromotesAllHeadlessKeys(t *testing.T) {
 	on, n, _ := settling(t)
 	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
 		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // of each, one waits

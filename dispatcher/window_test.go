@@ -13,7 +13,7 @@ import (
 // The margin before the end of the key window of 24 h: the timeout of 5 s, and 10 s.
 const lastSend = 24*time.Hour - 15*time.Second
 
-func TestJustInsideTheKeyWindowItIsSentAgain(t *testing.T) {
+func TestResendInsideTheKeyWindow(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.vendor.Next("500")
 	id := b.insert("charge_card")
@@ -24,7 +24,7 @@ func TestJustInsideTheKeyWindowItIsSentAgain(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
+func TestPastKeyWindowIsLookedUpNeverSent(t *testing.T) {
 	for name, c := range map[string]struct {
 		fault samekeytest.Fault
 		want  dispatcher.Summary
@@ -91,7 +91,7 @@ func TestOutageLongerThanTheKeyWindowParksNothing(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Delivered: 5})
 }
 
-func TestTheKeyWindowCountsFromTheFirstSendAndNotFromTheLast(t *testing.T) {
+func TestKeyWindowCountsFromTheFirstSend(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.IdempotentWrite))
 	b.insert("charge_card")
 	s.next = failing(errors.New("reset"))
@@ -106,7 +106,7 @@ func TestTheKeyWindowCountsFromTheFirstSendAndNotFromTheLast(t *testing.T) {
 	}
 }
 
-func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
+func TestHistoryKeepsTheEndOfTheKeyWindow(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.insert("charge_card")
 	b.expect(d, delivered)
@@ -117,7 +117,7 @@ func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
 }
 
 // Somebody learns that the vendor forgets sooner than was thought, and corrects the policy: that counts for what waits too.
-func TestAKeyWindowThatIsCorrectedCountsForWhatWasSentBefore(t *testing.T) {
+func TestCorrectedKeyWindowAppliesToEarlierSends(t *testing.T) {
 	for name, before := range map[string]time.Duration{"longer": 48 * time.Hour, "forever": dispatcher.Forever} {
 		t.Run(name, func(t *testing.T) {
 			p := policyOf(dispatcher.IdempotentWrite)

@@ -55,7 +55,7 @@ func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options
 	return d
 }
 
-func TestAZombiesAnswerMatchesNothingAndIsKeptOnce(t *testing.T) {
+func TestZombieAnswerIsKeptOnce(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.gated(b.db.Pool, g, policyOf(dispatcher.IdempotentWrite))
@@ -76,7 +76,7 @@ func TestAZombiesAnswerMatchesNothingAndIsKeptOnce(t *testing.T) {
 	g.wantCalls(b, 2)
 }
 
-func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
+func TestLateAnswerResolvesUnknownOrParked(t *testing.T) {
 	for _, state := range []string{"unknown", "parked"} {
 		t.Run(state, func(t *testing.T) {
 			b := setup(t)
@@ -107,7 +107,7 @@ func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
 
 // The claim waits for a lock for longer than the attempt may take: what the handler would send now could meet the
 // attempt of whoever takes the intent over.
-func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
+func TestAttemptDeadlineCountsFromBeforeTheClaim(t *testing.T) {
 	b := setup(t)
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Timeout = time.Second
@@ -214,7 +214,7 @@ func lostLock(t *testing.T, class dispatcher.Class) (b *bundle, g *gate, one, tw
 	}
 }
 
-func TestALostLockHasAReadSentAgainByAnotherWorker(t *testing.T) {
+func TestLostLockReadIsSentByAnother(t *testing.T) {
 	lostLockIsTakenOver(t, dispatcher.Read)
 }
 
@@ -259,7 +259,7 @@ func lostLockIsLeft(t *testing.T, class dispatcher.Class) {
 	}
 }
 
-func TestAWorkerWithoutItsLockClaimsNothingUntilItIsBack(t *testing.T) {
+func TestWorkerWithoutItsLockClaimsNothing(t *testing.T) {
 	b := setup(t)
 	pool, cut := b.cuttable()
 	g := newGate(0)
@@ -276,7 +276,7 @@ func TestAWorkerWithoutItsLockClaimsNothingUntilItIsBack(t *testing.T) {
 	g.wantCalls(b, 1)
 }
 
-func TestAWorkerAloneThatLosesItsLockSendsNothingTwice(t *testing.T) {
+func TestSingleWorkerThatLosesItsLockSendsOnce(t *testing.T) {
 	b := setup(t)
 	pool, cut := b.cuttable()
 	g := newGate(20)

@@ -86,7 +86,7 @@ func send(ctx context.Context, client *http.Client, method, url string, body []b
 	return response, err
 }
 
-func TestNothingIsSentPastTheDeadlineOrTheHandlersReturn(t *testing.T) {
+func TestNothingIsSentAfterDeadlineOrReturn(t *testing.T) {
 	server, requests := counted(t, nil)
 	client := newClient(t, nil)
 	late := new(wire.Attempt)
@@ -103,7 +103,7 @@ func TestNothingIsSentPastTheDeadlineOrTheHandlersReturn(t *testing.T) {
 	wantRequests(t, requests, 0)
 }
 
-func TestARequestWithoutAnAttemptIsRefused(t *testing.T) {
+func TestRequestWithoutAnAttemptIsRefused(t *testing.T) {
 	server, requests := counted(t, nil)
 	if _, err := send(t.Context(), newClient(t, nil), http.MethodPost, server.URL, nil); err == nil || !strings.Contains(err.Error(), "the context that the handler was given") {
 		t.Error(err)
@@ -111,7 +111,7 @@ func TestARequestWithoutAnAttemptIsRefused(t *testing.T) {
 	wantRequests(t, requests, 0)
 }
 
-func TestAnAttemptOfAWriteIsOneRequest(t *testing.T) {
+func TestWriteAttemptIsOneRequest(t *testing.T) {
 	server, requests := counted(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/reset" {
 			panic(http.ErrAbortHandler)
@@ -157,7 +157,7 @@ func closedPort(t *testing.T) string {
 }
 
 // The client's own check of redirects is not needed for it.
-func TestARedirectReachesNoOtherHost(t *testing.T) {
+func TestRedirectIsNotFollowed(t *testing.T) {
 	other, requests := counted(t, nil)
 	first := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(first.Close)
@@ -174,7 +174,7 @@ func TestARedirectReachesNoOtherHost(t *testing.T) {
 }
 
 // net/http by itself sends a request with an Idempotency-Key again if a connection that it uses again turns out dead.
-func TestADeadConnectionIsOneRequest(t *testing.T) {
+func TestDeadConnectionIsOneRequest(t *testing.T) {
 	var requests atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if requests.Add(1) == 2 {
@@ -193,7 +193,7 @@ func TestADeadConnectionIsOneRequest(t *testing.T) {
 	wantRequests(t, &requests, 2)
 }
 
-func TestHTTP2IsNotSpoken(t *testing.T) {
+func TestHTTP2IsNotUsed(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Proto", r.Proto) }))
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -208,7 +208,7 @@ func TestHTTP2IsNotSpoken(t *testing.T) {
 	}
 }
 
-func TestATransportThatHidesTheSocketIsRefused(t *testing.T) {
+func TestTransportWithoutASocketIsRefused(t *testing.T) {
 	dial := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no") }
 	if _, err := httpclient.New(&http.Transport{DialTLSContext: dial}); err == nil || !strings.Contains(err.Error(), "DialTLSContext") {
 		t.Error(err)
@@ -225,7 +225,7 @@ type handler = func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outco
 var chargeCard = outbox.NewAction[[]byte]("charge_card")
 
 // What the dispatcher makes of the client's errors, for a write that may not be repeated.
-func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
+func TestErrorTellsWhetherItWasSent(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	hang := make(chan struct{})
 	server, requests := counted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -312,7 +312,7 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 }
 
 // What a handler or a lookup leaves behind sends nothing.
-func TestAfterAHandlersReturnNothingIsSent(t *testing.T) {
+func TestNothingIsSentAfterTheHandlerReturns(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	server, requests := counted(t, nil)
 	client := newClient(t, nil)

@@ -13,7 +13,7 @@ import (
 )
 
 // The request is queued in the kernel when its attempt ends, by its time or because the handler has returned without it.
-func TestARequestThatIsQueuedAtTheEndNeverArrives(t *testing.T) {
+func TestQueuedRequestNeverArrives(t *testing.T) {
 	for name, timeout := range map[string]time.Duration{"timeout": 500 * time.Millisecond, "return": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			listener := wiretest.Listen(t)

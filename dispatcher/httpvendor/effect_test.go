@@ -23,25 +23,25 @@ import (
 // fate is what a test holds an answer to: what is stored after the attempt, where the intent rests, whether a person can
 // redrive it, and how many requests the vendor has seen after that.
 type fate struct {
-	stored  string // status, spent attempts, and whether the vendor may have seen the key
+	stored  string // status, attempts used, and whether the vendor may have seen the key
 	rests   string // after the lookups; empty: it is sent again by itself
 	redrive bool
 	calls   int
 }
 
 var (
-	again        = fate{"pending spent=1 sent", "", false, 1}       // an idempotent write whose outcome is unknown
-	postpone     = fate{"pending spent=0 sent", "", false, 1}       // an idempotent write that is postponed
-	postponeOnce = fate{"pending spent=0 unsent", "", false, 1}     // postponed, and provably not done
-	notDone      = fate{"dead spent=1 sent", "dead", true, 2}       // the same key again
-	notDoneIs    = fate{"dead spent=1 unsent", "dead", true, 2}     // of a write that goes out once: nothing was done
-	mayHave      = fate{"unknown spent=0 sent", "parked", true, 2}  // stuck: a person may send the same key again
-	mayHaveOne   = fate{"unknown spent=0 sent", "parked", false, 1} // of a write that goes out once: no second call
+	again        = fate{"pending used=1 sent", "", false, 1}       // an idempotent write whose outcome is unknown
+	postpone     = fate{"pending used=0 sent", "", false, 1}       // an idempotent write that is postponed
+	postponeOnce = fate{"pending used=0 unsent", "", false, 1}     // postponed, and provably not done
+	notDone      = fate{"dead used=1 sent", "dead", true, 2}       // the same key again
+	notDoneIs    = fate{"dead used=1 unsent", "dead", true, 2}     // of a write that goes out once: nothing was done
+	mayHave      = fate{"unknown used=0 sent", "parked", true, 2}  // stuck: a person may send the same key again
+	mayHaveOne   = fate{"unknown used=0 sent", "parked", false, 1} // of a write that goes out once: no second call
 )
 
 // What each answer leaves behind, by class, and what goes out when a person redrives it. No status but these lets a write
 // that goes out once be sent a second time.
-func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
+func TestAnswersNeverRepeatANonIdempotentWrite(t *testing.T) {
 	for _, tc := range []struct {
 		wait                   string // Retry-After
 		statuses               []int
@@ -67,7 +67,7 @@ func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
 }
 
 // These hold for the whole account, so each has a database and a worker of its own.
-func TestRateLimitProvesThatNothingWasDone(t *testing.T) {
+func TestRateLimitMeansNotDone(t *testing.T) {
 	for _, tc := range []struct {
 		status int
 		wait   string
@@ -138,7 +138,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		if !entry.FirstSentAt.IsZero() {
 			sent = "sent"
 		}
-		if got := fmt.Sprintf("%s spent=%d %s", entry.Status, entry.AttemptsUsed, sent); got != want.stored {
+		if got := fmt.Sprintf("%s used=%d %s", entry.Status, entry.AttemptsUsed, sent); got != want.stored {
 			t.Errorf("%d: is stored as %s, want %s", status, got, want.stored)
 		}
 	}

@@ -237,7 +237,7 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 		b.Fatal(err)
 	}
 	if sum != want {
-		b.Fatalf("the drain came to %+v, want %+v; %s", sum, want, b.dump())
+		b.Fatalf("the drain returned %+v, want %+v; %s", sum, want, b.dump())
 	}
 }
 

@@ -202,7 +202,7 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 		b.Fatal(err)
 	}
 	if got != want {
-		b.Fatalf("the drain came to %+v, want %+v; %s", got, want, b.dump())
+		b.Fatalf("the drain returned %+v, want %+v; %s", got, want, b.dump())
 	}
 }
 

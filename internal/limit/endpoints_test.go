@@ -85,7 +85,7 @@ func TestNumberOfEndpointsIsBounded(t *testing.T) {
 }
 
 // 100,000 intents for one endpoint that is dead: how often they are claimed and postponed is bounded, and grows less.
-func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
+func TestPostponedIntentsAreSpread(t *testing.T) {
 	es, start := newTestEndpoints(), time.Now()
 	e, epoch, _, _ := es.Enter(name(1), start)
 	for range 3 {
@@ -123,7 +123,7 @@ func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 	}
 }
 
-func TestPutOffForABusyEndpointFollowsItsPace(t *testing.T) {
+func TestPostponementFollowsTheEndpointsPace(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
 	for i := range 2 {
 		es.Enter(name(1), now.Add(time.Duration(i)))
