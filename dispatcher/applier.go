@@ -19,7 +19,7 @@ import (
 //
 //	a call ends, its Apply has a slot             it runs at once, under the lease of the call's claim
 //	it has none                                   up to applyWaiting of an action wait in memory, for applyPatience at most;
-//	                                              then their leases are given back, with nothing spent
+//	                                              then their leases are given back, with no attempt used
 //	more than that wait, or all have waited long  the answer is written without keeping the lease: the row is claimed later
 //	10,000 rows wait in the table                 they are claimed as slots become free, no more than there are; a call's claim
 //	                                              does not read them
@@ -269,7 +269,7 @@ func (ap *applier) start(of *applies, c *claim, failures int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.applied(of, c, failures, outcome, err)
+			ap.applied(c, failures, outcome, err)
 		}()
 		outcome, err = ap.apply(ctx, c)
 	}()
