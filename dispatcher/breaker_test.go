@@ -15,7 +15,8 @@ import (
 	"github.com/samekey/samekey/internal/dbtest"
 )
 
-// unspent counts the action's intents that no claim has touched: due, with no attempt, no key window and no history.
+// unspent counts the action's intents that look as if they had never been claimed: due, with no attempt used, no key
+// window and no history.
 func (b *bundle) unspent(action string) int {
 	b.Helper()
 	return b.count(`select count(*) from samekey.outbox_queue q where q.action = $1 and q.status = 'pending' and q.attempt = 0 and q.attempts_used = 0
@@ -23,7 +24,7 @@ func (b *bundle) unspent(action string) int {
 		and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`, action)
 }
 
-// breaking is a dispatcher whose vendor has these limits, no jitter, and this handler.
+// breaking returns a dispatcher with these limits, no jitter, and this handler.
 func (b *bundle) breaking(class dispatcher.Class, limits dispatcher.Limits, fn handler, options ...option) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.NoJitter()
@@ -46,10 +47,10 @@ func TestUnreachableVendorUsesNoAttempts(t *testing.T) {
 			b.insertMany("charge_card", 200)
 			sum := b.drain(d)
 			if sum.Total() < 6 || sum.Total() > 9 || sum.Total() != sum.Retried {
-				t.Errorf("the drain returned %+v, want 6 attempts and what was under way", sum)
+				t.Errorf("the drain returned %+v, want 6 attempts and the calls that were in flight", sum)
 			}
 			if n := b.unspent("charge_card"); n != 200-sum.Total() {
-				t.Errorf("%d intents are as they were written, want all but %d", n, sum.Total())
+				t.Errorf("%d intents look unclaimed, want all but %d", n, sum.Total())
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 				t.Errorf("%d intents used an attempt or were sent", n)
@@ -80,7 +81,8 @@ func TestOpenBreakerProbesOneIntentAtATime(t *testing.T) {
 		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			n := together.Add(1)
 			defer together.Add(-1)
-			// What was claimed before it opened may still be under way when it is logged; not so when a probe has failed.
+			// Calls from before the breaker opened may still be in flight when it is logged, but not after a failed
+			// probe.
 			if strings.Count(b.logs.String(), "calls fail") > 2 && !up.Load() {
 				most.Store(max(most.Load(), n))
 				probes <- struct{}{}
@@ -93,13 +95,13 @@ func TestOpenBreakerProbesOneIntentAtATime(t *testing.T) {
 		wait(b, "a probe", probes)
 	}
 	if n := most.Load(); n != 1 {
-		t.Errorf("%d probes were under way at once", n)
+		t.Errorf("%d probes were in flight at once", n)
 	}
 	up.Store(true)
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue where attempt = 0`) == 0 })
 	b.untilLogged("calls are answered again")
 	if n := b.count(`select count(*) from samekey.outbox_history where outcome = 'delivered'`); n == 0 {
-		t.Error("none was delivered")
+		t.Error("no intent was delivered")
 	}
 }
 
@@ -128,7 +130,7 @@ func TestDeniedBurstPausesTheDestination(t *testing.T) {
 				t.Errorf("%d calls, want 3", n)
 			}
 			if n := b.unspent("charge_card"); n != 47 {
-				t.Errorf("%d intents are as they were written", n)
+				t.Errorf("%d intents look unclaimed", n)
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 				t.Errorf("%d intents used an attempt or were sent", n)
@@ -137,7 +139,7 @@ func TestDeniedBurstPausesTheDestination(t *testing.T) {
 	}
 }
 
-// 10,000 are due, and the vendor says 429: it is not asked 10,000 times.
+// 10,000 intents are due and the vendor answers 429: it does not get 10,000 calls.
 func TestThrottledVendorGetsNoNewCalls(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
@@ -152,7 +154,7 @@ func TestThrottledVendorGetsNoNewCalls(t *testing.T) {
 		t.Errorf("%d calls, the drain returned %+v", n, sum)
 	}
 	if n := b.unspent("charge_card"); n != 10_000-sum.Retried {
-		t.Errorf("%d intents are as they were written", n)
+		t.Errorf("%d intents look unclaimed", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 		t.Errorf("%d intents used an attempt or were sent", n)
@@ -160,7 +162,7 @@ func TestThrottledVendorGetsNoNewCalls(t *testing.T) {
 	b.untilLogged("wants fewer calls")
 }
 
-// The pause is longer than a drain waits. After it no call is a probe: the first fails, and the others go on.
+// The pause is longer than a drain waits. After it, no call is a probe: the first one fails and the others continue.
 func TestCallsResumeAfterThrottling(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
@@ -220,7 +222,7 @@ func TestDisabledBreaker(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Retried: 40})
 }
 
-// An open breaker, its probe too, costs no loop of claims.
+// An open breaker, and its probe, cause no loop of claims.
 func TestOpenBreakerDoesNotLoop(t *testing.T) {
 	b := setup(t)
 	statements := &dbtest.Statements{Like: "OutboxQueueClaim :"}
@@ -240,6 +242,6 @@ func TestOpenBreakerDoesNotLoop(t *testing.T) {
 		t.Errorf("%d claims were made while it was open", n)
 	}
 	if n := b.unspent("charge_card"); n != 9 {
-		t.Errorf("%d intents are as they were written", n)
+		t.Errorf("%d intents look unclaimed", n)
 	}
 }

@@ -23,7 +23,7 @@ func actionOf(class Class, attempts int) *action {
 	return &action{name: "charge_card", policy: Policy{Class: class, Attempts: attempts}.withDefaults()}
 }
 
-// sent is what becomes of an intent after its Send returned o and err, lookedUp after its Lookup did.
+// sent returns the settlement after Send returned o and err; lookedUp returns the settlement after Lookup did.
 func (a *action) sent(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
 	return a.decide(row, conclude(o, err, false))
 }
@@ -34,8 +34,8 @@ func (a *action) lookedUp(row *db.OutboxQueueClaimRow, o Outcome, err error) set
 	return a.decide(&unknown, conclude(o, err, true))
 }
 
-// The settlement of an attempt, by class: the next state, the outcome, the attempts used, the code, and whether first_sent_at
-// is reset. The claim may have been sent before and has attempts left.
+// The settlement of an attempt, by class: the next state, the outcome, the attempts used, the code, and whether
+// first_sent_at is reset. The claim may have been sent before and has attempts left.
 func TestDecideAfterSend(t *testing.T) {
 	type result struct {
 		outcome Outcome
@@ -72,10 +72,10 @@ func TestDecideAfterSend(t *testing.T) {
 		"gone":       "dead dead used=1 410",
 		"unsent":     "pending unsent used=0 unsent",
 		"err unsent": "pending unsent used=0 unsent",
-		"stuck":      "unknown unknown used=0 500", // a read has a line of its own
+		"stuck":      "unknown unknown used=0 500", // a read has its own expectation
 		"unknown":    "pending retry used=1 500",
 		"error":      "pending retry used=1 unknown",
-		"dial":       "pending retry used=1 unknown", // a redirect may have been followed before: no proof
+		"dial":       "pending retry used=1 unknown", // a redirect may have been followed before, so it proves nothing
 		"timeout":    "pending retry used=1 timeout",
 		"stopped":    "pending retry used=1 stopped",
 		"panic":      "pending retry used=1 panic",
@@ -181,7 +181,7 @@ func TestBeforeSend(t *testing.T) {
 		class  Class
 		change func(*action)
 		claim  db.OutboxQueueClaimRow
-		want   string // "send", or the state, the code and what else
+		want   string // "send", or the state, the code and the flags
 	}{
 		{"first", Read, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
 		{"again", Read, none, db.OutboxQueueClaimRow{}, "send"},
@@ -270,7 +270,7 @@ func TestDecideAfterLookup(t *testing.T) {
 	}
 	a.policy.PassFailed = true
 	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leaveOrder || !a.lookedUp(&db.OutboxQueueClaimRow{}, Unknown(evidence), nil).leaveOrder {
-		t.Error("PassFailed does not let the next one pass a parked one")
+		t.Error("PassFailed does not let the next intent pass a parked one")
 	}
 }
 
@@ -301,7 +301,7 @@ func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 			t.Errorf("%s: sent once more with %d attempts used", c.name, s.attemptsUsed)
 		}
 		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
-			t.Errorf("%s: asked again after %v", c.name, s.delay)
+			t.Errorf("%s: looked up again after %v", c.name, s.delay)
 		}
 	}
 }
@@ -318,7 +318,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 		}
 		a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 		if s := a.sent(&db.OutboxQueueClaimRow{}, Accepted(Response{}).After(time.Minute), nil); s.delay != time.Minute {
-			t.Errorf("%v: asked for after %v", class, s.delay)
+			t.Errorf("%v: looked up after %v", class, s.delay)
 		}
 		code, now := codeAccepted, time.Now()
 		sent := now.Add(-a.policy.CompletionTime)
@@ -333,7 +333,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 	}
 }
 
-// The same key replays the same failure: an idempotent write whose lookup says absent is not sent again either.
+// The same key replays the same failure. So an idempotent write whose lookup reports absent is not sent again either.
 func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 4}, Stuck(Response{Code: "500"}), nil)
@@ -386,7 +386,7 @@ func TestPanicIsAnError(t *testing.T) {
 	}
 }
 
-// Its value proves nothing about what was sent.
+// A panic value proves nothing about what was sent.
 func TestPanicWithErrUnsentIsUnknown(t *testing.T) {
 	_, err := guard(func() (Outcome, error) { panic(ErrUnsent) })
 	if o := conclude(Outcome{}, err, false); o.kind != outcomeFailed {
@@ -412,7 +412,7 @@ func TestResponseBesideErrorIsKept(t *testing.T) {
 	}
 }
 
-// Two times in a row: whatever was found out before the first one is not the first of them.
+// The two absent results must follow each other: a lookup with another result in between starts the count again.
 func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 	for _, before := range []string{"timeout", "maybe_sent", codeOrphaned, codeAccepted, "lookup_failed"} {
 		a := actionOf(NonIdempotentWrite, 5)
@@ -424,7 +424,7 @@ func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 	}
 }
 
-// A late answer counts for the last attempt that was sent, so one that was not sent must not take its place.
+// A late answer counts for the last attempt that was sent, so an unsent attempt must not replace it.
 func TestOnlyErrUnsentProvesUnsent(t *testing.T) {
 	for _, class := range classes {
 		for name, err := range map[string]error{"proof": ErrUnsent, "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
@@ -445,7 +445,7 @@ func TestLookupWaitsForTheSettlingDelay(t *testing.T) {
 	}
 }
 
-// What the vendor still works at is asked for between a second and a day later, however often, and is not sent again.
+// An accepted call is looked up between a second and a day later, however often, and is not sent again.
 func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
@@ -457,7 +457,7 @@ func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 			"pending":  a.lookedUp(row, Accepted(Response{}).After(after), nil),
 		} {
 			if s.delay != want || s.attemptsUsed != 0 || !s.forbidResend {
-				t.Errorf("%s, %v: asked for after %v, %d attempts used, not sent again %t; want %v, 0, true", name, after, s.delay, s.attemptsUsed, s.forbidResend, want)
+				t.Errorf("%s, %v: looked up after %v, %d attempts used, not sent again %t; want %v, 0, true", name, after, s.delay, s.attemptsUsed, s.forbidResend, want)
 			}
 		}
 	}
@@ -481,7 +481,7 @@ func TestPassFailedAppliesToEveryEnd(t *testing.T) {
 	}
 }
 
-// An endpoint that is stopped or missing, or a template that fails, leaves the key window as it was.
+// A stopped or missing endpoint, or a failing template, does not change the key window.
 func TestDeadUnsentKeepsTheKeyWindow(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		row := &db.OutboxQueueClaimRow{FirstSend: first, Status: statusLeased}
@@ -495,7 +495,7 @@ func TestDeadUnsentKeepsTheKeyWindow(t *testing.T) {
 	}
 }
 
-// Whoever takes an intent over does not know its policy: the rest of the settling delay is waited for before the lookup.
+// A worker that takes an intent over does not know its policy. The rest of the settling delay passes before the lookup.
 func TestOrphanIsLookedUpAfterTheSettlingDelay(t *testing.T) {
 	orphaned, absent := codeOrphaned, outcomeAbsent
 	a := actionOf(NonIdempotentWrite, 5)
@@ -503,18 +503,18 @@ func TestOrphanIsLookedUpAfterTheSettlingDelay(t *testing.T) {
 	a.policy.SettlingDelay = time.Minute
 	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, AttemptsUsed: 2})
 	if ask || s.status != statusUnknown || s.attemptsUsed != 2 || s.delay != time.Minute-settlingOrphans || s.leaveOrder {
-		t.Errorf("at once: asked %t, %+v", ask, s)
+		t.Errorf("at once: looked up %t, %+v", ask, s)
 	}
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &absent}); !ask {
-		t.Error("one that was not taken over waits once more")
+		t.Error("an intent that was not taken over waits again")
 	}
 	a.policy.SettlingDelay = settlingOrphans
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned}); !ask {
-		t.Error("it waits for longer than its settling delay")
+		t.Error("it waits longer than its settling delay")
 	}
 }
 
-// A vendor's wait holds after an approval as well.
+// The wait that a vendor asks for also applies after an approval.
 func TestIrreversibleWriteWaitsForTheVendor(t *testing.T) {
 	for _, o := range []Outcome{Retry(Response{}).After(time.Hour), Denied(Response{}).After(time.Hour)} {
 		s := actionOf(IrreversibleWrite, 5).sent(&db.OutboxQueueClaimRow{FirstSend: true, Attempt: 1}, o, nil)
@@ -524,19 +524,19 @@ func TestIrreversibleWriteWaitsForTheVendor(t *testing.T) {
 	}
 }
 
-// A lookup that takes its worker along spends an attempt each time, and is parked in the end.
+// A lookup that kills its worker uses an attempt each time. After the last attempt, the intent is parked.
 func TestLookupsThatKillWorkersEndParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 2}); !ask {
-		t.Error("the last of three lookups is not made")
+		t.Error("the third and last lookup is not made")
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 3}); ask || s.status != statusParked || s.response.Code != "attempts" {
-		t.Errorf("after three: asked %t, %+v", ask, s)
+		t.Errorf("after three: looked up %t, %+v", ask, s)
 	}
 }
 
-// What an earlier release may have sent in another form is not sent again; what it did not send is.
+// An intent that an earlier release may have sent in another form is not sent again. An unsent one is.
 func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.form = form{digest("Idempotency-Key"), digest("POST /v2/charges")}
@@ -555,7 +555,7 @@ func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 	}
 }
 
-// A URL may hold a password or a token: neither a row nor a log quotes it.
+// A URL may contain a password or a token. Neither a row nor a log quotes it.
 func TestErrorTextHasNoURL(t *testing.T) {
 	secret := "https://ann:hunter2@vendor.example/charges?token=s3cret"
 	for _, err := range []error{
@@ -568,17 +568,17 @@ func TestErrorTextHasNoURL(t *testing.T) {
 			actionOf(IdempotentWrite, 5).deadUnsent(&db.OutboxQueueClaimRow{}, "render", err),
 		} {
 			if strings.Contains(s.err, "hunter2") || strings.Contains(s.err, "s3cret") || !strings.Contains(s.err, "[URL]") {
-				t.Errorf("the history says %q", s.err)
+				t.Errorf("the history has %q", s.err)
 			}
 		}
 	}
 }
 
-// Postgres quotes values in its messages, and encoding/json quotes what it reads.
+// Postgres quotes values in its messages, and encoding/json quotes its input.
 func TestLoggedErrorsQuoteNoValues(t *testing.T) {
 	err := fmt.Errorf("settle: %w", &pgconn.PgError{Code: "22P02", Message: `invalid input: "4242424242424242"`})
 	if got := errorText(err); strings.Contains(got, "4242") || !strings.Contains(got, "22P02") {
-		t.Errorf("of Postgres's error a log says %q", got)
+		t.Errorf("the log has %q for a Postgres error", got)
 	}
 	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `{"amount":42424242424242424242}`} {
 		_, err := decode[struct {
