@@ -19,7 +19,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// hostile is what a server, a database or a role may set, against all that a worker needs.
+// hostile has settings of a server, a database or a role that contradict what a worker needs.
 const hostile = `do $$ declare s text; begin
 	foreach s in array array['synchronous_commit = off', 'default_transaction_isolation = serializable', 'default_transaction_deferrable = on',
 		'statement_timeout = ''1s''', 'lock_timeout = ''1ms''', 'idle_in_transaction_session_timeout = ''1s''',
@@ -32,10 +32,10 @@ const settingsOf = `select concat_ws(' ', current_setting('synchronous_commit'),
 	current_setting('default_transaction_deferrable'), current_setting('statement_timeout'), current_setting('lock_timeout'),
 	current_setting('idle_in_transaction_session_timeout'), current_setting('idle_session_timeout'), current_setting('client_encoding'))`
 
-// ownSettings are those of an action whose Timeout is less than a minute.
+// ownSettings are the worker's settings if no action has a Timeout of a minute or more.
 const ownSettings = "on read committed off 2min 0 2min 0 UTF8"
 
-// workerOn is a worker whose pool is made from the given configuration.
+// workerOn returns a worker whose pool is made from the given configuration.
 func workerOn(t *testing.T, on *samekeytest.DB, change func(*pgxpool.Config)) *worker {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(on.DSN)
@@ -83,7 +83,7 @@ func mustExec(t *testing.T, on *samekeytest.DB, sql string, args ...any) {
 	}
 }
 
-// Each hook of the application's pool may be the place where an application resets a session.
+// An application may reset a session in any hook of its pool.
 func TestWorkerConnectionsHaveTheirSettings(t *testing.T) {
 	reset := func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "reset all")
@@ -141,7 +141,7 @@ func TestSynchronousCommitIsRaisedAndNeverLowered(t *testing.T) {
 	}
 }
 
-// The longest Timeout bounds an Apply, so the server's own limits are longer.
+// The longest Timeout bounds an Apply, so the server's limits must be longer.
 func TestServerLimitsExceedTheLongestTimeout(t *testing.T) {
 	d := New(nil, nil)
 	Handle(d, outbox.NewAction[[]byte]("export"), Delivery[[]byte]{
@@ -156,7 +156,7 @@ func TestServerLimitsExceedTheLongestTimeout(t *testing.T) {
 	}
 }
 
-// Code of the application runs on a connection, which then serves a settle.
+// Application code runs on a connection, which then serves a settle.
 func TestApplySettingsAreReset(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
@@ -181,7 +181,7 @@ func TestApplySettingsAreReset(t *testing.T) {
 	}
 }
 
-// A pool that sets its role after it connected: the worker's session is of that role as well.
+// If a pool sets its role after it connects, the worker's session has that role too.
 func TestSessionRunsThePoolsHooks(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
@@ -225,7 +225,7 @@ func TestConnectTimeoutAndExecMode(t *testing.T) {
 		if got := fmt.Sprint(c.ConnectTimeout, " ", c.DefaultQueryExecMode); got != want {
 			t.Errorf("%s: %s, want %s", dsn, got, want)
 		}
-		// A hook may undo it.
+		// A hook may override the settings.
 		config, _ = pgxpool.ParseConfig("postgres://127.0.0.1/x")
 		config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
 			c.DefaultQueryExecMode, c.ConnectTimeout = pgx.QueryExecModeExec, 0
@@ -241,7 +241,7 @@ func TestConnectTimeoutAndExecMode(t *testing.T) {
 	}
 }
 
-// A connection that broke keeps its place in the pool until it is closed, and pgx alone takes 15 or 30 seconds.
+// A broken connection keeps its place in the pool until it is closed. pgx alone takes 15 to 30 seconds.
 func TestSilentConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
@@ -267,7 +267,7 @@ func TestSilentConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// An attempt to connect takes a place in the pool too, also when no caller waits for it any more.
+// A connection attempt takes a place in the pool too, even if no caller waits for it any more.
 func TestConnectAttemptTimesOut(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -300,7 +300,7 @@ func TestConnectAttemptTimesOut(t *testing.T) {
 	}
 }
 
-// relay hands on what comes in, and keeps it while it is mute.
+// relay forwards data, and keeps it while it is mute.
 type relay struct {
 	listener net.Listener
 	mute     atomic.Bool

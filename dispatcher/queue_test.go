@@ -19,11 +19,11 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// counting is a handler that succeeds and remembers when each intent was called.
+// counting is a handler that succeeds and records when each intent was called.
 type counting struct {
 	mu     sync.Mutex
 	starts []time.Time
-	order  []string // payloads, as they came
+	order  []string // payloads, in the order of the calls
 	ids    map[uuid.UUID]int
 }
 
@@ -53,7 +53,7 @@ func (c *counting) wantOnceEach(b *bundle, intents int) {
 	}
 }
 
-// counted is a dispatcher whose charge_card is counted.
+// counted returns a dispatcher whose charge_card is counted.
 func (b *bundle) counted(c *counting, limits dispatcher.Limits) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.Destination("vendor", limits)
@@ -74,13 +74,13 @@ func TestTwoWorkersCallOncePerIntent(t *testing.T) {
 	c.wantOnceEach(b, 100)
 }
 
-// insertManyMore is insertMany under new keys.
+// insertManyMore is insertMany with new keys.
 func (b *bundle) insertManyMore(action string, n int) {
 	b.Helper()
 	b.exec(`select samekey.enqueue('tenant/bulk', gen_random_uuid()::text, $1, '{}') from generate_series(1, $2::int)`, action, n)
 }
 
-// Without a notification, too: the sweep finds them.
+// Without a notification, the sweep finds the intents.
 func TestLateCommitIsDeliveredWithinASecond(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
@@ -131,7 +131,7 @@ func TestUnhandledActionIsLeftAndReported(t *testing.T) {
 	}
 }
 
-// A worker whose breaker is open keeps the one drain that it took: another that it is asked for is left to other workers.
+// A worker whose breaker is open keeps the one drain that it took. It leaves further drains to other workers.
 func TestHeldWorkerLeavesDrainsToOthers(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{MaxBreakDelay: time.Hour}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -147,7 +147,7 @@ func TestHeldWorkerLeavesDrainsToOthers(t *testing.T) {
 	})
 	b.sweeps(d, 600*time.Millisecond)
 	if n := b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'available'`); n < 2 {
-		t.Errorf("%d drains are left to others", n)
+		t.Errorf("%d drains are left to other workers", n)
 	}
 }
 
@@ -171,7 +171,7 @@ func TestStatsReportHandledAndOldest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_stats`); n != 0 {
-		t.Errorf("%d rows of statistics are left over", n)
+		t.Errorf("%d obsolete rows of statistics", n)
 	}
 }
 
@@ -227,14 +227,14 @@ func TestInvalidErrorTextAffectsOneIntent(t *testing.T) {
 	b.untilFinished()
 	good.wantOnceEach(b, 10)
 	if n := calls.Load(); n != 3 {
-		t.Errorf("the bad one was called %d times, want 3", n)
+		t.Errorf("the failing intent was called %d times, want 3", n)
 	}
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// riverClient only inserts and pauses.
+// riverClient returns a client that only inserts and pauses.
 func (b *bundle) riverClient() *river.Client[pgx.Tx] {
 	b.Helper()
 	client, err := river.NewClient(riverpgxv5.New(b.db.Pool), &river.Config{Schema: "samekey"})
@@ -246,7 +246,7 @@ func (b *bundle) riverClient() *river.Client[pgx.Tx] {
 
 func TestRiverQueuePauseStopsAllNodes(t *testing.T) {
 	b := setup(t)
-	// Due since a while, in an order that a claim has to keep.
+	// The intents have been due for a while, in an order that a claim has to keep.
 	b.exec(`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
 		select gen_random_uuid(), 's', 'k' || g, 'charge_card', gen_random_uuid(), '{}', 'application/json', now() from generate_series(1, 100000) g`)
 	b.exec(`insert into samekey.outbox_queue (id, action, status, due_at) select id, action, 'pending', due_at from samekey.outbox`)
@@ -275,7 +275,7 @@ func TestRiverQueuePauseStopsAllNodes(t *testing.T) {
 		t.Errorf("%d calls began more than a second after the pause", late)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'pending'`); n == 0 {
-		t.Fatal("nothing was left to be held back: the test shows nothing")
+		t.Fatal("no intent was left to hold back, so the test proves nothing")
 	}
 
 	before := c.total()
@@ -355,7 +355,7 @@ func TestReconcileRestoresALostQueueRow(t *testing.T) {
 			later := b.drain(d)
 			sum.Parked += later.Parked
 			if sum != c.want {
-				t.Errorf("the drains came to %+v, want %+v", sum, c.want)
+				t.Errorf("the drains returned %+v, want %+v", sum, c.want)
 			}
 			g.wantCalls(b, int(c.calls))
 		})

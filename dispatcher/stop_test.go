@@ -25,11 +25,11 @@ func TestStopFinishesCallsAndClaimsNothing(t *testing.T) {
 	}
 	second := b.insert("charge_card")
 	r.end()
-	b.until("it is not ready any more", func() bool { return d.Ready() != nil })
+	b.until("it is no longer ready", func() bool { return d.Ready() != nil })
 	select {
 	case err := <-r.done:
-		t.Fatalf("Run returned %v with a call under way", err)
-	case <-time.After(100 * time.Millisecond): // long enough for a stop that does not wait
+		t.Fatalf("Run returned %v with a call in flight", err)
+	case <-time.After(100 * time.Millisecond): // a stop that does not wait returns by then
 	}
 	b.wantStatus(first, "leased")
 	b.vendor.Release()
@@ -87,7 +87,7 @@ func TestHandlerThatIgnoresItsContextDelaysNoStop(t *testing.T) {
 	}
 	g.wantCalls(b, 1)
 
-	// Its intent is taken over as from a killed worker.
+	// Its intent is taken over as after a kill.
 	other := b.dispatcher()
 	other.Destination("vendor", dispatcher.Limits{})
 	handle(other, "charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
@@ -105,7 +105,7 @@ func TestConcurrentRunIsRefused(t *testing.T) {
 			t.Errorf("a second Run returned %v", err)
 		}
 		if _, err := d.Drain(b.ctx); !errors.Is(err, dispatcher.ErrRunning) {
-			t.Errorf("a Drain beside a Run returned %v", err)
+			t.Errorf("a Drain during a Run returned %v", err)
 		}
 		b.insert("charge_card")
 		b.untilFinished()
@@ -211,7 +211,7 @@ func TestActionsOfADestinationTakeTurns(t *testing.T) {
 		}
 	}
 	if runs < 10 {
-		t.Errorf("the actions took turns %d times over 60 calls: one starves the other", runs)
+		t.Errorf("the actions took turns only %d times in 60 calls", runs)
 	}
 }
 

@@ -42,7 +42,7 @@ func TestPastKeyWindowIsLookedUpNeverSent(t *testing.T) {
 			b.elapse(lastSend + time.Second)
 			want := c.want
 			want.Unknown++
-			if c.want == parked { // absent is asked for twice
+			if c.want == parked { // absent needs two lookups
 				b.expect(d, dispatcher.Summary{Unknown: 2})
 				b.elapse(settling)
 				want = parked
@@ -68,7 +68,7 @@ func TestPastKeyWindowWithoutLookupIsParked(t *testing.T) {
 	b.expect(d, past)
 	b.wantCalls(1)
 
-	// Only a person's word that the vendor never saw the key begins a new window.
+	// Only a person who resolves it as not sent starts a new window.
 	if err := outbox.Resolve(b.ctx, b.db.Pool, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestKeyWindowCountsFromTheFirstSend(t *testing.T) {
 	s.next = failing(errors.New("reset"))
 	b.expect(d, retried)
 	b.elapse(12 * time.Hour)
-	s.next = answering(dispatcher.Unsent(nil)) // does not take back that the first may have been sent
+	s.next = answering(dispatcher.Unsent(nil)) // the first attempt may still have been sent
 	b.expect(d, retried)
 	b.elapse(13 * time.Hour)
 	b.expect(d, dispatcher.Summary{Unknown: 1, Parked: 1})
@@ -112,11 +112,11 @@ func TestHistoryKeepsTheEndOfTheKeyWindow(t *testing.T) {
 	b.expect(d, delivered)
 	if n := b.count(`select count(*) from samekey.outbox_history where final_status is not null
 		and key_window_until between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
-		t.Error("the event that finished the intent does not say when the vendor forgets the key")
+		t.Error("the finishing event does not have the end of the key window")
 	}
 }
 
-// Somebody learns that the vendor forgets sooner than was thought, and corrects the policy: that counts for what waits too.
+// The vendor forgets keys sooner than the policy assumed. A corrected policy also applies to waiting intents.
 func TestCorrectedKeyWindowAppliesToEarlierSends(t *testing.T) {
 	for name, before := range map[string]time.Duration{"longer": 48 * time.Hour, "forever": dispatcher.Forever} {
 		t.Run(name, func(t *testing.T) {

@@ -43,7 +43,7 @@ func newClient(t *testing.T, transport *http.Transport) *http.Client {
 	return client
 }
 
-// counted is a server that counts its requests.
+// counted starts a server that counts its requests.
 func counted(t *testing.T, handle http.HandlerFunc) (server *httptest.Server, requests *atomic.Int32) {
 	t.Helper()
 	requests = new(atomic.Int32)
@@ -64,7 +64,7 @@ func wantRequests(t *testing.T, requests *atomic.Int32, want int32) {
 	}
 }
 
-// attempt is the context of one, as the dispatcher makes it.
+// attempt returns an attempt's context, as the dispatcher makes it.
 func attempt(t *testing.T, a *wire.Attempt, timeout time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -90,7 +90,7 @@ func TestNothingIsSentAfterDeadlineOrReturn(t *testing.T) {
 	server, requests := counted(t, nil)
 	client := newClient(t, nil)
 	late := new(wire.Attempt)
-	deaf := context.WithoutCancel(attempt(t, late, 0)) // no timer stops it
+	deaf := context.WithoutCancel(attempt(t, late, 0)) // no timer ends it
 	if _, err := send(deaf, client, http.MethodPost, server.URL, nil); !errors.Is(err, wire.ErrLate) {
 		t.Errorf("past the deadline: %v", err)
 	}
@@ -156,7 +156,7 @@ func closedPort(t *testing.T) string {
 	return "http://" + listener.Addr().String()
 }
 
-// The client's own check of redirects is not needed for it.
+// It does not depend on the client's CheckRedirect.
 func TestRedirectIsNotFollowed(t *testing.T) {
 	other, requests := counted(t, nil)
 	first := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
@@ -168,12 +168,12 @@ func TestRedirectIsNotFollowed(t *testing.T) {
 	}
 	plain := &http.Client{Transport: client.Transport}
 	if _, err := send(attempt(t, new(wire.Attempt), time.Hour), plain, http.MethodGet, first.URL, nil); err == nil || !strings.Contains(err.Error(), "a redirect is not followed") {
-		t.Errorf("with a client of one's own: %v", err)
+		t.Errorf("with another http.Client: %v", err)
 	}
 	wantRequests(t, requests, 0)
 }
 
-// net/http by itself sends a request with an Idempotency-Key again if a connection that it uses again turns out dead.
+// net/http repeats a request that has an Idempotency-Key if a reused connection turns out dead.
 func TestDeadConnectionIsOneRequest(t *testing.T) {
 	var requests atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -224,7 +224,7 @@ type handler = func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outco
 
 var chargeCard = outbox.NewAction[[]byte]("charge_card")
 
-// What the dispatcher makes of the client's errors, for a write that may not be repeated.
+// How the dispatcher decides on the client's errors, for a non-idempotent write.
 func TestErrorTellsWhetherItWasSent(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	hang := make(chan struct{})
@@ -311,7 +311,7 @@ func TestErrorTellsWhetherItWasSent(t *testing.T) {
 	}
 }
 
-// What a handler or a lookup leaves behind sends nothing.
+// Goroutines that a handler or a lookup leaves behind send nothing.
 func TestNothingIsSentAfterTheHandlerReturns(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	server, requests := counted(t, nil)

@@ -46,7 +46,7 @@ func TestMarkSendingRecordsFirstSend(t *testing.T) {
 	const held = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', safe_to_resend = true`
 	for _, c := range []struct {
 		name, row string
-		renders     bool
+		renders   bool
 		forever   bool
 		want      []string
 	}{
@@ -142,7 +142,7 @@ func TestPostponeUndoesClaim(t *testing.T) {
 	const known = `, key_window_until = now() + interval '1 hour', sent_unrendered = true, attempts_used = 2, last_code = 'absent'`
 	for _, c := range []struct {
 		name, status string
-		clearSent       bool
+		clearSent    bool
 		want         []string
 	}{
 		{"sent before", "leased", false, []string{"status = 'pending'", "first_sent_at is not null", "key_window_until is not null", "sent_unrendered", "leased_by is null", "attempt = 3", "attempts_used = 2", "last_code = 'absent'", "due_at > now() + interval '59 minutes'"}},

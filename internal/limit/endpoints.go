@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Endpoints knows those endpoints of a destination that have calls under way, or about which there is something to
-// remember.
+// Endpoints has the endpoints of a destination that have calls in flight or a state to remember.
 //
 //	the claim does not know endpoints            it takes due intents; those that may not be called now are postponed in one
 //	                                             statement for the batch, before the drain claims again
@@ -50,15 +49,15 @@ const (
 	// Intents that were postponed come back one at a time, this far apart.
 	minPace, brokenPace, maxPace = time.Millisecond, 100 * time.Millisecond, time.Second
 
-	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPutOff for each intent
+	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPostponed for each intent
 	// that was postponed since then, whichever is more. It lies between these.
-	shortPutOff, longPutOff = time.Minute, 10 * time.Minute
-	eachPutOff              = 2 * time.Millisecond
+	shortestDelay, longestDelay = time.Minute, 10 * time.Minute
+	eachPostponed               = 2 * time.Millisecond
 
 	// maxEndpoints are known at once. An endpoint that had no intent for forgetAfter is forgotten, unless its breaker
 	// waits.
 	maxEndpoints = 20_000 // more than a destination can have calls under way
-	forgetAfter  = longPutOff + 5*time.Minute
+	forgetAfter  = longestDelay + 5*time.Minute
 	forgetEvery  = time.Minute
 )
 
@@ -112,7 +111,7 @@ func (e *Endpoint) postpone(now time.Time, per int, broken bool) time.Duration {
 		e.next = until
 	}
 	e.off++
-	longest := min(max(now.Sub(e.trouble), time.Duration(e.off)*eachPutOff, shortPutOff), longPutOff)
+	longest := min(max(now.Sub(e.trouble), time.Duration(e.off)*eachPostponed, shortestDelay), longestDelay)
 	if delay := e.next.Sub(now) + pace; delay < longest {
 		e.next = e.next.Add(pace)
 		return delay
