@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// declare registers an action that does nothing.
+// declare registers an action whose Send does nothing.
 func declare(d *dispatcher.Dispatcher, name string, policy dispatcher.Policy, with ...func(*dispatcher.Delivery[[]byte])) {
 	delivery := dispatcher.Delivery[[]byte]{Policy: policy, Send: doesNothing}
 	for _, change := range with {
@@ -32,7 +32,7 @@ const (
 	irreversible = dispatcher.IrreversibleWrite
 )
 
-// Each error has the mistakes in the order in which they are best corrected, and none that only follows from another.
+// Each error lists the mistakes in the order in which to fix them, without mistakes that only follow from another one.
 func TestCheckOfPolicies(t *testing.T) {
 	for _, c := range []struct {
 		policy dispatcher.Policy
@@ -92,7 +92,7 @@ func TestCheckOfPolicies(t *testing.T) {
 	}
 }
 
-// wantMistakes compares all that Check finds, in order. Each line begins with an item.
+// wantMistakes compares all mistakes that Check finds, in order. Each line begins with an item.
 func wantMistakes(t *testing.T, d *dispatcher.Dispatcher, item string, want ...string) {
 	t.Helper()
 	text := "<nil>"

@@ -113,7 +113,7 @@ func (d *destination) markSending(ctx context.Context, a *action, claims []*clai
 	if a.policy.Class.repeatable() || len(claims) == 0 {
 		return
 	}
-	p := db.OutboxQueueMarkSendingParams{Worker: claims[0].worker, Renders: a.fixes()}
+	p := db.OutboxQueueMarkSendingParams{Worker: claims[0].worker, Renders: a.renders()}
 	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	var marking []*claim
 	for _, c := range claims {

@@ -110,7 +110,7 @@ func TestNameOfAPrivateAddressIsUnsent(t *testing.T) {
 	}
 }
 
-func TestANameThatLeadsToAnAllowedRangeIsCalled(t *testing.T) {
+func TestNameOfAnAllowedAddressIsCalled(t *testing.T) {
 	server, requests := recorder(t)
 	port := server.URL[strings.LastIndex(server.URL, ":"):]
 	handler := testHandler(t, Destination{URL: "http://api.stripe.example" + port, resolver: resolverTo(t, "127.0.0.1")}, Action{})

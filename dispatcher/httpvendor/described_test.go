@@ -47,7 +47,7 @@ func TestDescribeBrokenAnswers(t *testing.T) {
 	}
 }
 
-func TestAProxyThatDoesNotConnectIsNamed(t *testing.T) {
+func TestFailedProxyIsNamed(t *testing.T) {
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
 	}))

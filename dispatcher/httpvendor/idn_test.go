@@ -9,7 +9,7 @@ import (
 )
 
 // The host is the same in the connection and in the header Host, whatever way it is written.
-func TestAnInternationalHostIsConvertedOnce(t *testing.T) {
+func TestInternationalHostIsConvertedOnce(t *testing.T) {
 	hosts := make(chan string, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host }))
 	t.Cleanup(server.Close)

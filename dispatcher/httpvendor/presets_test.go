@@ -299,7 +299,7 @@ func TestPresetsRefuseDeclines(t *testing.T) {
 }
 
 // Case 20.
-func TestRetriesSpendNoAttempt(t *testing.T) {
+func TestRetriesUseNoAttempt(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
 		t.Run(p.name, func(t *testing.T) {
@@ -639,7 +639,7 @@ func TestAnotherReleaseSendsTheSameBytes(t *testing.T) {
 	}
 }
 
-// Case 23, with an intent: nothing is sent, nothing is spent, and it is delivered once the range is allowed.
+// Case 23, with an intent: nothing is sent, no attempt is used, and it is delivered once the range is allowed.
 func TestPrivateAddressWaitsUntilAllowed(t *testing.T) {
 	db := database(t)
 	id := inserted(t, db)

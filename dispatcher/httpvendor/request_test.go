@@ -110,7 +110,7 @@ func TestRequestHasPayloadAndKey(t *testing.T) {
 	}
 }
 
-func TestAnEmptyPayloadIsAnEmptyBodyOfKnownLength(t *testing.T) {
+func TestEmptyPayloadHasContentLengthZero(t *testing.T) {
 	server, requests := recorder(t)
 	for _, request := range []string{"POST /", "GET /", "HEAD /", "DELETE /"} {
 		handler := testHandler(t, Destination{URL: server.URL}, Action{Request: request})
@@ -243,7 +243,7 @@ func TestOnlyTheConfiguredProxyIsUsed(t *testing.T) {
 }
 
 // Case 22.
-func TestASecretIsInNoErrorAnswerOrLog(t *testing.T) {
+func TestSecretsAreInNoErrorAnswerOrLog(t *testing.T) {
 	const password, token, query = "pa/ss&w0rd", "sk_live_51Hx", "q-secret"
 	logged := captureLog(t)
 	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -286,7 +286,7 @@ func TestASecretIsInNoErrorAnswerOrLog(t *testing.T) {
 	}
 }
 
-func TestASecretThatTheCapCutsInTwoIsNotKept(t *testing.T) {
+func TestSecretCutByTheCapIsNotKept(t *testing.T) {
 	const token = "sk_live_51Hx"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "0123456789"+token+" and more")

@@ -201,7 +201,7 @@ func TestAccepted(t *testing.T) {
 }
 
 // Case 21: a vendor is never asked earlier than it said, but for one that says more than a day.
-func TestEveryRetryAfterOfARuleIsTheLonger(t *testing.T) {
+func TestLongerRetryAfterOfARuleCounts(t *testing.T) {
 	server := replying(t, 409, map[string]string{"Retry-After": "7200"}, "")
 	rule := Rule{Match: Match{Status: Statuses{{409, 409}}}, Outcome: dispatcher.Retry}
 	_, err := attempt(t, testHandler(t, Destination{URL: server.URL, Rules: []Rule{rule}}, Action{}), testCall("{}"), patience)
@@ -211,7 +211,7 @@ func TestEveryRetryAfterOfARuleIsTheLonger(t *testing.T) {
 }
 
 // A proxy's page is a 200 too.
-func TestASuccessOfAVendorThatAnswersInJSONIsJSON(t *testing.T) {
+func TestSuccessOfAJSONVendorIsJSON(t *testing.T) {
 	const page = "<html>Welcome to the hotel's network</html>"
 	for name, tc := range map[string]struct {
 		dest Destination

@@ -16,7 +16,7 @@ const (
 )
 
 // The vector is one that libraries of several languages are tested with.
-func TestASignatureIsWhatEveryLibraryExpects(t *testing.T) {
+func TestSignatureMatchesTheStandardVector(t *testing.T) {
 	s, _, err := newSigner([]string{webhookSecret})
 	if err != nil {
 		t.Fatal(err)

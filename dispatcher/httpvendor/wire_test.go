@@ -86,7 +86,7 @@ func TestWriteOnceHasItsOwnConnection(t *testing.T) {
 }
 
 // What net/http finds on an idle connection it prints to the log, and it may be a vendor's answer.
-func TestWhatComesUnaskedIsNotLogged(t *testing.T) {
+func TestUnsolicitedDataIsNotLogged(t *testing.T) {
 	logged := captureLog(t)
 	ended, gone := make(chan struct{}), make(chan struct{}, 1)
 	server := startRaw(t, func(s *rawServer, c net.Conn) {

@@ -215,7 +215,7 @@ func TestWithoutVerifiedTLSNothingIsSent(t *testing.T) {
 	}
 }
 
-func TestWrongPasswordSpendsNothing(t *testing.T) {
+func TestWrongPasswordUsesNoAttempt(t *testing.T) {
 	b, s := setup(t), startServer(t)
 	wrong := s.account()
 	wrong.Password = "not the battery staple"

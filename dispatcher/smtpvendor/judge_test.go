@@ -161,7 +161,7 @@ func TestRepliesOfServers(t *testing.T) {
 			}
 			id := b.insert(change)
 			b.expect(d, tc.want)
-			b.putOff()
+			b.postpone()
 			b.wantHistory(id, "attempt:"+tc.as)
 			if text := value[string](b, "select coalesce(string_agg(error, ''), '') from samekey.outbox_history"); strings.Contains(text, "listed") || strings.Contains(text, "bob@") {
 				t.Errorf("an error quotes the server or the payload: %s", text)

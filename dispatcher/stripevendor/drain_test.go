@@ -107,12 +107,12 @@ func TestDeclineIsRefusedWithItsCode(t *testing.T) {
 	}
 }
 
-func TestRevokedKeySpendsNothing(t *testing.T) {
+func TestRevokedKeyUsesNoAttempt(t *testing.T) {
 	b := setup(t, says(401, apiError("invalid_request_error", "")), says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), retried)
 	if spent := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); spent != 0 {
-		t.Errorf("it spent %d attempts", spent)
+		t.Errorf("it used %d attempts", spent)
 	}
 	b.elapse(time.Hour)
 	b.expect(b.worker(pay), delivered)
@@ -206,7 +206,7 @@ func TestPastTheWindowTheIntentIsLookedUp(t *testing.T) {
 	}
 }
 
-func TestWhatNoListHasIsParkedAndNeverSentAgain(t *testing.T) {
+func TestAbsentPaymentIsParkedNotSent(t *testing.T) {
 	b := setup(t, cuts, says(200, `{"object":"list","has_more":false,"url":"/v1/payment_intents","data":[]}`))
 	id := b.insert()
 	c := b.account()

@@ -16,7 +16,7 @@ import (
 )
 
 // Each row of the package comment's table, over a socket and through a drain.
-func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
+func TestAnswersMatchTheTable(t *testing.T) {
 	breaksOff := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "1000")
 		_, _ = w.Write([]byte(`{"id":"pi_1",`))
@@ -94,7 +94,7 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 			b.server.script(tc.answer)
 			id := b.insert()
 			b.expect(d, tc.want)
-			defer b.putOff()
+			defer b.postpone()
 			b.wantHistory(id, "attempt:"+tc.as)
 			b.wantOneKey(id, 1)
 			if strings.Contains(value[string](b, "select coalesce(string_agg(error, ''), '') from samekey.outbox_history"), "quoted") {
@@ -107,7 +107,7 @@ func TestEachAnswerMeansWhatTheTableSays(t *testing.T) {
 				return
 			}
 			if spent := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); spent > 0 != tc.spends {
-				t.Errorf("it spent %d attempts", spent)
+				t.Errorf("it used %d attempts", spent)
 			}
 			if wait := value[float64](b, "select extract(epoch from due_at - clock_timestamp())::float8 from samekey.outbox_queue where id = $1", id); wait < tc.wait.Seconds()-patience.Seconds() {
 				t.Errorf("it waits %v s", wait)

@@ -88,7 +88,7 @@ func TestNothingLeavesPastTheDeadlineOrTheEnd(t *testing.T) {
 }
 
 // net/http hands such a connection over, and a read of it ends when the other side wants it to.
-func TestA101HoldsNothing(t *testing.T) {
+func Test101HoldsNoConnection(t *testing.T) {
 	hold := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		socket, _, err := http.NewResponseController(w).Hijack()

@@ -202,14 +202,14 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 		b.Fatal(err)
 	}
 	if got != want {
-		b.Fatalf("the drain came to %+v, want %+v; %s", got, want, b.dump())
+		b.Fatalf("the drain returned %+v, want %+v; %s", got, want, b.dump())
 	}
 }
 
 func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.db, d) }
 
-// putOff keeps what is to be tried again, at a random time, out of the next row's drain.
-func (b *bundle) putOff() {
+// postpone keeps what is to be tried again, at a random time, out of the next row's drain.
+func (b *bundle) postpone() {
 	b.Helper()
 	dbtest.Exec(b, b.db, "update samekey.outbox_queue set due_at = due_at + interval '1 day'")
 }
