@@ -115,7 +115,7 @@ func ownConnections(config *pgxpool.Config, settings string) (ready func(context
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return ready(ctx, conn, nil) }
 	prepare := config.PrepareConn
-	//lint:ignore SA1019 an application may still set it, and pgxpool obeys it
+	//nolint:staticcheck // an application may still set it, and pgxpool obeys it
 	if acquire := config.BeforeAcquire; prepare == nil && acquire != nil {
 		prepare = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return acquire(ctx, conn), nil }
 	}

@@ -93,7 +93,7 @@ func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
 		"no hooks":     nil,
 		"AfterConnect": func(c *pgxpool.Config) { c.AfterConnect = reset },
 		"BeforeAcquire": func(c *pgxpool.Config) {
-			//lint:ignore SA1019 an application may still set it
+			//nolint:staticcheck // an application may still set it
 			c.BeforeAcquire = func(ctx context.Context, conn *pgx.Conn) bool { return reset(ctx, conn) == nil }
 		},
 		"PrepareConn": func(c *pgxpool.Config) {

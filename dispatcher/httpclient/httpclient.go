@@ -78,7 +78,7 @@ func New(transport *http.Transport) (*http.Client, error) {
 			IdleConnTimeout:     30 * time.Second, // shorter than a server's own, as in package httpvendor
 		}
 	}
-	//lint:ignore SA1019 they are refused
+	//nolint:staticcheck // they are refused
 	if transport.Dial != nil || transport.DialTLS != nil || transport.DialTLSContext != nil {
 		return nil, errors.New("httpclient: the transport has Dial, DialTLS or DialTLSContext, which hide the socket: use DialContext and TLSClientConfig")
 	}

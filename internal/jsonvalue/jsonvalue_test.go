@@ -23,10 +23,10 @@ type (
 		A int `json:"-"`
 	}
 	named struct {
-		A int `json:"-,"` //lint:ignore SA5008 this is how a member is named "-"
+		A int `json:"-,"` //nolint:staticcheck // this is how a member is named "-"
 	}
 	tagged struct {
-		hidden `json:"h"` //lint:ignore U1000 not exported, so not encoded
+		hidden `json:"h"` // not exported, so not encoded
 		B      int
 	}
 )
