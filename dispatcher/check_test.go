@@ -45,7 +45,7 @@ func TestCheckOfPolicies(t *testing.T) {
 		{policy: dispatcher.Policy{Class: 9, KeyWindow: dispatcher.Forever, ResendAbsent: true, Attempts: 3}, want: []string{
 			"Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite"}},
 		{policy: dispatcher.Policy{Class: idempotent}, want: []string{
-			"KeyWindow: missing: set how long the vendor remembers a key (Forever is a value), here or in the vendor of the Destination"}},
+			"KeyWindow: missing: set how long the vendor remembers a key (Forever is a value), here or for its Destination"}},
 		{policy: dispatcher.Policy{Class: idempotent, KeyWindow: time.Hour, Attempts: 25}, want: []string{
 			"KeyWindow: 1h is shorter than the 2h49m43s that all attempts can take, with a margin of 10s: lower Attempts (25), Timeout (30s), Backoff (1s) or MaxBackoff (10m)"}},
 		{policy: dispatcher.Policy{Class: idempotent, KeyWindow: time.Hour, Attempts: 25, Timeout: 2 * time.Hour}, want: []string{
@@ -259,7 +259,7 @@ func TestCheckReturnsConfigErrors(t *testing.T) {
 		t.Errorf("%q %q %q", first.Item, first.Field, first.Reason)
 	}
 	yaml := all[1].ReasonIn(func(goName string) string { return "<" + goName + ">" })
-	if yaml != "missing: set how long the vendor remembers a key (<Forever> is a value), here or in the vendor of the <Destination>" {
+	if yaml != "missing: set how long the vendor remembers a key (<Forever> is a value), here or for its <Destination>" {
 		t.Error(yaml)
 	}
 }

@@ -164,7 +164,8 @@ func readRules(r *reader, e entry, outcomes map[string]outcome) (rules []httpven
 	return rules
 }
 
-// readLookup reads a lookup: with rules, or with list and field, which make the rules for an answer that lists what was sent.
+// readLookup reads a lookup: with rules, or with list and field, which make the rules for an answer that lists what was
+// sent.
 func readLookup(r *reader, e entry) *httpvendor.Lookup {
 	lookup := &httpvendor.Lookup{}
 	var list, field string
