@@ -28,7 +28,7 @@ type Limits struct {
 	// failures. While the breaker is open, this process claims nothing for the destination, so nothing is spent and
 	// nothing is written. Then it tries one intent, and continues if the vendor answers.
 	//
-	// A vendor that asks for fewer calls is handled apart. After a [Retry] with [Outcome.ForAccount] and a wait,
+	// A vendor that asks for fewer calls is handled separately. After a [Retry] with [Outcome.ForAccount] and a wait,
 	// nothing is claimed until the wait is over, up to MaxBreakDelay. After one without a wait, or after BreakAfter
 	// Retries in a row, nothing is claimed for up to an eighth of BreakDelay. This delay doubles with each such answer,
 	// up to MaxBreakDelay. Then one call is made, and after each call with another answer twice as many at once. Any

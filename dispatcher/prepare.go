@@ -202,7 +202,7 @@ func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 	return s
 }
 
-// deadUnsent is the settlement of an attempt that ends before its call until a person has corrected something.
+// deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
 func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
 	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,
 		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: withoutURL(err)}

@@ -190,8 +190,12 @@ func (o *operation) setStatuses(m mistakes) {
 			m.add(at.field, "%v", err)
 		}
 		for _, before := range lists[:i] {
-			if at.list.overlaps(before.list) {
-				m.add(at.field, "has a status that is also in %s", word(before.field))
+			status, both := at.list.common(before.list)
+			switch {
+			case both && before.field == "Delivered" && len(o.action.Delivered) == 0:
+				m.add(at.field, "%d is also in %s by default: set %[2]s too", status, word(before.field))
+			case both:
+				m.add(at.field, "%d is also in %s", status, word(before.field))
 			}
 		}
 	}
