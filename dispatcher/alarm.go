@@ -13,7 +13,7 @@ const alarmAfter = 25 * time.Second
 // tries is what the watch knows about the claims of an action. All times are monotonic.
 type tries struct {
 	since time.Time // when the watch first saw something due and nothing in the way
-	began time.Time // when the claim that is under way began; zero: no claim is
+	began time.Time // when the running claim began; zero: no claim runs
 	ended time.Time // when the last one ended without an error
 	err   string    // of the last one
 }
@@ -45,7 +45,7 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	for _, t := range d.tries {
 		claiming = claiming || !t.began.IsZero()
 	}
-	busy = busy && !claiming // a claim under way holds slots itself
+	busy = busy && !claiming // a running claim holds slots itself
 	for i, a := range d.actions {
 		t := &d.tries[i]
 		switch {
@@ -68,7 +68,7 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	}
 }
 
-// cause says why nothing is claimed, and what to do. claiming: a claim of some action is under way.
+// cause says why nothing is claimed, and what to do. claiming: a claim of some action is running.
 func (t *tries) cause(action string, so time.Duration, claiming, heldUp bool) string {
 	so = so.Round(time.Second)
 	switch {

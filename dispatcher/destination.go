@@ -26,10 +26,10 @@ type destination struct {
 	endpoints *limit.Endpoints // of the others
 	mixed     bool             // some or all of the actions have endpoints
 
-	poked  chan struct{} // something was flagged
-	stints chan stint    // River's jobs offer to drain
-	load   loadBudget    // of the drain alone
-	off    int           // how many intents the drain has postponed
+	poked     chan struct{} // something was flagged
+	stints    chan stint    // River's jobs offer to drain
+	load      loadBudget    // of the drain alone
+	postponed int           // how many intents the drain has postponed
 
 	mu     sync.Mutex
 	due    map[string]bool // actions in which something may be due
@@ -195,11 +195,11 @@ func (d *destination) busyUntil(until time.Time) {
 	}
 }
 
-// slots bound what a destination has under way. A slot is held until its call has ended, not until the outcome is
+// slots bound the calls that a destination has in flight. A slot is held until its call has ended, not until the outcome is
 // written: else a slow settle would cost calls. So claims that wait for their settle are bounded too, or a database
 // that takes outcomes slowly would fill the memory.
 type slots struct {
-	calls chan struct{} // one for each call under way
+	calls chan struct{} // one for each call in flight
 	open  chan struct{} // one for each claim that is not settled
 }
 

@@ -42,7 +42,7 @@ import (
 //
 // Pause. The claim reads samekey.pauses and River's pause in its own statement: no flag in memory decides.
 //
-// Stop. A stop ends the waits. A claim under way is finished, and its intents are given back unsent.
+// Stop. A stop ends the waits. A running claim is finished, and its intents are given back unsent.
 
 // shiftLength is how long a drain lasts. Then River is asked again, so that River shows which process drains, and its
 // stop and rescue have an effect.
