@@ -11,9 +11,10 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 )
 
-// settlement is what becomes of a claim: the row's next state, and the line in its history.
+// settlement is the result of a claim: the row's next status, and the event for its history. The fields have the names
+// of OutboxQueueSettle's parameters.
 type settlement struct {
-	status       string        // the next state; delivered and refused finish the intent
+	status       string        // the next status; delivered and refused finish the intent
 	delay        time.Duration // until it is due again
 	attemptsUsed int           // the new value of attempts_used
 	clearSent    bool          // no vendor saw the key: reset first_sent_at and what goes with it
@@ -44,7 +45,7 @@ const (
 
 func (s settlement) finishes() bool { return intent.IsFinished(s.status) }
 
-// decide returns what becomes of an intent after its call. This is the one place where a [Class] and an [Outcome] meet.
+// decide returns the settlement of a call's outcome. This is the one place where a [Class] and an [Outcome] meet.
 func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {
 	if row.Status == statusUnknown {
 		s = a.afterLookup(row, o)

@@ -23,7 +23,7 @@ func (d *destination) drain(ctx context.Context, shift time.Duration) {
 			claimed, err := d.claimAll(ctx)
 			if err != nil && ctx.Err() == nil {
 				d.worker.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", d.name), slog.String("error", errorText(err)))
-				select { // whatever pokes meanwhile: no busy loop against a database in trouble
+				select { // ignore pokes meanwhile: no busy loop against a database in trouble
 				case <-time.After(retry.delay()):
 				case <-end.C:
 					return

@@ -130,7 +130,7 @@ func TestRateLimitedDestinationWaitsAlone(t *testing.T) {
 		t.Errorf("it asked for permits %d times in the hour", n)
 	}
 	if n := b.unspent("send_receipt"); n != 9 {
-		t.Errorf("%d intents are as they were written", n)
+		t.Errorf("%d intents look unclaimed", n)
 	}
 }
 
