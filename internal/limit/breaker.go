@@ -21,7 +21,7 @@ import (
 //	several calls are throttled at once       it holds until the latest of the times they were told. Then all calls go on:
 //	                                          the vendor answers, so it is not open and needs no probe
 //	the vendor wants fewer calls and gives    it holds for a time that doubles with each such answer, up to the longest delay;
-//	no time (429), or wants to be asked       then one call goes out, and each better answer doubles how many may be in flight
+//	no time (429), or wants to be asked       then one call goes out, and each better answer doubles the calls in flight
 //	later so often in a row (503)
 //	32 calls are in flight when it holds      they belong to the epoch that is over: one hold for all of them
 //	a call of a window never returns          after probePatience another call may go
