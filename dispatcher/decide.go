@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -180,12 +179,21 @@ func (a *action) applyFailed(row *db.OutboxQueueClaimRow, spent int, err error) 
 		delay: a.policy.delay(spent + 1), answer: Response{Code: "apply_failed"}, err: withoutURL(err)}
 }
 
-// withoutURL is an error's text without the URL that net/http puts into it: query and user may be secrets.
-func withoutURL(err error) string {
-	text := err.Error()
-	var request *url.Error
-	if errors.As(err, &request) && request.URL != "" {
+// withoutURL is an error's text without the URLs that net/http puts into it: query and user may be secrets.
+func withoutURL(err error) string { return hideURLs(err.Error(), err) }
+
+// hideURLs replaces the URLs of an error, and of all errors that it wraps, in a text.
+func hideURLs(text string, err error) string {
+	if request, ok := err.(*url.Error); ok && request.URL != "" {
 		text = strings.ReplaceAll(strings.ReplaceAll(text, fmt.Sprintf("%q", request.URL), "[URL]"), request.URL, "[URL]")
+	}
+	switch err := err.(type) {
+	case interface{ Unwrap() error }:
+		return hideURLs(text, err.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, wrapped := range err.Unwrap() {
+			text = hideURLs(text, wrapped)
+		}
 	}
 	return text
 }

@@ -25,13 +25,13 @@ func actionOf(class Class, attempts int) *action {
 
 // sent is what becomes of an intent after its Send returned o and err, lookedUp after its Lookup did.
 func (a *action) sent(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
-	return a.decide(row, conclude(o, err, false))
+	return a.decide(row, conclude(o, err, false, false))
 }
 
 func (a *action) lookedUp(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
 	unknown := *row
 	unknown.Status = statusUnknown
-	return a.decide(&unknown, conclude(o, err, true))
+	return a.decide(&unknown, conclude(o, err, true, false))
 }
 
 // What becomes of an attempt, by class: the next state, the outcome, what it spends, the code, and whether it counts as
@@ -389,7 +389,7 @@ func TestPanicIsAnError(t *testing.T) {
 // Its value proves nothing about what was sent.
 func TestPanicWithErrUnsentIsUnknown(t *testing.T) {
 	_, err := guard(func() (Outcome, error) { panic(ErrUnsent) })
-	if o := conclude(Outcome{}, err, false); o.kind != outcomeFailed {
+	if o := conclude(Outcome{}, err, false, false); o.kind != outcomeFailed {
 		t.Fatalf("concluded %v", o)
 	}
 }
@@ -561,6 +561,8 @@ func TestErrorTextHasNoURL(t *testing.T) {
 	for _, err := range []error{
 		&url.Error{Op: "Post", URL: secret, Err: errors.New("reset by " + secret)},
 		fmt.Errorf("charge: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded}),
+		errors.Join(&url.Error{Op: "Post", URL: "https://first.example", Err: os.ErrDeadlineExceeded},
+			fmt.Errorf("then: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded})),
 	} {
 		for _, s := range []settlement{
 			actionOf(IdempotentWrite, 5).sent(&db.OutboxQueueClaimRow{}, Outcome{}, err),

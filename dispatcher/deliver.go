@@ -3,7 +3,7 @@ package dispatcher
 // deliver brings one claim to its end. It runs in a goroutine of its own, in a slot of the destination.
 func (d *destination) deliver(c *claim) {
 	// If the action's function calls runtime.Goexit, as t.FailNow does, only the deferred function runs.
-	s := c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown))
+	s := c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown, false))
 	defer func() {
 		d.leave(c)
 		d.slots.callEnded() // slots count calls, not settles

@@ -139,7 +139,7 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {
 	switch err := c.endpointErr; {
 	case errors.Is(err, errNoEndpoint):
-		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true))
+		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true, false))
 	case err != nil:
 		return nil, d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
 	}
