@@ -116,7 +116,7 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 		s.status, s.outcome, s.answer.Code, s.spent = statusPending, outcomeAbsent, outcomeAbsent, 0
 		s.unsend, s.resend = true, true
 	case o.kind == outcomeAbsent:
-		s.status, s.outcome, s.leave, s.answer.Code = statusParked, outcomeAbsent, p.PassFailed, o.code(outcomeAbsent)
+		s.status, s.outcome, s.leave, s.answer.Code = statusParked, outcomeAbsent, p.PassFailed, or(o.response.Code, outcomeAbsent)
 	case o.kind == outcomeUnsent || o.kind == outcomeRetry || o.kind == outcomeDenied:
 		// The vendor could not be asked, and no attempt is spent.
 		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")

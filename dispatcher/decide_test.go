@@ -424,6 +424,22 @@ func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 	}
 }
 
+// The worker goes by the last code of an unknown intent. A vendor's code must not pass for one of the worker's.
+func TestVendorCodeIsNotTheWorkersOwn(t *testing.T) {
+	for _, code := range []string{"absent", "accepted", "orphaned", "settling"} {
+		a := actionOf(NonIdempotentWrite, 5)
+		for _, o := range []Outcome{Unknown(Response{Code: code}), Stuck(Response{Code: code})} {
+			s := a.sent(&db.OutboxQueueClaimRow{}, o, nil)
+			if s.status != statusUnknown || s.answer.Code != "vendor_"+code {
+				t.Errorf("%v: %+v", o, s)
+			}
+		}
+		if s := a.lookedUp(&db.OutboxQueueClaimRow{}, Retry(Response{Code: code}), nil); s.answer.Code != "vendor_"+code {
+			t.Errorf("a lookup: %+v", s)
+		}
+	}
+}
+
 // A late answer counts for the last attempt that was sent, so one that was not sent must not take its place.
 func TestOnlyErrUnsentProvesUnsent(t *testing.T) {
 	for _, class := range classes {

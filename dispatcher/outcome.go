@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/samekey/samekey/internal/intent"
@@ -209,8 +210,16 @@ func conclude(o Outcome, err error, lookup, writeSent bool) Outcome {
 // wait is how long the vendor asks to be left alone.
 func (o Outcome) wait() time.Duration { return min(max(o.after, 0), maxDelay) }
 
-// code is the response's code, or a default.
-func (o Outcome) code(fallback string) string { return or(o.response.Code, fallback) }
+// ownCodes are codes by which the worker tells, at the next claim, what it found out before.
+var ownCodes = []string{outcomeAbsent, codeAccepted, codeOrphaned, codeSettling}
+
+// code is the response's code, or a default. A vendor's code that is the same as one of the worker's own is marked.
+func (o Outcome) code(fallback string) string {
+	if slices.Contains(ownCodes, o.response.Code) {
+		return "vendor_" + o.response.Code
+	}
+	return or(o.response.Code, fallback)
+}
 
 // text is the reason for the history, without URLs, which may contain secrets.
 func (o Outcome) text() string {
