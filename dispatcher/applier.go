@@ -269,7 +269,7 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.applied(of, c, spent, outcome, err)
+			ap.applied(c, spent, outcome, err)
 		}()
 		outcome, err = ap.apply(ctx, c)
 	}()

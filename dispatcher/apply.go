@@ -62,19 +62,21 @@ func (ap *applier) renewForApply(ctx context.Context, c *claim) {
 }
 
 // applied ends a claim after its Apply.
-func (ap *applier) applied(of *applies, c *claim, spent int, outcome string, err error) {
+func (ap *applier) applied(c *claim, spent int, outcome string, err error) {
 	switch {
 	case err == nil:
-		of.destination.end(outcome, true)
+		ap.worker.end(outcome, true)
 	case errors.Is(err, errFenced):
-		of.destination.end(statusAnswered, false)
+		ap.worker.end(statusAnswered, false)
 	default:
 		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
 		if errors.Is(err, errGaveWay) {
 			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
 		}
 		ap.worker.log.Log(ap.worker.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
-		of.destination.finish(c, c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err))
+		s := c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err)
+		ap.worker.reports.report(ap.worker.calls, c, s)
+		ap.worker.end(s.status, ap.worker.settler.settle(c, s))
 	}
 }
 
@@ -240,4 +242,14 @@ func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResu
 		}
 	}
 	return t.Tx.SendBatch(ctx, batch)
+}
+
+// errFenced means that another worker has taken the intent over, or finished it.
+var errFenced = errors.New("dispatcher: the intent was taken over")
+
+func fenced(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errFenced
+	}
+	return err
 }

@@ -32,8 +32,8 @@ func (e *ConfigError) Error() string {
 	return fmt.Sprintf("samekey: %s: %s: %s", e.Item, e.Field, e.Reason)
 }
 
-// ReasonIn returns the reason with other names for fields and constants, such as those of a configuration file. It calls
-// name for each Go name in the reason.
+// ReasonIn returns the reason with other names for fields and constants, such as those of a configuration file. It
+// calls name for each Go name in the reason.
 func (e *ConfigError) ReasonIn(name func(goName string) string) string {
 	args := make([]any, len(e.args))
 	for i, arg := range e.args {
@@ -73,15 +73,15 @@ func short(d time.Duration) string {
 // GoName is the name of a field or of a constant within a reason. [ConfigError.ReasonIn] can replace it.
 type GoName string
 
-// ConfigErrors are all mistakes in a configuration, the first one to correct first. [Dispatcher.Check] and the packages of
-// vendors return them: get them from an error with errors.As.
+// ConfigErrors are all mistakes in a configuration, the first one to correct first. [Dispatcher.Check] and the packages
+// of vendors return them: get them from an error with errors.As.
 type ConfigErrors []*ConfigError
 
 // Add adds a mistake, whose reason is made as by fmt.Sprintf. Arguments of type [GoName], [Class] and time.Duration are
 // printed in the words of the place where the error is read.
 //
-// A mistake that only follows from an earlier one is left out: the item has a mistake already in the same field, or in a
-// field that the reason names. So add the mistakes of the fields first that others depend on.
+// A mistake that only follows from an earlier one is left out: the item has a mistake already in the same field, or in
+// a field that the reason names. So add the mistakes of the fields first that others depend on.
 func (e *ConfigErrors) Add(item, field, format string, args ...any) {
 	one := &ConfigError{Item: item, Field: field, format: format, args: args}
 	follows := e.has(item, field)

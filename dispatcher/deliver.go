@@ -2,15 +2,19 @@ package dispatcher
 
 // deliver brings one claim to its end. It runs in a goroutine of its own, in a slot of the destination.
 func (d *destination) deliver(c *claim) {
-	// If the action's function calls runtime.Goexit, as t.FailNow does, only the deferred function runs.
-	s := c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown, false))
+	var s settlement
+	returned := false
 	defer func() {
+		if !returned { // runtime.Goexit, as in t.FailNow, runs deferred functions only
+			s = c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown, false))
+		}
 		d.leave(c)
 		d.slots.callEnded() // slots count calls, not settles
 		d.finish(c, s)
 		d.slots.settled()
 	}()
 	s = d.attempt(c)
+	returned = true
 }
 
 // attempt prepares a claim's call, makes it, and decides what its outcome means.
@@ -34,13 +38,12 @@ func (d *destination) finish(c *claim, s settlement) {
 	if limit := max(c.action.policy.ResponseCap, 0); len(s.answer.Body) > limit {
 		s.answer.Body = s.answer.Body[:limit]
 	}
-	d.worker.reports.check(c, s)
 	d.worker.reports.report(d.worker.calls, c, s)
 	if s.status == statusAnswered && s.keep {
 		d.finishAnswered(c, s)
 		return
 	}
-	d.end(s.status, d.worker.settler.settle(c, s))
+	d.worker.end(s.status, d.worker.settler.settle(c, s))
 }
 
 // finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes
@@ -59,11 +62,5 @@ func (d *destination) finishAnswered(c *claim, s settlement) {
 	case s.keep:
 		d.worker.applier.unpromise(c.action)
 	}
-	d.end(s.status, false)
-}
-
-// end counts a claim that is over.
-func (d *destination) end(status string, settled bool) {
-	d.worker.reports.count(status, settled)
-	d.worker.open.Done()
+	d.worker.end(s.status, false)
 }

@@ -203,8 +203,8 @@ type slots struct {
 	open  chan struct{} // one for each claim that is not settled
 }
 
-// openClaims is how many claims may wait for their settle, beyond two for each call.
-const openClaims = 1000
+// openClaims is how many claims may wait for their settle, beside two for each call: a batch that is written, and the next.
+const openClaims = 2 * settleBatch
 
 func newSlots(calls int) slots {
 	return slots{calls: make(chan struct{}, calls), open: make(chan struct{}, 2*calls+openClaims)}

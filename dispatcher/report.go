@@ -72,6 +72,7 @@ func (r *reports) summary() Summary {
 // report logs what a person may want to see. Delivered and refused intents are in the history only. The whole text of
 // an error is in the history only too, since it may quote a vendor.
 func (r *reports) report(ctx context.Context, c *claim, s settlement) {
+	r.check(c, s)
 	level := slog.LevelInfo
 	switch {
 	case s.finishes(), s.status == statusAnswered, s.outcome == outcomeAccepted:
@@ -145,4 +146,10 @@ func (c *claim) where() []any {
 		where = append(where, slog.String("endpoint", e.Digest()))
 	}
 	return where
+}
+
+// end counts a claim that is over.
+func (w *worker) end(status string, settled bool) {
+	w.reports.count(status, settled)
+	w.open.Done()
 }

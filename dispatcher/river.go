@@ -98,7 +98,7 @@ type riverPart struct {
 	started chan struct{} // closed when River has started
 }
 
-func newRiver(n *worker, stop context.Context) (*riverPart, error) {
+func newRiver(stop context.Context, n *worker) (*riverPart, error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &drainWorker{worker: n, stop: stop})
 	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n), stop: stop})

@@ -36,7 +36,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	base := context.WithoutCancel(ctx)
 	claims, stopClaims := context.WithCancel(base)
 	defer stopClaims()
-	river, err := newRiver(w, claims)
+	river, err := newRiver(claims, w)
 	if err != nil {
 		closeConn(conn)
 		return err

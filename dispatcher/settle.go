@@ -2,7 +2,6 @@ package dispatcher
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -384,16 +383,6 @@ func (s *settler) renew(ctx context.Context, waiting []result) error {
 		}
 	}
 	return nil
-}
-
-// errFenced means that another worker has taken the intent over, or finished it.
-var errFenced = errors.New("dispatcher: the intent was taken over")
-
-func fenced(err error) error {
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errFenced
-	}
-	return err
 }
 
 // isReadCommitted makes each statement see what was committed before it began, whatever the database's default.

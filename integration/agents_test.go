@@ -20,9 +20,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// tools serves the tools of an agent: POST /tools/remind sends a mail with each
-// call, POST /tools/add_credit adds to an account with each. Whose they are says
-// the header Tenant, which stands for an authentication.
+// tools serves the tools of an agent: each POST /tools/remind sends a mail, and each POST /tools/add_credit adds to an
+// account. The header Tenant takes the place of authentication.
 func (b *bundle) tools() (url string) {
 	b.t.Helper()
 	b.exec(`create table accounts (account text primary key, balance bigint not null);
@@ -41,7 +40,7 @@ func tool(w http.ResponseWriter, r *http.Request) {
 		Amount      int64
 	}
 	if err := json.NewDecoder(r.Body).Decode(&arguments); err != nil {
-		http.Error(w, "no arguments", http.StatusBadRequest)
+		http.Error(w, "invalid arguments", http.StatusBadRequest)
 		return
 	}
 	var err error
@@ -73,16 +72,15 @@ func tool(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// toolCall is one step of a run, as the harness saves it.
+// toolCall is one step of a run, as it is saved in the checkpoint.
 type toolCall struct {
-	ID        string          `json:"id"` // of the model's API: new each time that the model is asked
+	ID        string          `json:"id"` // from the model's API, which returns a new one each time
 	Tool      string          `json:"tool"`
 	Arguments json.RawMessage `json:"arguments"`
 	Answer    json.RawMessage `json:"answer,omitempty"` // once it is known
 }
 
-// harness is one process of an agent's. What it knows of the run's past is in the
-// file, and nowhere else.
+// harness is one process of an agent. It knows the run's earlier steps only from the checkpoint file.
 type harness struct {
 	b    *bundle
 	url  string // of the tools, through the proxy
@@ -104,7 +102,7 @@ func byStep(run string, step int, c toolCall) (string, error) {
 	return samekey.StepKey(run, fmt.Sprint(step), c.Tool, c.Arguments)
 }
 
-// death is where a process dies.
+// death is the step and the moment at which a process dies.
 type death struct {
 	step int
 	at   string
@@ -114,7 +112,7 @@ var deaths = []string{"before the call", "without an answer", "after the effect"
 
 var errDied = errors.New("the process died")
 
-// work goes on from the checkpoint to the end of the run, or to its death.
+// work continues from the checkpoint to the end of the run, or until the process dies.
 func (h *harness) work(ctx context.Context, steps int) error {
 	calls, err := h.load()
 	if err != nil {
@@ -179,7 +177,7 @@ func (h *harness) load() (calls []toolCall, err error) {
 	return calls, err
 }
 
-// done is how many steps have their answers in the checkpoint.
+// done returns the number of steps with an answer in the checkpoint.
 func (h *harness) done() (steps int) {
 	calls, err := h.load()
 	if err != nil {
@@ -193,7 +191,7 @@ func (h *harness) done() (steps int) {
 	return steps
 }
 
-// save replaces the checkpoint as a whole.
+// save replaces the checkpoint atomically.
 func (h *harness) save(calls []toolCall) error {
 	text, err := json.Marshal(calls)
 	if err == nil {
@@ -205,8 +203,8 @@ func (h *harness) save(calls []toolCall) error {
 	return err
 }
 
-// model is what decides on a step. Asked again it says the same in other words.
-// Most of its calls are alike.
+// model decides what to do in a step. Asked again, it makes the same decision with other spelling. Most of its calls
+// are the same.
 func model(step int) toolCall {
 	spelled := mathrand.IntN(2)
 	if step%4 == 3 {
@@ -239,8 +237,7 @@ func TestResumedAgentRunRepeatsNoEffect(t *testing.T) {
 					return &harness{b: b, url: proxy.URL, run: "run-7", file: file, keys: c.keys, saveCalls: c.saveCalls, die: die, proxy: proxy}
 				}
 
-				// Each process gets a little further than the one before, or dies at the
-				// same step.
+				// Each process dies at the same step as the one before, or some steps later.
 				random := mathrand.New(mathrand.NewPCG(seed, 7))
 				died := map[string]int{}
 				replays := 0
@@ -255,14 +252,14 @@ func TestResumedAgentRunRepeatsNoEffect(t *testing.T) {
 					done = h.done()
 				}
 				if len(died) != len(deaths) {
-					t.Errorf("the processes died %v: another seed", died)
+					t.Errorf("the processes died %v, and not in every way: use another seed", died)
 				}
 				b.count(30, "orders where operation = 'remind'")
 				b.count(30, "samekey.outbox where action = 'send_mail'")
 				b.count(steps, "samekey.processed_events")
 				b.count(1, "accounts where balance = 100")
 
-				// Each step has the answer of its own effect.
+				// Each step has the answer for its own effect.
 				calls, err := process(death{}).load()
 				if err != nil || len(calls) != steps {
 					t.Fatalf("%d calls in the checkpoint: %v", len(calls), err)
@@ -275,16 +272,16 @@ func TestResumedAgentRunRepeatsNoEffect(t *testing.T) {
 					t.Errorf("%d steps have %d answers", steps, len(answers))
 				}
 
-				// There was something to survive: effects whose answers were lost.
+				// The test is meaningful: answers were lost after their effects.
 				keys := map[string]bool{}
 				for _, call := range proxy.Calls() {
 					keys[call.Key] = true
 				}
 				if repeated := len(proxy.Calls()) - len(keys); len(keys) != steps || repeated < 5 || replays < 5 || replays > repeated {
-					t.Errorf("%d keys, %d repetitions, %d replays that a process saw", len(keys), repeated, replays)
+					t.Errorf("%d keys, %d repeated calls, %d replayed answers", len(keys), repeated, replays)
 				}
 
-				// The run is over: a process that starts now calls nothing.
+				// The run is complete, so another process makes no calls.
 				before := len(proxy.Calls())
 				if err := process(death{step: -1}).work(t.Context(), steps); err != nil || len(proxy.Calls()) != before {
 					t.Errorf("%d calls after the end: %v", len(proxy.Calls())-before, err)
@@ -294,8 +291,8 @@ func TestResumedAgentRunRepeatsNoEffect(t *testing.T) {
 	}
 }
 
-// A harness without a checkpoint begins anew, and where its keys are those of the
-// steps, nothing happens again.
+// Without a checkpoint, a harness starts from the first step. If its keys are made from the steps, nothing happens
+// twice.
 func TestRepeatedAgentRunRepeatsNoEffect(t *testing.T) {
 	t.Parallel()
 	const steps = 40
@@ -321,7 +318,7 @@ func TestRepeatedAgentRunRepeatsNoEffect(t *testing.T) {
 	_, first := run("run-7")
 	again, second := run("run-7")
 	if again.replays != steps {
-		t.Errorf("%d replays", again.replays)
+		t.Errorf("%d replays, want %d", again.replays, steps)
 	}
 	for i := range first {
 		if string(first[i].Answer) != string(second[i].Answer) {
@@ -329,13 +326,13 @@ func TestRepeatedAgentRunRepeatsNoEffect(t *testing.T) {
 		}
 	}
 	holds(1)
-	if another, _ := run("run-8"); another.replays != 0 { // another run is another matter
-		t.Errorf("%d replays", another.replays)
+	if another, _ := run("run-8"); another.replays != 0 { // another run has other keys
+		t.Errorf("%d replays, want 0", another.replays)
 	}
 	holds(2)
 }
 
-// call calls a tool, once, under a key value that was made for it.
+// call calls a tool once with a key. It also takes the error of the function that made the key.
 func (b *bundle) call(url, tool, arguments, key string, err error) received {
 	b.t.Helper()
 	if err != nil {
@@ -398,10 +395,10 @@ func TestCreditAddedThreeTimesUnderOneKeyCountsOnce(t *testing.T) {
 		b.count(1, "accounts where balance = 10")
 	}
 	if got := credit("call_2", `{"account":"a-1","amount":10}`); got.body != "{\"balance\":20}\n" || got.replayed {
-		t.Errorf("a call of its own: %+v", got)
+		t.Errorf("a second call: %+v", got)
 	}
 	if got := credit("call_1", `{"account":"a-1","amount":10}`); got.body != "{\"balance\":10}\n" || !got.replayed {
-		t.Errorf("the first call's answer is %+v", got)
+		t.Errorf("the first call again: %+v", got)
 	}
 	b.count(1, "accounts where balance = 20")
 }
@@ -419,10 +416,10 @@ func TestCallIDWithOtherArgumentsIsRefused(t *testing.T) {
 	}
 	b.count(1, "accounts where balance = 10")
 	if again := b.call(url, "add_credit", `{"account":"a-1","amount":10}`, byID, nil); !again.same(first) {
-		t.Errorf("the call itself gets %+v", again)
+		t.Errorf("the same call again: %+v", again)
 	}
 
-	// A step's key is made of the arguments too, so others are another operation.
+	// A step's key also depends on the arguments, so other arguments are another operation.
 	for _, arguments := range []string{`{"account":"a-1","amount":10}`, `{"account":"a-1","amount":11}`} {
 		key, err := samekey.StepKey("run-7", "1", "add_credit", []byte(arguments))
 		if got := b.call(url, "add_credit", arguments, key, err); got.status != http.StatusOK || got.replayed {

@@ -2,12 +2,10 @@ package integration
 
 import (
 	"cmp"
-	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -26,10 +24,10 @@ var (
 	oneSeed  = flag.Uint64("seed", 0, "the one seed to run")
 )
 
-// disasters are what becomes of a worker in mid-call.
+// disasters are the failures of a worker in the middle of a call. The worker of the last two continues after another
+// worker has taken its intent over.
 var disasters = map[string]func(r *ambiguous){
 	"killed": func(r *ambiguous) { r.victim.kill() },
-	// It goes on once another has taken over.
 	"stopped past its lease": func(r *ambiguous) {
 		r.victim.stop()
 		r.afterwards = func() {
@@ -46,8 +44,7 @@ var disasters = map[string]func(r *ambiguous){
 	},
 }
 
-// ambiguous is one run: an intent that goes out once, and a worker that meets
-// its disaster with the intent in mid-call.
+// ambiguous is one run: a non-idempotent or irreversible intent, and a worker that fails in the middle of its call.
 type ambiguous struct {
 	*bundle
 	proxy      *wiretest.Proxy // between the victim and its database
@@ -55,16 +52,16 @@ type ambiguous struct {
 	id         uuid.UUID
 	key        string
 	victim     *process
-	acted      bool // the vendor had acted when the disaster came
+	acted      bool // the vendor had acted before the disaster
 	config     workerConfig
 	afterwards func()
 }
 
-// A write that goes out once is looked up or waits for a person, whatever
-// becomes of its worker in mid-call, and is never sent a second time, but for the
-// one resend after two look-ups said absent where the policy opted in. The vendor
-// knows no keys: a second call is a second effect. Each run is one seed:
-// go test -run OverAHundredSeededRuns -args -seed 17.
+// If the worker of a non-idempotent write fails in the middle of a call, the intent is looked up or parked. It is never
+// sent a second time, except once after two lookups found nothing and only if the policy allows it. The vendor ignores
+// keys, so a second call is a second effect. Each seed is one run. To repeat one:
+//
+//	go test -run SeededRuns -args -seed 17
 func TestSeededRunsNeverSendANonIdempotentWriteTwice(t *testing.T) {
 	for i, name := range slices.Sorted(func(yield func(string) bool) {
 		for name := range disasters {
@@ -96,7 +93,7 @@ func (r *ambiguous) run(seed uint64, kind string) (ok bool) {
 	if r.random.IntN(4) == 0 {
 		r.config.Class = dispatcher.IrreversibleWrite
 	}
-	// Only where the worker is dead for certain does nothing more come after two look-ups said absent.
+	// Only a worker that is certainly dead sends nothing after two lookups found nothing.
 	r.config.ResendAbsent = kind == "killed" && r.config.Lookup && r.config.Class == dispatcher.NonIdempotentWrite
 	before := r.vendor.Counts()
 	r.intoACall(fmt.Sprintf("item %d", seed))
@@ -128,23 +125,23 @@ func (r *ambiguous) run(seed uint64, kind string) (ok bool) {
 	case calls > allowed || effects > 1:
 		r.t.Errorf("%d calls and %d effects", calls, effects)
 	case r.config.ResendAbsent && entry.Status != outbox.StatusDelivered:
-		r.t.Errorf("it is %s, and should have been sent once more", entry.Status)
+		r.t.Errorf("the intent is %s, want delivered by the resend", entry.Status)
 	case r.acted && effects != 1:
-		r.t.Errorf("it had acted, and now there are %d effects", effects)
+		r.t.Errorf("the vendor had acted, and there are %d effects", effects)
 	case entry.Status == outbox.StatusDelivered && effects != 1:
 		r.t.Errorf("delivered, with %d effects", effects)
 	case r.acted && r.config.Lookup && entry.Status != outbox.StatusDelivered:
-		r.t.Errorf("the look-up must have found it, and it is %s", entry.Status)
+		r.t.Errorf("the intent is %s, want delivered by the lookup", entry.Status)
 	case !slices.Contains([]outbox.Status{outbox.StatusDelivered, outbox.StatusParked}, entry.Status):
-		r.t.Errorf("it is %s", entry.Status)
+		r.t.Errorf("the intent is %s", entry.Status)
 	}
 	if r.t.Failed() {
-		r.t.Logf("acted %t, answers early %t, %+v\n%s", r.acted, early, r.config, timeline(entry))
+		r.t.Logf("acted %t, early answer %t, %+v\n%s", r.acted, early, r.config, timeline(entry))
 	}
 	return !r.t.Failed()
 }
 
-// intoACall starts the victim and brings it to one of the points of a call.
+// intoACall starts the victim and waits until it has reached a random point of a call.
 func (r *ambiguous) intoACall(item string) {
 	config := r.config
 	config.DSN = r.proxy.DSN()
@@ -172,46 +169,29 @@ func (r *ambiguous) intoACall(item string) {
 	case "at the vendor":
 		r.open(1)
 	case "acted":
-		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
-		defer cancel()
-		if err := r.vendor.WaitEffects(ctx, effects+1); err != nil {
-			r.t.Fatal(err)
-		}
+		r.effects(effects + 1)
 	}
 	r.acted = point == "acted" || point == afterAnswer
 }
 
-// rest lets time pass until the intent is finished, or waits for a person.
-func (r *ambiguous) rest() outbox.Entry {
-	look := time.NewTicker(20 * time.Millisecond)
-	defer look.Stop()
-	for deadline := time.Now().Add(patience); ; <-look.C {
-		entry, err := outbox.Get(r.t.Context(), r.Pool, r.id)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		switch {
-		case entry.Status.Finished(), entry.Status == outbox.StatusParked && r.quiet():
-			return entry
-		case time.Now().After(deadline):
-			r.t.Fatalf("the intent is %q and does not rest\n%s", entry.Status, timeline(entry))
-		case entry.Status == outbox.StatusUnknown:
+// rest lets time pass until the intent is finished, or parked for good.
+func (r *ambiguous) rest() (entry outbox.Entry) {
+	dbtest.Until(r.t, "the intent is finished or parked", func() bool {
+		entry = r.entry(r.id)
+		if entry.Status == outbox.StatusUnknown {
 			samekeytest.Elapse(r.t, r.DB, time.Minute)
 		}
-	}
+		return entry.Status.Finished() || entry.Status == outbox.StatusParked && r.quiet(entry)
+	})
+	return entry
 }
 
-// quiet says whether the victim has nothing in hand any more: its late answer
-// may still resolve what is parked.
-func (r *ambiguous) quiet() bool {
+// quiet reports whether the victim holds no intent any more. Until then its late answer may resolve the parked intent.
+func (r *ambiguous) quiet(entry outbox.Entry) bool {
 	select {
 	case <-r.victim.ended:
 		return true
 	default:
 	}
-	r.victim.mu.Lock()
-	defer r.victim.mu.Unlock()
-	return slices.ContainsFunc(r.victim.lines, func(line string) bool {
-		return strings.Contains(line, "late answer") || strings.Contains(line, "taken its intent over")
-	})
+	return slices.ContainsFunc(entry.History, func(e outbox.Event) bool { return e.Event == "late" })
 }

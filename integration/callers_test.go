@@ -15,10 +15,9 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// The loops that docs/callers.md shows in other languages, against a real service:
-// they wait out the 409 of a first attempt that is running, and take the service's
-// own 409 for the answer. A loop whose language is not on this machine is skipped,
-// and the test says so.
+// The test runs the loops that docs/callers.md shows in other languages, against a real service. They retry the 409 of
+// a first attempt that is still running, and accept the service's own 409 as the answer. If the language is not
+// installed on this machine, its loop is skipped.
 func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/callers.md")
@@ -32,14 +31,14 @@ func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 		t.Run(c.language, func(t *testing.T) {
 			block := regexp.MustCompile("(?s)\n```" + c.language + "\n(.*?)\n```\n").FindSubmatch(page)
 			if block == nil {
-				t.Fatalf("docs/callers.md has no %s", c.language)
+				t.Fatalf("docs/callers.md has no %s code", c.language)
 			}
 			program, err := exec.LookPath(c.program)
 			if err != nil {
-				t.Skipf("%s is not on this machine: the loop was not run", c.program)
+				t.Skipf("%s is not installed: its loop was not run", c.program)
 			}
 			text := string(block[1])
-			if c.language == "ts" { // which node runs without its types
+			if c.language == "ts" { // node runs it without the types
 				text = strings.NewReplacer(": string | null", "", ": string", "").Replace(text)
 			}
 			file := filepath.Join(t.TempDir(), c.file)
@@ -56,7 +55,7 @@ func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 			}
 
 			if got := run("k1", "taken"); got != "409" || s.requests.Load() != 1 {
-				t.Errorf("a seat that is taken: %s after %d requests, want 409 after one", got, s.requests.Load())
+				t.Errorf("a taken seat: %s after %d requests, want 409 after one", got, s.requests.Load())
 			}
 			first := make(chan received, 1)
 			go func() {
@@ -68,10 +67,10 @@ func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 			}()
 			<-s.running
 			if got := run("k2", "slow"); got != "201" {
-				t.Errorf("a first attempt that is running: %s, want its 201", got)
+				t.Errorf("while the first attempt runs: %s, want its 201", got)
 			}
 			if got := <-first; got.status != 201 || s.conflicts.Load() != 1 {
-				t.Errorf("the first attempt got %d, and the second was told %d times to wait", got.status, s.conflicts.Load())
+				t.Errorf("the first attempt got %d, want 201; the second got %d conflicts, want 1", got.status, s.conflicts.Load())
 			}
 			if got := run("k3", "lost"); got != "201" {
 				t.Errorf("after a 503: %s, want 201", got)
@@ -81,7 +80,7 @@ func TestCallersLoopsTellTheTwo409sApart(t *testing.T) {
 	}
 }
 
-// seats is a service with all the answers that a loop has to tell apart.
+// seats is a service with all the answers that a loop must distinguish.
 type seats struct {
 	*bundle
 	url                 string
@@ -91,7 +90,7 @@ type seats struct {
 
 func newSeats(t *testing.T) *seats {
 	s := &seats{bundle: setup(t, nil), running: make(chan struct{})}
-	told := make(chan struct{}) // closed when a request was told that the first is running
+	told := make(chan struct{}) // closed when a request has got the 409 that reports the running first attempt
 	var lost atomic.Bool
 	keyed := s.keyed(s.appDSN, httpkey.Options{Scope: func(*http.Request) []string { return []string{"acme", "seats.take"} }})
 	next := keyed.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -24,14 +24,13 @@ import (
 	"github.com/samekey/samekey/processed/httpkey"
 )
 
-// counter is the work of a handler, which each framework's way calls and
-// answers for.
+// counter is the handler's work, without a framework. Each framework's handler calls take and answers.
 type counter struct{ ran atomic.Int64 }
 
 type ticket struct {
 	ID       int64  `json:"id"`
 	Customer string `json:"customer"`
-	Receipt  string `json:"receipt"` // which no other ticket has
+	Receipt  string `json:"receipt"` // unique
 }
 
 var (
@@ -39,7 +38,7 @@ var (
 	errGone = errors.New("the item is gone")
 )
 
-// take writes a row, and then ends as the item says.
+// take writes a row. The item decides how it ends.
 func (c *counter) take(ctx context.Context, customer, item string) (ticket, error) {
 	taken := ticket{Customer: customer, Receipt: rand.Text()}
 	err := httpkey.Tx(ctx).QueryRow(ctx, `insert into orders (operation, tenant, item, amount) values ('create', $1, $2, 1) returning id`,
@@ -56,7 +55,7 @@ func (c *counter) take(ctx context.Context, customer, item string) (ticket, erro
 		return ticket{}, errors.New("broken")
 	case item == "panic":
 		panic("a bug")
-	case item == "again" && ran == 1: // a serialization failure, the first time
+	case item == "again" && ran == 1: // the first run has a serialization failure
 		_, err = httpkey.Tx(ctx).Exec(ctx, `do $$ begin raise sqlstate '40001'; end $$`)
 	}
 	return taken, err
@@ -64,7 +63,7 @@ func (c *counter) take(ctx context.Context, customer, item string) (ticket, erro
 
 func location(t ticket) string { return fmt.Sprintf("/v1/tickets/%s/%d", t.Customer, t.ID) }
 
-// ServeHTTP is the handler of net/http. Whoever routes sets the path's value.
+// ServeHTTP is the handler for net/http. The router sets the path value.
 func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	customer := r.PathValue("customer")
 	if r.Method == "GET" {
@@ -73,7 +72,7 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var asked order
 	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil {
-		http.Error(w, "no JSON", http.StatusBadRequest)
+		http.Error(w, "invalid JSON", http.StatusBadRequest)
 		return
 	}
 	taken, err := c.take(r.Context(), customer, asked.Item)
@@ -94,7 +93,7 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// gin is the handler of gin's own.
+// gin is the handler for gin.
 func (c *counter) gin(g *gin.Context) {
 	customer := g.Param("customer")
 	if g.Request.Method == "GET" {
@@ -103,10 +102,10 @@ func (c *counter) gin(g *gin.Context) {
 	}
 	var asked order
 	if err := g.ShouldBindJSON(&asked); err != nil {
-		g.AbortWithStatusJSON(http.StatusBadRequest, gin.H{"error": "no JSON"})
+		g.AbortWithStatusJSON(http.StatusBadRequest, gin.H{"error": "invalid JSON"})
 		return
 	}
-	ctx := g.Request.Context() // not g, which does not have the transaction
+	ctx := g.Request.Context() // g itself does not have the transaction
 	taken, err := c.take(ctx, customer, asked.Item)
 	switch {
 	case errors.Is(err, errBad):
@@ -116,14 +115,14 @@ func (c *counter) gin(g *gin.Context) {
 	case err != nil:
 		httpkey.Abort(ctx, err)
 	case asked.Item == "empty":
-		g.Status(http.StatusNoContent) // which gin writes later
+		g.Status(http.StatusNoContent) // gin writes it later
 	default:
 		g.Header("Location", location(taken))
 		g.JSON(http.StatusCreated, taken)
 	}
 }
 
-// echo is the handler of echo's own, which returns its errors.
+// echo is the handler for echo. It returns its errors.
 func (c *counter) echo(e echo.Context) error {
 	customer := e.Param("customer")
 	if e.Request().Method == "GET" {
@@ -153,9 +152,8 @@ func (c *counter) echo(e echo.Context) error {
 	return e.JSON(http.StatusCreated, taken)
 }
 
-// answered answers inside the middleware what a handler returned to echo. What is
-// no answer is handed to the middleware, which does again what may succeed then;
-// so is what came after an answer, which would be committed.
+// answered handles the error of an echo handler inside the middleware. An HTTP error becomes the answer. Any other
+// error, or an error after an answer, aborts the request: the middleware rolls back and may run the handler again.
 func answered(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		err := next(c)
@@ -168,7 +166,7 @@ func answered(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// answeredByEcho is the least that is needed.
+// answeredByEcho is the minimum: echo answers each error inside the middleware.
 func answeredByEcho(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := next(c); err != nil {
@@ -178,13 +176,13 @@ func answeredByEcho(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
-// form is a way to put the middleware into a framework.
+// form is a way to use the middleware in a framework.
 type form struct {
 	name  string
 	build func(keyed *httpkey.Middleware, c *counter) http.Handler
 
-	// answersAll: the framework answers an unknown error with its 500, so the
-	// middleware does not hear of a serialization failure that it would try again.
+	// answersAll means that the framework answers an unknown error with 500. The middleware then does not see a
+	// serialization failure, and does not run the handler again.
 	answersAll bool
 }
 
@@ -197,7 +195,7 @@ var forms = []form{
 		})
 		return r
 	}},
-	{name: "chi, a router behind it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
+	{name: "chi, a router inside it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		r := newChi()
 		r.Route("/v1", func(r chi.Router) { r.HandleFunc("/tickets/{customer}", c.chi) })
 		return keyed.Handler(r)
@@ -217,13 +215,13 @@ var forms = []form{
 		g.GET("/v1/tickets/:customer", pathValue, gin.WrapH(c))
 		return g
 	}},
-	{name: "gin, an engine behind it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
+	{name: "gin, an engine inside it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		outer, inner := newGin(), newGin()
 		inner.Any("/v1/tickets/:customer", c.gin)
-		outer.Any("/v1/*rest", gin.WrapH(keyed.Handler(inner))) // behind the middlewares of outer
+		outer.Any("/v1/*rest", gin.WrapH(keyed.Handler(inner))) // inside the middlewares of outer
 		return outer
 	}},
-	{name: "gin, all behind it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
+	{name: "gin, all inside it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		g := newGin()
 		g.Any("/v1/tickets/:customer", c.gin)
 		return keyed.Handler(g)
@@ -251,7 +249,7 @@ var forms = []form{
 		e.Any("/v1/tickets/:customer", c.echo, echo.WrapMiddleware(keyed.Handler), answeredByEcho, recovered())
 		return e
 	}, answersAll: true},
-	{name: "echo, all behind it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
+	{name: "echo, all inside it", build: func(keyed *httpkey.Middleware, c *counter) http.Handler {
 		e := newEcho()
 		e.Use(echomiddleware.Recover())
 		e.Any("/v1/tickets/:customer", c.echo)
@@ -259,7 +257,7 @@ var forms = []form{
 	}, answersAll: true},
 }
 
-// chi is the handler of net/http, with chi's parameters.
+// chi is the handler for net/http, with chi's parameters.
 func (c *counter) chi(w http.ResponseWriter, r *http.Request) {
 	r.SetPathValue("customer", chi.URLParam(r, "customer"))
 	c.ServeHTTP(w, r)
@@ -277,7 +275,7 @@ func newEcho() *echo.Echo {
 	return e
 }
 
-// recovered makes an error of a panic.
+// recovered turns a panic into an error.
 func recovered() echo.MiddlewareFunc {
 	return echomiddleware.RecoverWithConfig(echomiddleware.RecoverConfig{DisableErrorHandler: true})
 }
@@ -294,7 +292,7 @@ func newChi() *chi.Mux {
 	return r
 }
 
-// silent is a log of chi's.
+// silent is a log entry of chi that writes nothing.
 type silent struct{}
 
 func (silent) Write(int, int, http.Header, time.Duration, any) {}
@@ -315,7 +313,7 @@ func (b *bundle) framework(build func(*httpkey.Middleware, *counter) http.Handle
 	return f
 }
 
-// post asks for a ticket, once.
+// post requests a ticket, without retries.
 func (f *framework) post(key, customer, item string) received {
 	f.t.Helper()
 	return f.send("POST", key, customer, fmt.Sprintf(`{"item":%q}`, item))
@@ -330,7 +328,7 @@ func (f *framework) send(method, key, customer, body string) received {
 	return got
 }
 
-// holds checks how many rows and records there are, and how often the handler ran.
+// holds checks the number of rows, of processed records, and of runs of the handler.
 func (f *framework) holds(orders, records, ran int64) {
 	f.t.Helper()
 	f.count(orders, "orders")
@@ -382,7 +380,7 @@ func TestRoutesOfEachFrameworkAreSafeToRepeat(t *testing.T) {
 				f.holds(1, 1, 1)
 			})
 
-			t.Run("an error that is kept", func(t *testing.T) {
+			t.Run("an error that is stored", func(t *testing.T) {
 				f := b.of(t).framework(form.build)
 				first, again := f.post("k1", "ann", "gone"), f.post("k1", "ann", "gone")
 				if first.status != 404 || !strings.Contains(first.body, errGone.Error()) || first.replayed || !again.same(first) {
@@ -391,7 +389,7 @@ func TestRoutesOfEachFrameworkAreSafeToRepeat(t *testing.T) {
 				f.holds(0, 1, 1)
 			})
 
-			t.Run("an error that is forgotten", func(t *testing.T) {
+			t.Run("an error that is not stored", func(t *testing.T) {
 				f := b.of(t).framework(form.build)
 				for range 2 {
 					if got := f.post("k1", "ann", "bad"); got.status != 400 || !strings.Contains(got.body, errBad.Error()) || got.replayed {
@@ -399,7 +397,7 @@ func TestRoutesOfEachFrameworkAreSafeToRepeat(t *testing.T) {
 					}
 				}
 				f.holds(0, 0, 2)
-				if got := f.post("k1", "ann", "good"); got.status != 201 { // mended, under its key
+				if got := f.post("k1", "ann", "good"); got.status != 201 { // the corrected request, with the same key
 					t.Errorf("%+v", got)
 				}
 				f.holds(1, 1, 3)
@@ -434,8 +432,8 @@ func TestRoutesOfEachFrameworkAreSafeToRepeat(t *testing.T) {
 	}
 }
 
-// Where transactions collide, chi's routers below the middleware find their route
-// each time, and what stands outside of it reads the whole pattern.
+// If transactions collide, the middleware runs the handler again. chi's routers below the middleware find their route
+// each time, and a middleware above it reads the whole pattern.
 func TestChiMiddlewareAboveRoutersSurvivesCollisions(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
@@ -474,7 +472,7 @@ func TestChiMiddlewareAboveRoutersSurvivesCollisions(t *testing.T) {
 		clients.Go(func() {
 			got, err := send(t.Context(), client, "POST", url+"/v1/tickets/ann", fmt.Sprint("k", i), "{}")
 			for ; err == nil && got.status == http.StatusServiceUnavailable; got, err = send(t.Context(), client, "POST", url+"/v1/tickets/ann", fmt.Sprint("k", i), "{}") {
-				<-patterns // it collided ten times
+				<-patterns // the middleware gave up after ten collisions
 			}
 			if err != nil || got.status != http.StatusCreated {
 				t.Errorf("%+v, %v", got, err)
@@ -484,7 +482,7 @@ func TestChiMiddlewareAboveRoutersSurvivesCollisions(t *testing.T) {
 	clients.Wait()
 	b.count(20, "orders")
 	if ran := c.ran.Load(); ran == 20 {
-		t.Error("the test is void: no transactions collided")
+		t.Error("the test is void: no transaction collided")
 	}
 	for range 20 {
 		if pattern := <-patterns; pattern != "/v1/tickets/{customer}" {
@@ -493,7 +491,7 @@ func TestChiMiddlewareAboveRoutersSurvivesCollisions(t *testing.T) {
 	}
 }
 
-// A returned error is answered when the middleware has ended, so it is none there.
+// Echo answers a returned error after the middleware has ended. The middleware sees no answer, and rolls back.
 func TestErrorAnsweredByEchoOutsideTheMiddlewareCommitsNothing(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
@@ -514,7 +512,8 @@ func TestErrorAnsweredByEchoOutsideTheMiddlewareCommitsNothing(t *testing.T) {
 	f.holds(1, 1, 4)
 }
 
-// To echo an answer is final, whatever the handler returns after it.
+// For echo an answer is final, even if the handler returns an error after it. With [answered] the error rolls back;
+// with [answeredByEcho] the answer is committed.
 func TestEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
@@ -541,11 +540,10 @@ func TestEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
 	f.holds(1, 1, 1)
 }
 
-// The rest shows what is not to be written.
+// The remaining tests show mistakes.
 
-// echo.WrapMiddleware leaves the context with the answer that was held back, so
-// that what recovers further out answers into the void. The middleware has seen to
-// it that the client is not told 200.
+// After a panic, echo.WrapMiddleware leaves the buffered response writer in echo's context. A Recover outside it then
+// writes an answer that nobody receives. The middleware has already answered 500.
 func TestEchoRecoverOutsideWrapMiddlewareCannotAnswer(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
@@ -560,9 +558,8 @@ func TestEchoRecoverOutsideWrapMiddlewareCannotAnswer(t *testing.T) {
 	f.holds(0, 0, 1)
 }
 
-// A handler of gin's that is reached by Next writes to the connection, before the
-// commit, and Next goes on only once. Use package ginkey, or give it an engine
-// behind the middleware.
+// A gin handler that Next calls writes to the connection before the commit, and Next runs it only once. Use package
+// ginkey, or an engine inside the middleware.
 func TestGinNextBypassesTheMiddleware(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {
@@ -576,7 +573,7 @@ func TestGinNextBypassesTheMiddleware(t *testing.T) {
 		return g
 	})
 	if got := f.post("k1", "ann", "book"); got.status != 201 || !strings.Contains(got.body, "The service failed") {
-		t.Errorf("gin has changed, and the package comment may: %+v", got)
+		t.Errorf("gin has changed; check the comment of package httpkey: %+v", got)
 	}
 	f.holds(0, 0, 1)
 }

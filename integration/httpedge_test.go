@@ -18,8 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/internal/wiretest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed/httpkey"
@@ -27,14 +26,10 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// keyed returns a middleware on a pool of the application's role.
+// keyed returns a middleware with a pool of its own.
 func (b *bundle) keyed(dsn string, o httpkey.Options) *httpkey.Middleware {
 	b.t.Helper()
-	pool, err := pgxpool.New(b.t.Context(), dsn)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(pool.Close)
+	pool := dbtest.Pool(b.t, dsn)
 	if o.Scope == nil {
 		o.Scope = func(r *http.Request) []string { return []string{r.Header.Get("Tenant"), "orders.create"} }
 	}
@@ -46,21 +41,20 @@ func (b *bundle) keyed(dsn string, o httpkey.Options) *httpkey.Middleware {
 	return keyed
 }
 
-// of is b for a part of its test.
+// of returns b for a subtest.
 func (b *bundle) of(t testing.TB) *bundle { return &bundle{DB: b.DB, t: t, appDSN: b.appDSN} }
 
-// serve returns the URL of a server for the test's time.
+// serve starts a server that runs until the test ends, and returns its URL.
 func serve(t testing.TB, handler http.Handler) string {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // panics that a test wants
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // some tests panic on purpose
 	server.Start()
 	t.Cleanup(server.Close)
 	return server.URL
 }
 
-// shop takes orders: a row and an intent each, and an answer that no other order
-// has.
+// shop returns a handler that creates orders. Each order has a row, an intent and a unique answer.
 func (b *bundle) shop(dsn string) http.Handler {
 	b.t.Helper()
 	mux := http.NewServeMux()
@@ -72,7 +66,7 @@ func createOrder(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	var placed order
 	if err := json.NewDecoder(r.Body).Decode(&placed); err != nil {
-		http.Error(w, "no order", http.StatusBadRequest)
+		http.Error(w, "invalid order", http.StatusBadRequest)
 		return
 	}
 	err := httpkey.Tx(ctx).QueryRow(ctx, `insert into orders (operation, tenant, item, amount) values ('create', $1, $2, $3) returning id`,
@@ -90,30 +84,29 @@ func createOrder(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"id": placed.ID, "receipt": rand.Text()})
 }
 
-// newClient returns a client that makes so many attempts, with a connection of
-// its own for each.
+// newClient returns a client that makes up to this many attempts, each on a connection of its own.
 func newClient(t testing.TB, attempts int) *http.Client {
 	base := &http.Transport{DisableKeepAlives: true}
 	t.Cleanup(base.CloseIdleConnections)
 	return &http.Client{Transport: &keyclient.Transport{Base: base, Attempts: attempts, Backoff: 5 * time.Millisecond, MaxBackoff: 20 * time.Millisecond}}
 }
 
-// received is an answer as a client has it.
+// received is the answer that a client got.
 type received struct {
 	status   int
 	header   http.Header
 	body     string
 	replayed bool
-	key      string // under which it was asked for
+	key      string // the request's
 }
 
-// same tells whether an answer is the other one, stored and sent again.
+// same reports whether r is a replay of the first answer.
 func (r received) same(first received) bool {
 	return r.replayed && r.status == first.status && r.body == first.body &&
 		r.header.Get("Location") == first.header.Get("Location") && r.header.Get("Content-Type") == first.header.Get("Content-Type")
 }
 
-// problem returns the type of a problem, without the part that all share, or "".
+// problem returns the type of a problem without its common prefix, or "" if the answer is no problem.
 func (r received) problem() string {
 	var p httpkey.Problem
 	if r.header.Get("Content-Type") != "application/problem+json" || json.Unmarshal([]byte(r.body), &p) != nil {
@@ -123,8 +116,8 @@ func (r received) problem() string {
 	return name
 }
 
-// send sends a request with a key of the caller's, or "" for the client's, and
-// once more with that key where the answer breaks off, as keyclient says.
+// send sends a request. If the key is empty, the client makes one. If the answer breaks off, send repeats the request
+// once with the same key, as keyclient's documentation advises.
 func send(ctx context.Context, client *http.Client, method, url, key, body string) (received, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -151,7 +144,7 @@ func send(ctx context.Context, client *http.Client, method, url, key, body strin
 	}
 }
 
-// order sends one, and fails the test where there is no answer.
+// order sends an order. The test fails if there is no answer.
 func (b *bundle) order(client *http.Client, url, key, item string) received {
 	b.t.Helper()
 	got, err := send(b.t.Context(), client, "POST", url+"/orders", key, fmt.Sprintf(`{"item":%q,"amount":7}`, item))
@@ -161,28 +154,26 @@ func (b *bundle) order(client *http.Client, url, key, item string) received {
 	return got
 }
 
-// once checks that there is one order for the item, and one intent to charge it,
-// and that the stored answer is the one that the client has.
+// once checks that the item has one order and one intent, and that the stored answer is the one that the client got.
 func (b *bundle) once(url, item string, got received) {
 	b.t.Helper()
 	b.count(1, "orders where item = $1", item)
 	b.count(1, "samekey.outbox where convert_from(payload, 'UTF8')::json ->> 'item' = $1", item)
 	if got.status != http.StatusCreated || got.header.Get("Location") == "" {
-		b.t.Errorf("answered %d %s", got.status, got.body)
+		b.t.Errorf("the client got %d %s", got.status, got.body)
 	}
 	if again := b.order(newClient(b.t, 1), url, got.key, item); !again.same(got) {
-		b.t.Errorf("the client has %+v, stored is %+v", got, again)
+		b.t.Errorf("the client got %+v, and the stored answer is %+v", got, again)
 	}
 }
 
-// wire returns the requests that came to the proxy, and checks that they had one
-// key.
+// wire returns the requests that the proxy received, and checks that they had the same key and body.
 func (b *bundle) wire(proxy *samekeytest.Proxy, key string) []samekeytest.ProxyCall {
 	b.t.Helper()
 	calls := proxy.Calls()
 	for _, c := range calls {
 		if c.Key != key || key == "" || string(c.Body) != string(calls[0].Body) {
-			b.t.Errorf("the client has another key or body: %v", c)
+			b.t.Errorf("a request has another key or body: %v", c)
 		}
 	}
 	return calls
@@ -195,7 +186,7 @@ func TestFaultsBetweenClientAndServiceLeaveOneEffect(t *testing.T) {
 	for _, c := range []struct {
 		faults   string
 		requests int  // on the wire
-		replayed bool // the answer that the client ends with
+		replayed bool // the client's final answer
 	}{
 		{"none", 1, false},
 		{"500", 2, false},
@@ -246,15 +237,15 @@ func TestRequestDuplicatedOnItsWayHasOneEffect(t *testing.T) {
 			b.once(url, string(fault), got)
 			calls := b.wire(proxy, got.key)
 			if len(calls[0].Backend) != 2 {
-				t.Fatalf("the service saw it %d times", len(calls[0].Backend))
+				t.Fatalf("the service got the request %d times, want 2", len(calls[0].Backend))
 			}
-			// Of two at once one may have been told that the other is running.
+			// If both arrive at the same time, one may get the 409 that reports the other.
 			for _, a := range calls[0].Backend {
 				if a.Status == http.StatusConflict && fault == samekeytest.FaultDuplicate {
 					continue
 				}
 				if a.Status != http.StatusCreated || string(a.Body) != got.body {
-					t.Errorf("the service answered %d %s, and the client has %s", a.Status, a.Body, got.body)
+					t.Errorf("the service answered %d %s, and the client got %s", a.Status, a.Body, got.body)
 				}
 			}
 		})
@@ -274,13 +265,12 @@ func TestDelayedAnswerDoesNotBlockASecondCall(t *testing.T) {
 	proxy.Release()
 	delayed := <-first
 	if !second.same(delayed) || delayed.replayed {
-		t.Errorf("the first has %+v, the second %+v", delayed, second)
+		t.Errorf("the first got %+v, the second %+v", delayed, second)
 	}
 	b.once(url, "book", delayed)
 }
 
-// The client gives up, asks again with the key that the error has, and its first
-// request arrives meanwhile.
+// The client gives up and retries with the key from the error. Its first request arrives meanwhile.
 func TestRequestThatArrivesLateAnswersItsRetry(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
@@ -302,7 +292,7 @@ func TestRequestThatArrivesLateAnswersItsRetry(t *testing.T) {
 	b.eventually(waitingForALock) // the late request
 	second := make(chan received, 1)
 	go func() { second <- b.order(newClient(t, 5), proxy.URL, failed.Key, "book") }()
-	b.answers(proxy, 1) // that the first is still running
+	b.answers(proxy, 1) // the 409 that reports the first request
 	open()
 	got := <-second
 	calls := b.wire(proxy, failed.Key)
@@ -322,7 +312,7 @@ func TestSecondCallWaitsForTheFirstAndGetsItsAnswer(t *testing.T) {
 	go func() { first <- b.order(newClient(t, 1), url, "k1", "book") }()
 	b.eventually(waitingForALock)
 
-	// One that does not wait is told to.
+	// A client without retries gets the 409.
 	told := b.order(newClient(t, 1), url, "k1", "book")
 	if told.status != http.StatusConflict || told.problem() != "in-flight" || told.header.Get("Retry-After") != "1" {
 		t.Errorf("while the first is running: %+v", told)
@@ -335,12 +325,12 @@ func TestSecondCallWaitsForTheFirstAndGetsItsAnswer(t *testing.T) {
 	open()
 	got, waited := <-first, <-second
 	if !waited.same(got) || got.replayed {
-		t.Errorf("the first has %+v, the second %+v", got, waited)
+		t.Errorf("the first got %+v, the second %+v", got, waited)
 	}
 	calls := b.wire(proxy, "k1")
 	for _, c := range calls[:len(calls)-1] {
 		if c.Status != http.StatusConflict {
-			t.Errorf("before the answer: %v", c)
+			t.Errorf("before the answer: %v, want 409", c)
 		}
 	}
 	if seconds := int(time.Since(began) / time.Second); len(calls) < 3 || len(calls) > seconds+1 {
@@ -367,17 +357,17 @@ func TestKeyOfAnotherRequestIsRefusedWithoutRetries(t *testing.T) {
 	b.once(url, "book", first)
 }
 
-// A process answers with what another one has stored.
+// Another process replays the answer that the first one stored.
 func TestAnotherProcessReplaysAfterADeathBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	var address atomic.Value
 	inner := b.shop(b.appDSN)
-	next := serve(t, b.shop(b.appDSN)) // a pool and a middleware of its own
+	next := serve(t, b.shop(b.appDSN)) // with its own pool and middleware
 	dying := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		inner.ServeHTTP(w, r)
 		address.Store(strings.TrimPrefix(next, "http://"))
-		panic(http.ErrAbortHandler) // with the answer
+		panic(http.ErrAbortHandler) // the answer is lost
 	}))
 	address.Store(strings.TrimPrefix(dying, "http://"))
 	client := newClient(t, 5)
@@ -386,13 +376,12 @@ func TestAnotherProcessReplaysAfterADeathBeforeTheAnswer(t *testing.T) {
 	}
 	got := b.order(client, "http://shop.test", "", "book")
 	if !got.replayed {
-		t.Errorf("%+v is no replay", got)
+		t.Errorf("%+v is not a replay", got)
 	}
 	b.once(next, "book", got)
 }
 
-// What a client is told when the database is cut off makes it ask again by
-// itself.
+// If the service loses its database during the commit, its answer makes the client retry.
 func TestFailedOrUnconfirmedCommitEndsInOneEffect(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -421,7 +410,7 @@ func TestFailedOrUnconfirmedCommitEndsInOneEffect(t *testing.T) {
 
 const waitingForALock = `exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`
 
-// barred keeps everybody from writing orders until it is called.
+// barred locks the table of orders, so that no request can insert one. Call open to unlock it.
 func (b *bundle) barred() (open func()) {
 	b.t.Helper()
 	tx, err := b.Begin(b.t.Context())
@@ -436,7 +425,7 @@ func (b *bundle) barred() (open func()) {
 	return open
 }
 
-// requests waits until n requests are open at the proxy.
+// requests waits until n requests are open at the proxy. It may run in a goroutine.
 func (b *bundle) requests(proxy *samekeytest.Proxy, n int) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
@@ -447,9 +436,6 @@ func (b *bundle) requests(proxy *samekeytest.Proxy, n int) {
 
 // answers waits until the service has given n answers to the proxy.
 func (b *bundle) answers(proxy *samekeytest.Proxy, n int) {
-	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
-	defer cancel()
-	if err := proxy.WaitAnswered(ctx, n); err != nil {
-		b.t.Error(err)
-	}
+	b.t.Helper()
+	b.await(proxy.WaitAnswered, n)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// withAndWithoutLock runs a test with the advisory lock and without it. The primary key alone must guarantee one run: the
-// lock only lets other requests fail fast with "in flight".
+// withAndWithoutLock runs a test with the advisory lock and without it. The primary key alone must guarantee one run:
+// the lock only lets other requests fail fast with "in flight".
 func withAndWithoutLock(t *testing.T, test func(t *testing.T, lock string)) {
 	for _, lock := range []string{"on", "off"} {
 		t.Run("lock "+lock, func(t *testing.T) {
@@ -28,8 +28,8 @@ func TestOneOfOverlappingFirstAttemptsCommits(t *testing.T) {
 		_, other := b.service()
 		header := map[string]string{"Test-Lock": lock, "Test-Stand": inFunction}
 
-		// The first request waits in its function while another process handles five more. With the lock they are refused
-		// as in flight. Without it one of them commits first.
+		// The first request waits in its function while another process handles five more. With the lock they are refused as
+		// in flight. Without it one of them commits first.
 		first := begin(t, call{key: "k1", header: header}, url)
 		holder.wait("at " + inFunction)
 		answers := make([]response, 5)

@@ -14,12 +14,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// pqPool is a pool of another driver than pgx.
+// pqPool opens a pool with the driver lib/pq.
 func pqPool(t *testing.T, on *samekeytest.DB) *sql.DB {
 	t.Helper()
 	dsn, err := url.Parse(on.DSN)
@@ -27,7 +28,7 @@ func pqPool(t *testing.T, on *samekeytest.DB) *sql.DB {
 		t.Fatal(err)
 	}
 	query := dsn.Query()
-	query.Set("sslmode", "disable") // pgx prefers TLS and does without, lib/pq requires it
+	query.Set("sslmode", "disable") // lib/pq requires TLS by default; pgx only prefers it
 	dsn.RawQuery = query.Encode()
 	db, err := sql.Open("postgres", dsn.String())
 	if err != nil {
@@ -37,7 +38,7 @@ func pqPool(t *testing.T, on *samekeytest.DB) *sql.DB {
 	return db
 }
 
-// pqTx begins a transaction of it.
+// pqTx begins a transaction with lib/pq.
 func pqTx(t *testing.T, on *samekeytest.DB, level sql.IsolationLevel) *sql.Tx {
 	t.Helper()
 	tx, err := pqPool(t, on).BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
@@ -50,14 +51,10 @@ func pqTx(t *testing.T, on *samekeytest.DB, level sql.IsolationLevel) *sql.Tx {
 
 func pqRequest(t *testing.T, value string) processed.Request {
 	t.Helper()
-	key, err := samekey.NewKey(value, "acme", "pq")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return processed.Request{Key: key, Payload: []byte("1")}
+	return processed.Request{Key: dbtest.Key(t, value, "acme", "pq"), Payload: []byte("1")}
 }
 
-// With lib/pq what the database says is understood as with pgx.
+// Database errors are classified in the same way as with pgx.
 func TestLibPQErrorsAreClassified(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
@@ -66,7 +63,7 @@ func TestLibPQErrorsAreClassified(t *testing.T) {
 			func(ctx context.Context, tx samekey.Tx) (int, error) {
 				_, err := tx.Exec(ctx, "do $$ begin raise sqlstate '"+state+"'; end $$")
 				if pgx := (*pgconn.PgError)(nil); errors.As(err, &pgx) {
-					t.Error("the driver is pgx's")
+					t.Error("the driver is pgx, want lib/pq")
 				}
 				return 0, err
 			})
@@ -94,7 +91,7 @@ func TestRecordInvisibleToLibPQIsSafeToRetry(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	tx := pqTx(t, on, sql.LevelRepeatableRead)
-	if err := tx.QueryRow("select 1").Scan(new(int)); err != nil { // the snapshot
+	if err := tx.QueryRow("select 1").Scan(new(int)); err != nil { // takes the snapshot
 		t.Fatal(err)
 	}
 	work := func(context.Context, samekey.Tx) (int, error) { return 7, nil }
@@ -103,7 +100,7 @@ func TestRecordInvisibleToLibPQIsSafeToRetry(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err = processed.Do(t.Context(), samekey.SQL(tx), pqRequest(t, "k"), work); !processed.SafeToRetry(err) {
-		t.Fatalf("want the whole transaction again: %v", err)
+		t.Fatalf("not safe to retry: %v", err)
 	}
 	res, err := processed.Do(t.Context(), samekey.SQL(pqTx(t, on, sql.LevelDefault)), pqRequest(t, "k"), work)
 	if err != nil || !res.Deduplicated || res.Value != 7 {
@@ -136,6 +133,6 @@ func TestLibPQIntentsConflictAndWake(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if n, err := listener.WaitForNotification(ctx); err != nil || n.Payload != "charge_card" {
-		t.Errorf("heard %+v, %v", n, err)
+		t.Errorf("the notification is %+v, %v", n, err)
 	}
 }

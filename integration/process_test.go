@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/samekey/samekey/internal/dbtest"
 )
 
 // patience bounds every wait. Only a badly overloaded machine needs that long.

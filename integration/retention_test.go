@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -25,17 +26,12 @@ func (b *bundle) prune(pool *pgxpool.Pool) processed.Pruned {
 
 func (b *bundle) workerPool() *pgxpool.Pool {
 	b.t.Helper()
-	pool, err := pgxpool.New(b.t.Context(), b.workerDSN)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(pool.Close)
-	return pool
+	return dbtest.Pool(b.t, b.workerDSN)
 }
 
 func TestKeyReplaysUntilItIsPruned(t *testing.T) {
 	t.Parallel()
-	// A vendor without a memory: every call that reaches it is an effect.
+	// The vendor ignores keys, so every call is an effect.
 	b := setup(t, &samekeytest.VendorOptions{IgnoreKeys: true})
 	pool := b.workerPool()
 	_, url := b.service()
@@ -53,7 +49,7 @@ func TestKeyReplaysUntilItIsPruned(t *testing.T) {
 		t.Errorf("a day before the end of its retention, the request gets %+v, want %+v", got, first)
 	}
 	samekeytest.Elapse(t, b.DB, 25*time.Hour)
-	// Expired and not pruned: the key still lives.
+	// The record has expired and is not pruned, so it still replays.
 	if got := (call{key: "k1"}).do(t.Context(), url); got.status != http.StatusOK || !got.deduplicated {
 		t.Errorf("expired and not pruned, the request gets %+v, want a replay", got)
 	}
@@ -78,7 +74,7 @@ func TestPruneOfAKeyInUseLeavesOneTruthfulAnswer(t *testing.T) {
 	b.worker("worker", workerConfig{})
 
 	const keys = 20
-	// each asks for every key, four at a time.
+	// each calls do with every key, four at a time.
 	each := func(do func(c call)) {
 		var all sync.WaitGroup
 		for lane := range 4 {
@@ -135,8 +131,7 @@ func TestPruneOfAKeyInUseLeavesOneTruthfulAnswer(t *testing.T) {
 	close(done)
 	pruner.Wait()
 
-	// Each key ran once more, and whoever said that he ran has his order; no record
-	// is without its intent, and no intent without its record.
+	// Each key ran once more. Each answer that reports a run has its order, and each record has its intent.
 	if runs != 2*keys {
 		t.Errorf("the function ran %d times, want %d", runs, 2*keys)
 	}

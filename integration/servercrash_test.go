@@ -18,9 +18,9 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// With synchronous_commit off a crash of the server takes back what was committed last. A claim that was taken back after
-// its call is made again, at a vendor that does not honour keys for a second effect: so the worker's commits wait for the
-// disk, whatever the role says.
+// With synchronous_commit off, a crash of the server undoes the last commits. If it undid a claim whose call was made,
+// the intent would be claimed and sent again, and a vendor that ignores keys would act twice. So the worker's commits
+// wait for the disk, even if its role has synchronous_commit off.
 func TestServerCrashUndoesNoClaim(t *testing.T) {
 	const crashes = 3
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -79,7 +79,7 @@ func TestServerCrashUndoesNoClaim(t *testing.T) {
 	}
 }
 
-// payOut commits an intent for good: this commit waits for the disk, and the server may still be recovering.
+// payOut commits an intent durably. It retries while the server recovers.
 func payOut(ctx context.Context, t *testing.T, pool *pgxpool.Pool, key string) (id uuid.UUID) {
 	t.Helper()
 	for {
@@ -98,7 +98,7 @@ func payOut(ctx context.Context, t *testing.T, pool *pgxpool.Pool, key string) (
 	}
 }
 
-// crashing is a vendor at whose first call for an intent the database's server crashes.
+// crashing is a vendor. Its first call for each intent crashes the database server.
 type crashing struct {
 	dsn   string
 	mu    sync.Mutex
@@ -122,8 +122,7 @@ func (v *crashing) send(ctx context.Context, call *dispatcher.Call, _ []byte) (d
 	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 }
 
-// crash kills one of the server's processes, upon which it throws away its memory, what it has not written to its log
-// included, and recovers.
+// crash kills a backend. The server then discards its memory, including log records that are not on disk, and recovers.
 func (v *crashing) crash(ctx context.Context) {
 	conn, err := pgx.Connect(ctx, v.dsn)
 	if err != nil {

@@ -223,7 +223,8 @@ func (c call) do(ctx context.Context, url string) response {
 	return response{answer.StatusCode, string(body), answer.Header.Get("Deduplicated") == "true"}
 }
 
-// client opens a connection for each request. On a reused connection that is closed, net/http would send a request again.
+// client opens a connection for each request. On a reused connection that is closed, net/http would send a request
+// again.
 var client = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: time.Minute},
 }

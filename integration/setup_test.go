@@ -206,8 +206,8 @@ func (b *bundle) oneEffectEach() {
 	}
 }
 
-// sameBytes checks that all calls with a delivery key had the same path and the same body, byte for byte. It returns the
-// number of calls.
+// sameBytes checks that all calls with a delivery key had the same path and the same body, byte for byte. It returns
+// the number of calls.
 func (b *bundle) sameBytes(key string) (calls int) {
 	b.t.Helper()
 	seen := map[string]bool{}

@@ -22,8 +22,8 @@ type crash struct {
 	key string
 }
 
-// killPoints are the stages of an attempt at which a worker is killed. Each function starts a worker, waits until it has
-// reached the stage, and kills it.
+// killPoints are the stages of an attempt at which a worker is killed. Each function starts a worker, waits until it
+// has reached the stage, and kills it.
 var killPoints = []struct {
 	name  string
 	acted bool // the vendor has acted by then
@@ -102,8 +102,8 @@ func (c *crash) unlock(lock pgx.Tx) {
 	}
 }
 
-// takenOver gives the dead worker a second leased intent, one that is safe to resend, and waits until another worker has
-// taken it over.
+// takenOver gives the dead worker a second leased intent, one that is safe to resend, and waits until another worker
+// has taken it over.
 func (c *crash) takenOver() {
 	c.t.Helper()
 	control := one[uuid.UUID](c.bundle, `

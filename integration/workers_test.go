@@ -65,8 +65,8 @@ func TestIntentsOfAKilledWorkerAreDeliveredByAnother(t *testing.T) {
 	}
 }
 
-// BenchmarkRecoveryAfterSIGKILL measures the time from SIGKILL to the delivery of the last intent that the killed worker
-// held. Another worker is running.
+// BenchmarkRecoveryAfterSIGKILL measures the time from SIGKILL to the delivery of the last intent that the killed
+// worker held. Another worker is running.
 func BenchmarkRecoveryAfterSIGKILL(b *testing.B) {
 	bundle := setup(b, nil)
 	took := bundle.killWorkers(b.N)

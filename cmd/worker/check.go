@@ -44,7 +44,8 @@ func (c *config) check(r *reader) {
 	}
 }
 
-// clientOf returns the client of an action's destination. If there is none, it returns one to check the rest of the action.
+// clientOf returns the client of an action's destination. If there is none, it returns one to check the rest of the
+// action.
 func (c *config) clientOf(r *reader, a *action) *httpvendor.Client {
 	if dest := c.destination(a.destination); dest != nil {
 		return dest.client
@@ -99,7 +100,8 @@ func (r *reader) lineOf(path string, otherwise int) int {
 	return otherwise
 }
 
-// fileNames are the file's names for Go's. A Go name that is not here has the same words in the file: CAFile is ca_file.
+// fileNames are the file's names for Go's. A Go name that is not here has the same words in the file: CAFile is
+// ca_file.
 var fileNames = map[string]string{
 	"PassFailed":       "ordering",
 	"Vendor":           "key",

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// knownHosts are the API hosts of vendors that have a preset, by preset. A name that begins with a dot matches all hosts
-// below it.
+// knownHosts are the API hosts of vendors that have a preset, by preset. A name that begins with a dot matches all
+// hosts below it.
 var knownHosts = map[string][]string{
 	"stripe":   {"api.stripe.com"},
 	"adyen":    {".adyen.com", ".adyenpayments.com"},
@@ -36,8 +36,8 @@ func presetOf(address string) string {
 	return ""
 }
 
-// warn adds a warning for each destination that calls a known vendor without the vendor's preset. That is allowed, but the
-// worker then judges answers by the general rules only, and sends JSON to a vendor that may want forms.
+// warn adds a warning for each destination that calls a known vendor without the vendor's preset. That is allowed, but
+// the worker then judges answers by the general rules only, and sends JSON to a vendor that may want forms.
 func (c *config) warn(r *reader) {
 	for _, dest := range c.destinations {
 		want := presetOf(dest.URL)

@@ -1,5 +1,5 @@
-// Command worker delivers the intents (outbox messages) of samekey to vendors over HTTP. It needs no Go code: one YAML file
-// names the vendors and the requests to them.
+// Command worker delivers the intents (outbox messages) of samekey to vendors over HTTP. It needs no Go code: one YAML
+// file names the vendors and the requests to them.
 //
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
 //	worker migrate [-app-role r] [-worker-role r] [-print | -for tool -dir folder]

@@ -18,8 +18,8 @@ type tool struct {
 	before, more string
 }
 
-// Each file is one statement for the tool: a tool that splits statements itself would cut functions in dollar quotes. Each
-// file runs in a transaction of its own, as River's enum needs.
+// Each file is one statement for the tool: a tool that splits statements itself would cut functions in dollar quotes.
+// Each file runs in a transaction of its own, as River's enum needs.
 var tools = map[string]tool{
 	"goose": {suffix: ".sql", digits: 5,
 		before: "-- +goose Up\n-- +goose StatementBegin\n", more: "-- +goose StatementEnd\n"},

@@ -151,8 +151,8 @@ func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	}
 }
 
-// A terminal that closes, or `kill -HUP` by a person who expects a reload: it stops in good order. A terminal and its shell
-// may both send the signal, so another SIGHUP is no second signal.
+// A terminal that closes, or `kill -HUP` by a person who expects a reload: it stops in good order. A terminal and its
+// shell may both send the signal, so another SIGHUP is no second signal.
 func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	vendor.HoldAnswers()

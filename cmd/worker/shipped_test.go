@@ -16,8 +16,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// fakeStripe answers as Stripe v1 does, as far as the shipped files use it: a bearer token, forms only, one stored answer for
-// each key, and a list of charges by transfer group.
+// fakeStripe answers as Stripe v1 does, as far as the shipped files use it: a bearer token, forms only, one stored
+// answer for each key, and a list of charges by transfer group.
 type fakeStripe struct {
 	mu      sync.Mutex
 	charges map[string]url.Values // by key

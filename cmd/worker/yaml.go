@@ -17,8 +17,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// reader walks the tree of a YAML file and keeps every mistake with its line. (A decoder into structs stops at its first
-// error.)
+// reader walks the tree of a YAML file and keeps every mistake with its line. (A decoder into structs stops at its
+// first error.)
 type reader struct {
 	file      string
 	lookupEnv func(string) (string, bool)
@@ -55,8 +55,8 @@ func (r *reader) mistake(line int, path, format string, args ...any) {
 	r.mistakes = append(r.mistakes, mistake{line, text})
 }
 
-// failed reports whether a value at a path, a part of it, or what it is a part of could not be read. Another mistake about
-// it would only follow from that one.
+// failed reports whether a value at a path, a part of it, or what it is a part of could not be read. Another mistake
+// about it would only follow from that one.
 func (r *reader) failed(path string) bool {
 	return slices.ContainsFunc(r.unread, func(unread string) bool { return within(path, unread) || within(unread, path) })
 }
@@ -190,8 +190,8 @@ func (r *reader) raw(e entry) (string, bool) {
 	return text, ok
 }
 
-// text reads a text and expands ${env:..} and ${file:..} in it. It also returns what they were expanded to. Mistakes quote
-// the file, never the value.
+// text reads a text and expands ${env:..} and ${file:..} in it. It also returns what they were expanded to. Mistakes
+// quote the file, never the value.
 func (r *reader) text(e entry) (value string, secrets []string, ok bool) {
 	raw, ok := r.raw(e)
 	if !ok {
@@ -265,8 +265,8 @@ func (r *reader) secretFile(path string) (string, error) {
 
 var days = regexp.MustCompile(`^[0-9]{1,5}d$`)
 
-// duration reads a duration such as 20s, 1h30m or 7d. Zero and negative ones are mistakes. If they mean something, the caller
-// checks for them first.
+// duration reads a duration such as 20s, 1h30m or 7d. Zero and negative ones are mistakes. If they mean something, the
+// caller checks for them first.
 func (r *reader) duration(e entry) time.Duration {
 	text, ok := r.raw(e)
 	if !ok {

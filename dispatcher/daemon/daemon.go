@@ -7,10 +7,10 @@
 //		})
 //	}
 //
-// It opens the pool, waits until the database is available, and answers probes. After SIGTERM, SIGINT or SIGHUP it claims no
-// more, lets calls in progress finish for up to dispatcher.Config.StopTimeout, and settles them (records their outcomes). A
-// second SIGTERM or SIGINT ends the process at once; other workers then take over its intents, as after a kill. SIGHUP reloads
-// nothing. If the process was started with SIGHUP ignored, as by nohup, it stays ignored.
+// It opens the pool, waits until the database is available, and answers probes. After SIGTERM, SIGINT or SIGHUP it
+// claims no more, lets calls in progress finish for up to dispatcher.Config.StopTimeout, and settles them (records
+// their outcomes). A second SIGTERM or SIGINT ends the process at once; other workers then take over its intents, as
+// after a kill. SIGHUP reloads nothing. If the process was started with SIGHUP ignored, as by nohup, it stays ignored.
 //
 // # Environment
 //
@@ -21,10 +21,10 @@
 //
 // # Probes
 //
-// GET /healthz returns 200 while the process is alive. GET /readyz returns 200 while the worker claims work, else 503 with the
-// reason: the database has not been reached, the session lock is not held, or the worker is stopping. A worker serves no
-// requests, so readiness is for roll-outs and alerts. Do not use it as a liveness probe, or an unavailable database restarts
-// every worker.
+// GET /healthz returns 200 while the process is alive. GET /readyz returns 200 while the worker claims work, else 503
+// with the reason: the database has not been reached, the session lock is not held, or the worker is stopping. A worker
+// serves no requests, so readiness is for roll-outs and alerts. Do not use it as a liveness probe, or an unavailable
+// database restarts every worker.
 //
 // # Exit codes
 //
@@ -64,8 +64,8 @@ type Options struct {
 	Stderr io.Writer
 }
 
-// ConfigError is a mistake in the configuration or the environment that must be corrected before the process can start. It may
-// contain several mistakes, each on a line. Those of the dispatcher are in it as dispatcher.ConfigErrors.
+// ConfigError is a mistake in the configuration or the environment that must be corrected before the process can start.
+// It may contain several mistakes, each on a line. Those of the dispatcher are in it as dispatcher.ConfigErrors.
 type ConfigError struct{ Err error }
 
 func (e *ConfigError) Error() string { return e.Err.Error() }
@@ -78,8 +78,8 @@ func Main(register func(d *dispatcher.Dispatcher) error) {
 	os.Exit(Exec(Options{Register: register}))
 }
 
-// Exec is [Run] with the process's signals and its default logger (of log and slog). It prints an error and returns the exit
-// code.
+// Exec is [Run] with the process's signals and its default logger (of log and slog). It prints an error and returns the
+// exit code.
 func Exec(o Options) int {
 	o = o.withDefaults()
 	if logger, err := newLogger(o); err == nil {
@@ -112,8 +112,8 @@ func notify() <-chan os.Signal {
 	return signals
 }
 
-// stopOnSignal calls stop at the first signal and exits at the second. A closing terminal and its shell may both send SIGHUP, so
-// SIGHUP never counts as the second.
+// stopOnSignal calls stop at the first signal and exits at the second. A closing terminal and its shell may both send
+// SIGHUP, so SIGHUP never counts as the second.
 func stopOnSignal(signals <-chan os.Signal, stop func()) {
 	first := <-signals
 	slog.Info("daemon: stopping; a second signal ends the process at once", "signal", first.String())
@@ -128,9 +128,9 @@ func stopOnSignal(signals <-chan os.Signal, stop func()) {
 	}
 }
 
-// Run opens the database, registers and runs a dispatcher until ctx ends, then stops it and settles its calls. It returns nil
-// after such a stop, a [ConfigError] if nothing was started, or the failure. It does not use the process's signals and default
-// logger.
+// Run opens the database, registers and runs a dispatcher until ctx ends, then stops it and settles its calls. It
+// returns nil after such a stop, a [ConfigError] if nothing was started, or the failure. It does not use the process's
+// signals and default logger.
 func Run(ctx context.Context, o Options) error {
 	o = o.withDefaults()
 	logger, logErr := newLogger(o)

@@ -12,12 +12,13 @@ import (
 
 // Action is one kind of request to a destination. Request and Policy.Class are required.
 type Action struct {
-	// Request is the method and the path, with a query if there is one: "POST /v1/charges?expand=card". The path is added to
-	// that of the destination's URL; a method alone is for the URL as it is. GET and HEAD are sent without a body, DELETE,
-	// PATCH, POST and PUT with Body. A dispatcher.Read is a GET, a HEAD, or a POST that searches.
+	// Request is the method and the path, with a query if there is one: "POST /v1/charges?expand=card". The path is
+	// added to that of the destination's URL; a method alone is for the URL as it is. GET and HEAD are sent without a
+	// body, DELETE, PATCH, POST and PUT with Body. A dispatcher.Read is a GET, a HEAD, or a POST that searches.
 	//
-	// Path and query may be a template: "POST /v1/orders/{{.Payload.order_id}}/capture". Each value is escaped, so that none
-	// makes another path. If a part of the path is empty, "." or "..", also after it is unescaped, the intent is dead.
+	// Path and query may be a template: "POST /v1/orders/{{.Payload.order_id}}/capture". Each value is escaped, so that
+	// none makes another path. If a part of the path is empty, "." or "..", also after it is unescaped, the intent is
+	// dead.
 	Request string
 
 	// Body says what is sent. Default: the payload's bytes, unchanged.
@@ -29,31 +30,33 @@ type Action struct {
 	// Rules say what answers mean. They come first, and the first one that matches counts.
 	Rules []Rule
 
-	// Delivered, Refused, Retry and Accepted list the statuses, 200 to 599, with these outcomes (see the functions of package
-	// dispatcher). A status is in at most one list.
+	// Delivered, Refused, Retry and Accepted list the statuses, 200 to 599, with these outcomes (see the functions of
+	// package dispatcher). A status is in at most one list.
 	//
-	// Delivered is 200-299 by default, without 206 and 207, which may contain failures. Refused, for a business refusal, is
-	// empty by default. Retry is empty by default; 429 is always retried, unless another list has it. It is for a vendor that
-	// says by a status, such as 409, that it did not act or still works on the call. A retry spends no attempt, so set
-	// Policy.Deadline. Retry is not allowed for a class that forbids repeats: the 409 of a vendor that does not know keys may
-	// be about the first call. Accepted, such as 202, means that the vendor finishes the call later: the call is never sent
-	// again, and Lookup asks for the result, or an event completes it with outbox.Resolve. It is empty by default, and a 202
-	// is then Delivered.
+	// Delivered is 200-299 by default, without 206 and 207, which may contain failures. Refused, for a business
+	// refusal, is empty by default. Retry is empty by default; 429 is always retried, unless another list has it. It is
+	// for a vendor that says by a status, such as 409, that it did not act or still works on the call. A retry spends
+	// no attempt, so set Policy.Deadline. Retry is not allowed for a class that forbids repeats: the 409 of a vendor
+	// that does not know keys may be about the first call. Accepted, such as 202, means that the vendor finishes the
+	// call later: the call is never sent again, and Lookup asks for the result, or an event completes it with
+	// outbox.Resolve. It is empty by default, and a 202 is then Delivered.
 	Delivered, Refused, Retry, Accepted Statuses
 
-	// Lookup asks the vendor whether it acted (reconciliation). Default: the destination's, except for a read. Without one, an
-	// intent whose outcome stays unknown is parked for a person.
+	// Lookup asks the vendor whether it acted (reconciliation). Default: the destination's, except for a read. Without
+	// one, an intent whose outcome stays unknown is parked for a person.
 	Lookup *Lookup
 
-	// Policy is the action's policy. [Delivery] sets its Destination. For an idempotent write, KeyWindow defaults to the
-	// Window of the destination's Vendor.
+	// Policy is the action's policy. [Delivery] sets its Destination. For an idempotent write, KeyWindow defaults to
+	// the Window of the destination's Vendor.
 	Policy dispatcher.Policy
 }
 
-// Delivery returns how the intents of an action are delivered. Register it with dispatcher.Handle; add an Apply first if
-// the application needs one. Mistakes in the action are in the Delivery, and dispatcher.Dispatcher.Check returns them.
+// Delivery returns how the intents of an action are delivered. Register it with dispatcher.Handle; add an Apply first
+// if the application needs one. Mistakes in the action are in the Delivery, and dispatcher.Dispatcher.Check returns
+// them.
 //
-// The request is made of the stored payload. T is for Apply; a payload that does not decode into T makes its intent dead.
+// The request is made of the stored payload. T is for Apply; a payload that does not decode into T makes its intent
+// dead.
 func Delivery[T any](c *Client, action Action) dispatcher.Delivery[T] {
 	o := c.operation(action)
 	out := dispatcher.Delivery[T]{

@@ -19,13 +19,14 @@ import (
 // errAddress means that an address may not be called.
 var errAddress = errors.New("httpvendor: the address is not public, and AllowPrivate does not contain it")
 
-// notPublic are the IPv4 ranges that no vendor on the internet has: this host and network, private, shared by a carrier,
-// loopback, link-local (with the metadata services of clouds), documentation, benchmarks, multicast, reserved.
+// notPublic are the IPv4 ranges that no vendor on the internet has: this host and network, private, shared by a
+// carrier, loopback, link-local (with the metadata services of clouds), documentation, benchmarks, multicast, reserved.
 var notPublic = prefixes("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 	"192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
 	"224.0.0.0/4", "240.0.0.0/4")
 
-// The public IPv6 range, and what in it is not public: documentation, and Teredo and 6to4, which contain an IPv4 address.
+// The public IPv6 range, and what in it is not public: documentation, and Teredo and 6to4, which contain an IPv4
+// address.
 var (
 	public6    = netip.MustParsePrefix("2000::/3")
 	notPublic6 = prefixes("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
@@ -93,8 +94,8 @@ func (l allowList) checkURL(u *url.URL) error {
 	return nil
 }
 
-// checkProxied refuses the host of an endpoint behind a proxy if the text shows that it is an address that is not public, in
-// any notation that some resolver accepts (2130706433, 0x7f.1).
+// checkProxied refuses the host of an endpoint behind a proxy if the text shows that it is an address that is not
+// public, in any notation that some resolver accepts (2130706433, 0x7f.1).
 func (l allowList) checkProxied(u *url.URL) error {
 	host := strings.TrimSuffix(u.Hostname(), ".")
 	last := host[strings.LastIndexByte(host, '.')+1:]
@@ -110,8 +111,8 @@ func (l allowList) checkProxied(u *url.URL) error {
 	return nil
 }
 
-// parseURL is [webhook.ParseURL] with the host as DNS and TLS use it. net/http converts the connection's host by the rules for
-// lookups (UTS #46), and the header Host without them, so Bücher.example would be two hosts.
+// parseURL is [webhook.ParseURL] with the host as DNS and TLS use it. net/http converts the connection's host by the
+// rules for lookups (UTS #46), and the header Host without them, so Bücher.example would be two hosts.
 func parseURL(text string) (*url.URL, error) {
 	u, err := webhook.ParseURL(text)
 	if err != nil {

@@ -61,7 +61,8 @@ func (o *operation) call(ctx context.Context, transport *http.Transport, req *ht
 	return resp, w, nil
 }
 
-// noAnswer is what a call without an answer means, in our own words. The error is dispatcher.ErrUnsent if nothing was sent.
+// noAnswer is what a call without an answer means, in our own words. The error is dispatcher.ErrUnsent if nothing was
+// sent.
 func (o *operation) noAnswer(err *noAnswerError) (dispatcher.Outcome, error) {
 	code, text := describe(err.error)
 	switch {
@@ -165,8 +166,8 @@ const rulesLimit = 1 << 20
 
 var errLong = errors.New("httpvendor: the body is longer than 1 MiB, which is what rules look into")
 
-// read reads an answer up to its cap, which counts decompressed bytes, and up to rulesLimit if rules look into it. The error
-// means that the answer broke off before.
+// read reads an answer up to its cap, which counts decompressed bytes, and up to rulesLimit if rules look into it. The
+// error means that the answer broke off before.
 func (o *operation) read(resp *http.Response, secrets redact.Secrets, looksIn bool) (response dispatcher.Response, body []byte, err error) {
 	contentType := []byte(resp.Header.Get("Content-Type"))
 	response = dispatcher.Response{Code: strconv.Itoa(resp.StatusCode), ContentType: string(secrets.Strike(contentType, len(contentType)))}

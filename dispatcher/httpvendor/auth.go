@@ -5,8 +5,8 @@ import (
 	"net/http"
 )
 
-// Auth authenticates the calls of a destination in one of three ways, or not at all. It is sent with each call and lookup,
-// is never stored with a rendered request, and is removed from answers as [Destination].Secrets are.
+// Auth authenticates the calls of a destination in one of three ways, or not at all. It is sent with each call and
+// lookup, is never stored with a rendered request, and is removed from answers as [Destination].Secrets are.
 type Auth struct {
 	// Bearer is the token of "Authorization: Bearer ...".
 	Bearer string

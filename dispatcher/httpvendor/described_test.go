@@ -19,8 +19,8 @@ func TestDescribeBrokenAnswers(t *testing.T) {
 	for name, tc := range map[string]struct{ answer, want string }{
 		"nothing":                {"", "closed the connection before it answered"},
 		"the half of a header":   {ok + "X-Secret: ", "closed the connection"},
-		"another protocol":       {"220 secret ESMTP\r\n", "did not speak HTTP/1.1 as it should"},
-		"HTTP/2":                 {"\x00\x00\x12\x04\x00\x00\x00\x00\x00secretsecretsecret", "did not speak HTTP/1.1 as it should"},
+		"another protocol":       {"220 secret ESMTP\r\n", "violated HTTP/1.1"},
+		"HTTP/2":                 {"\x00\x00\x12\x04\x00\x00\x00\x00\x00secretsecretsecret", "violated HTTP/1.1"},
 		"a malformed header":     {ok + "secret\r\n\r\n", "headers are malformed"},
 		"headers over the limit": {ok + strings.Repeat("X-A: "+strings.Repeat("secret", 100)+"\r\n", 500), "headers are longer than 256 KiB"},
 		"one over the limit":     {ok + "X-A: " + strings.Repeat("secret", 50_000) + "\r\n", "headers are longer than 256 KiB"},

@@ -17,42 +17,44 @@ import (
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// Destination is a vendor account that is called over HTTP, or many receivers that are called alike. Name is required, and
-// URL or Endpoint. The zero value of every other field is its default.
+// Destination is a vendor account that is called over HTTP, or many receivers that are called alike. Name is required,
+// and URL or Endpoint. The zero value of every other field is its default.
 type Destination struct {
 	// Name is the destination's name in policies and errors: lowercase letters, digits, _ and -.
 	Name string
 
-	// URL is where the vendor is: http or https, a host, a path to which those of the actions are added, and an escaped query
-	// that each call is sent with. An international host name is converted as browsers do (UTS #46). "user:password@" becomes
-	// basic authentication. TLS certificates are always verified.
+	// URL is where the vendor is: http or https, a host, a path to which those of the actions are added, and an escaped
+	// query that each call is sent with. An international host name is converted as browsers do (UTS #46).
+	// "user:password@" becomes basic authentication. TLS certificates are always verified.
 	URL string
 
-	// Endpoint is for many receivers behind one destination: a template, as in an action's Request, that makes the name of the
-	// receiver of a call, such as {{.Part}}. A receiver that hangs does not delay the others (dispatcher.Delivery.Endpoint).
-	// If URL is empty, the receiver's URL and secrets are what package outbox/endpoints stores under that name
-	// (dispatcher.Delivery.StoredEndpoint). The URL may hold all that URL may. Answers that mean dispatcher.Gone stop the
-	// receiver, and the actions need a Policy.Deadline. Auth, WebhookSecrets and a header Authorization would go to each of
-	// the receivers, so they are refused. Default: one receiver.
+	// Endpoint is for many receivers behind one destination: a template, as in an action's Request, that makes the name
+	// of the receiver of a call, such as {{.Part}}. A receiver that hangs does not delay the others
+	// (dispatcher.Delivery.Endpoint). If URL is empty, the receiver's URL and secrets are what package outbox/endpoints
+	// stores under that name (dispatcher.Delivery.StoredEndpoint). The URL may hold all that URL may. Answers that mean
+	// dispatcher.Gone stop the receiver, and the actions need a Policy.Deadline. Auth, WebhookSecrets and a header
+	// Authorization would go to each of the receivers, so they are refused. Default: one receiver.
 	Endpoint string
 
-	// Vendor describes the vendor account: where the key goes, how long the vendor remembers it, and what the same key gets
-	// again. Presets such as [Stripe] fill it in. If Key.Place is zero, the key goes into the header "Idempotency-Key", or into
-	// Key.Name, and Replay is dispatcher.ReplayAnswer. No other setting and no header of an intent can replace the key. A key in
-	// a body makes every body that carries it a JSON object or a form. KeyInMessageID is not a place in a request: use
-	// dispatcher.KeyNowhere for a mail API that takes no key. The key is stored with an intent at its first attempt; a header's
-	// name and Key.Quoted are not, so if they change, an intent that may have been sent before is looked up or parked.
+	// Vendor describes the vendor account: where the key goes, how long the vendor remembers it, and what the same key
+	// gets again. Presets such as [Stripe] fill it in. If Key.Place is zero, the key goes into the header
+	// "Idempotency-Key", or into Key.Name, and Replay is dispatcher.ReplayAnswer. No other setting and no header of an
+	// intent can replace the key. A key in a body makes every body that carries it a JSON object or a form.
+	// KeyInMessageID is not a place in a request: use dispatcher.KeyNowhere for a mail API that takes no key. The key
+	// is stored with an intent at its first attempt; a header's name and Key.Quoted are not, so if they change, an
+	// intent that may have been sent before is looked up or parked.
 	Vendor dispatcher.Vendor
 
 	// Rules say what this vendor's answers mean. The rules of an action come first.
 	Rules []Rule
 
-	// JSONAnswers means that this vendor's answers with a body are JSON. Then a success or a refusal is unknown if its body is
-	// not JSON, such as the page of a proxy, or is longer than 1 MiB, and no rule of a lookup matches such a page. Default: false.
+	// JSONAnswers means that this vendor's answers with a body are JSON. Then a success or a refusal is unknown if its
+	// body is not JSON, such as the page of a proxy, or is longer than 1 MiB, and no rule of a lookup matches such a
+	// page. Default: false.
 	JSONAnswers bool
 
-	// Lookup asks this vendor whether it acted (reconciliation), for the actions that have no Lookup of their own. A read is
-	// repeated instead. Default: none.
+	// Lookup asks this vendor whether it acted (reconciliation), for the actions that have no Lookup of their own. A
+	// read is repeated instead. Default: none.
 	Lookup *Lookup
 
 	// Headers are sent with each call. They win over an intent's headers of the same name.
@@ -61,9 +63,9 @@ type Destination struct {
 	// Auth authenticates the calls.
 	Auth Auth
 
-	// WebhookSecrets sign each call as Standard Webhooks defines it, see [StandardWebhooks]: "whsec_" and the base64 of 24 to
-	// 64 bytes. With several, for a rotation, each call has a signature by each. The key must be in a header; the signature
-	// covers the key, the time of the attempt by this process's clock, and the body.
+	// WebhookSecrets sign each call as Standard Webhooks defines it, see [StandardWebhooks]: "whsec_" and the base64 of
+	// 24 to 64 bytes. With several, for a rotation, each call has a signature by each. The key must be in a header; the
+	// signature covers the key, the time of the attempt by this process's clock, and the body.
 	WebhookSecrets []string
 
 	// Limits are the destination's limits.
@@ -72,22 +74,24 @@ type Destination struct {
 	// CAFile holds further certificate authorities in PEM form, in addition to the system's. [New] reads it once.
 	CAFile string
 
-	// Proxy is the URL of a proxy, http or https, for all calls. Check refuses Policy.ResendAbsent with it, since a proxy can
-	// deliver a request late. Default: none. HTTP_PROXY and similar variables are not read: they would decide from outside
-	// the configuration who sees keys and credentials.
+	// Proxy is the URL of a proxy, http or https, for all calls. Check refuses Policy.ResendAbsent with it, since a
+	// proxy can deliver a request late. Default: none. HTTP_PROXY and similar variables are not read: they would decide
+	// from outside the configuration who sees keys and credentials.
 	Proxy string
 
-	// AllowPrivate lists ranges of addresses that may be called in addition to public ones. The address of each connection is
-	// checked after the name is resolved, before a byte is sent: a private, loopback, link-local, shared, multicast or
-	// reserved address, and a cloud's metadata service, is refused in any notation unless a range contains it. With a Proxy,
-	// the proxy's address is checked, and the proxy resolves the vendor's name; configure there what it may reach. An address
-	// in a URL itself, or in an endpoint's, is also refused with a proxy. Examples: 10.20.0.0/16, or 127.0.0.0/8 in tests.
+	// AllowPrivate lists ranges of addresses that may be called in addition to public ones. The address of each
+	// connection is checked after the name is resolved, before a byte is sent: a private, loopback, link-local, shared,
+	// multicast or reserved address, and a cloud's metadata service, is refused in any notation unless a range contains
+	// it. With a Proxy, the proxy's address is checked, and the proxy resolves the vendor's name; configure there what
+	// it may reach. An address in a URL itself, or in an endpoint's, is also refused with a proxy. Examples:
+	// 10.20.0.0/16, or 127.0.0.0/8 in tests.
 	AllowPrivate []netip.Prefix
 
-	// Secrets are texts that no stored answer may contain, such as a token in Headers, in case the vendor echoes it. Each is
-	// replaced by "[redacted]", also in its URL-escaped and JSON-escaped forms. These are always replaced: the password in URL,
-	// the values in Auth and WebhookSecrets, the credentials in an Authorization header of the destination or an action, and
-	// of a stored endpoint the secrets, the password, the path and the query. Texts shorter than 6 bytes are not replaced.
+	// Secrets are texts that no stored answer may contain, such as a token in Headers, in case the vendor echoes it.
+	// Each is replaced by "[redacted]", also in its URL-escaped and JSON-escaped forms. These are always replaced: the
+	// password in URL, the values in Auth and WebhookSecrets, the credentials in an Authorization header of the
+	// destination or an action, and of a stored endpoint the secrets, the password, the path and the query. Texts
+	// shorter than 6 bytes are not replaced.
 	Secrets []string
 
 	resolver *net.Resolver // of tests; nil: the system's
@@ -113,8 +117,8 @@ type Client struct {
 
 // New checks a destination, reads its CAFile, and makes a client. It connects to nothing.
 //
-// The error is dispatcher.ConfigErrors with every mistake. It never contains the URL or a header's value. The client is not
-// nil even then, so that the destination's actions can be checked as well: [Delivery] passes the mistakes on, and
+// The error is dispatcher.ConfigErrors with every mistake. It never contains the URL or a header's value. The client is
+// not nil even then, so that the destination's actions can be checked as well: [Delivery] passes the mistakes on, and
 // dispatcher.Dispatcher.Check returns them.
 func New(dest Destination) (*Client, error) {
 	c := &Client{dest: dest, base: &url.URL{}, header: http.Header{}}
@@ -228,8 +232,8 @@ func (c *Client) Close() {
 	c.single.CloseIdleConnections()
 }
 
-// idleTimeout is shorter than the 60 s and more that servers and load balancers usually allow an idle connection, so that
-// this side closes it. If the other side closes it just as a request is sent, the outcome is unknown.
+// idleTimeout is shorter than the 60 s and more that servers and load balancers usually allow an idle connection, so
+// that this side closes it. If the other side closes it just as a request is sent, the outcome is unknown.
 const idleTimeout = 30 * time.Second
 
 func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {

@@ -1,10 +1,11 @@
-// Package httpvendor delivers intents (outbox messages) to vendors over HTTP by configuration alone. It sends the payload's
-// bytes, or a JSON object or a form made from the payload, and puts the delivery key where the vendor takes it.
+// Package httpvendor delivers intents (outbox messages) to vendors over HTTP by configuration alone. It sends the
+// payload's bytes, or a JSON object or a form made from the payload, and puts the delivery key where the vendor takes
+// it.
 //
-// A [Destination] is a vendor account: its URL, what is known about the vendor, and the credentials. Presets such as [Stripe]
-// fill in what is known. An [Action] is a request to a destination, with its policy, the meaning of the vendor's answers, and
-// the [Lookup] (reconciliation) that finds out whether the vendor acted. `worker run` reads both from a file. A program with
-// other functions in Go registers them itself:
+// A [Destination] is a vendor account: its URL, what is known about the vendor, and the credentials. Presets such as
+// [Stripe] fill in what is known. An [Action] is a request to a destination, with its policy, the meaning of the
+// vendor's answers, and the [Lookup] (reconciliation) that finds out whether the vendor acted. `worker run` reads both
+// from a file. A program with other functions in Go registers them itself:
 //
 //	dest := httpvendor.Stripe()
 //	dest.Name, dest.URL, dest.Auth.Bearer = "stripe", "https://api.stripe.com", token
@@ -18,30 +19,32 @@
 //	delivery.Apply = finishOrder
 //	dispatcher.Handle(d, ChargeCard, delivery) // outbox.NewAction[Charge]("charge_card")
 //
-// A destination may be many receivers that are called alike, such as those of [StandardWebhooks]: see [Destination].Endpoint.
+// A destination may be many receivers that are called alike, such as those of [StandardWebhooks]: see
+// [Destination].Endpoint.
 //
 // # One attempt is one request
 //
-// An attempt puts at most one request on the wire, or a part of one. net/http's own retries are off. Redirects are not followed,
-// so key, credentials and body reach no second host. The protocol is HTTP/1.1. The attempt's deadline covers everything from
-// resolving the name to the last byte that is read. The deadline is checked again before each write to the socket, so a process
-// that was stopped and continues sends nothing late. If the whole answer does not arrive, the connection is reset, so that what
-// the kernel has queued does not arrive later, even if the process is killed. A write that may not be repeated gets its own
-// connection: an idle one may break under it and leave an unknown outcome for no reason.
+// An attempt puts at most one request on the wire, or a part of one. net/http's own retries are off. Redirects are not
+// followed, so key, credentials and body reach no second host. The protocol is HTTP/1.1. The attempt's deadline covers
+// everything from resolving the name to the last byte that is read. The deadline is checked again before each write to
+// the socket, so a process that was stopped and continues sends nothing late. If the whole answer does not arrive, the
+// connection is reset, so that what the kernel has queued does not arrive later, even if the process is killed. A write
+// that may not be repeated gets its own connection: an idle one may break under it and leave an unknown outcome for no
+// reason.
 //
 // # Every attempt sends the same request
 //
-// A request with a template in its path, a body other than the payload itself, and a body that carries the key are made once,
-// before the first attempt, and stored: method, path, query, content type and body. Every attempt sends those bytes, even if
-// the template, the environment or the release changes. Each attempt uses the current URL, headers and credentials of the
-// destination; they are not stored. If the request cannot be made, the intent is dead and nothing is sent. The method and path
-// of a request without a template are not stored. If they change, an idempotent write that may have been sent in the old form
-// is looked up, or parked.
+// A request with a template in its path, a body other than the payload itself, and a body that carries the key are made
+// once, before the first attempt, and stored: method, path, query, content type and body. Every attempt sends those
+// bytes, even if the template, the environment or the release changes. Each attempt uses the current URL, headers and
+// credentials of the destination; they are not stored. If the request cannot be made, the intent is dead and nothing is
+// sent. The method and path of a request without a template are not stored. If they change, an idempotent write that
+// may have been sent in the old form is looked up, or parked.
 //
-// Templates are Go's text/template. They can use .Payload (numbers keep their digits), .Key (the delivery key as it is sent),
-// .ID, .Action, .Part and .Headers of the intent. A missing member is an error; use {{with index .Payload "name"}} for an
-// optional one. Each value is escaped for its place: the path, the query, JSON, or a field. A lookup's templates can also use
-// .Rendered and .Answer ([Lookup]).
+// Templates are Go's text/template. They can use .Payload (numbers keep their digits), .Key (the delivery key as it is
+// sent), .ID, .Action, .Part and .Headers of the intent. A missing member is an error; use {{with index .Payload
+// "name"}} for an optional one. Each value is escaped for its place: the path, the query, JSON, or a field. A lookup's
+// templates can also use .Rendered and .Answer ([Lookup]).
 //
 // # What an answer means
 //
@@ -76,21 +79,24 @@
 //	400, 402-405, 410-411, 413-417, 421-422, 426, 428, 431, 451
 //	                                          dead: it rests until a person has changed something
 //
-// Dead means that the vendor did not act: an intent of any class is sent again after a redrive. So Action.Retry is not allowed
-// for a write that goes out once. A 409 can mean "still running, ask again" or "used with another request, never ask again":
-// a rule decides that by a field of the body or a header. Presets have such rules. Without a rule or a list for it, the call
-// that a 409 conflicts with may be this one: nothing is sent again, in any class, before a lookup or a person has found out.
+// Dead means that the vendor did not act: an intent of any class is sent again after a redrive. So Action.Retry is not
+// allowed for a write that goes out once. A 409 can mean "still running, ask again" or "used with another request,
+// never ask again": a rule decides that by a field of the body or a header. Presets have such rules. Without a rule or
+// a list for it, the call that a 409 conflicts with may be this one: nothing is sent again, in any class, before a
+// lookup or a person has found out.
 //
-// A retry waits for Retry-After or the policy's backoff, whichever is longer. So do calls and lookups after unknown, stuck and
-// denied. A vendor is never called earlier than it asks, unless it asks for more than a day, which is cut to a day.
+// A retry waits for Retry-After or the policy's backoff, whichever is longer. So do calls and lookups after unknown,
+// stuck and denied. A vendor is never called earlier than it asks, unless it asks for more than a day, which is cut to
+// a day.
 //
-// If no answer arrives, the outcome is unknown if the first byte of the request may have been sent, and unsent if not. It is
-// also unsent if the name leads to an address that is not public ([Destination].AllowPrivate). An answer that breaks off is
-// unknown if it would be delivered or refused, whose body is kept. The action's class decides what follows from unknown.
+// If no answer arrives, the outcome is unknown if the first byte of the request may have been sent, and unsent if not.
+// It is also unsent if the name leads to an address that is not public ([Destination].AllowPrivate). An answer that
+// breaks off is unknown if it would be delivered or refused, whose body is kept. The action's class decides what
+// follows from unknown.
 //
 // # Secrets
 //
-// Errors of this package consist of its own words, the destination's name and a status. They contain no URL, no header and no
-// text from the vendor. The values in [Destination].Secrets and [Auth] are also removed from stored answers, from body and
-// content type.
+// Errors of this package consist of its own words, the destination's name and a status. They contain no URL, no header
+// and no text from the vendor. The values in [Destination].Secrets and [Auth] are also removed from stored answers,
+// from body and content type.
 package httpvendor

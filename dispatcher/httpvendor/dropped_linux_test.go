@@ -17,8 +17,9 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// The network to the vendor drops the request of an attempt, which times out. The vendor, asked honestly, knows nothing of it,
-// and it is sent again. Then the packets of the first attempt are dropped no longer: the kernel must have none left.
+// The network to the vendor drops the request of an attempt, which times out. The vendor, asked honestly, knows nothing
+// of it, and it is sent again. Then the packets of the first attempt are dropped no longer: the kernel must have none
+// left.
 func TestARequestThatTimedOutNeverArrives(t *testing.T) {
 	db := database(t)
 	for name, person := range map[string]bool{"two lookups say absent": false, "a person says not sent": true} {

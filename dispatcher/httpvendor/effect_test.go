@@ -20,8 +20,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// fate is what a test holds an answer to: what is stored after the attempt, where the intent rests, whether a person can
-// redrive it, and how many requests the vendor has seen after that.
+// fate is what a test holds an answer to: what is stored after the attempt, where the intent rests, whether a person
+// can redrive it, and how many requests the vendor has seen after that.
 type fate struct {
 	stored  string // status, spent attempts, and whether the vendor may have seen the key
 	rests   string // after the lookups; empty: it is sent again by itself
@@ -39,8 +39,8 @@ var (
 	mayHaveOne = fate{"unknown spent=0 sent", "parked", false, 1} // of a write that goes out once: no second call
 )
 
-// What each answer leaves behind, by class, and what goes out when a person redrives it. No status but these lets a write
-// that goes out once be sent a second time.
+// What each answer leaves behind, by class, and what goes out when a person redrives it. No status but these lets a
+// write that goes out once be sent a second time.
 func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
 	for _, tc := range []struct {
 		wait                   string // Retry-After

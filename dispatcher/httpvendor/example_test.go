@@ -14,7 +14,8 @@ var (
 	sendReceipt = outbox.NewAction[[]byte]("send_receipt")
 )
 
-// Charges by Stripe: a form made of the payload, the key in its header, and the vendor asked where an outcome is unknown.
+// Charges by Stripe: a form made of the payload, the key in its header, and the vendor asked where an outcome is
+// unknown.
 func ExampleStripe() {
 	dest := httpvendor.Stripe()
 	dest.Name, dest.URL = "stripe", "https://api.stripe.com"

@@ -86,8 +86,9 @@ func userSecrets(base *url.URL) []string {
 // longSegment is the length from which a part of a path counts as a secret by itself.
 const longSegment = 16
 
-// addressSecrets are what else may be secret in the URL of a receiver, which often has no other credentials: its path, the
-// long parts of the path, its query, and the values of the query. Pages such as "Cannot POST /hooks/..." repeat them.
+// addressSecrets are what else may be secret in the URL of a receiver, which often has no other credentials: its path,
+// the long parts of the path, its query, and the values of the query. Pages such as "Cannot POST /hooks/..." repeat
+// them.
 func addressSecrets(base *url.URL) []string {
 	out := []string{strings.TrimRight(base.Path, "/"), strings.TrimRight(base.EscapedPath(), "/"), base.RawQuery}
 	for segment := range strings.SplitSeq(base.Path, "/") {

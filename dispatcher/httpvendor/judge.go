@@ -91,8 +91,8 @@ func (o *operation) outcome(of func(dispatcher.Response) dispatcher.Outcome, rea
 	return out.Because(o.failed("answered %d: %s", r.status, reason))
 }
 
-// aboutAccount reports whether an answer limits the rate of the whole account: 429, or 403 with Retry-After. Other answers
-// are about this call.
+// aboutAccount reports whether an answer limits the rate of the whole account: 429, or 403 with Retry-After. Other
+// answers are about this call.
 func aboutAccount(r reply) bool {
 	return r.status == http.StatusTooManyRequests || r.status == http.StatusForbidden
 }

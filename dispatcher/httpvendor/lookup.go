@@ -15,21 +15,21 @@ import (
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
-// Lookup asks a vendor whether it acted under a delivery key (reconciliation). It is one request that changes nothing there,
-// with the destination's headers and credentials and without the key's header.
+// Lookup asks a vendor whether it acted under a delivery key (reconciliation). It is one request that changes nothing
+// there, with the destination's headers and credentials and without the key's header.
 type Lookup struct {
-	// Request is a GET with its path and query, a template as in an action: "GET /v1/payments?reference={{.Key}}". A POST is
-	// allowed for a vendor that searches that way; it has no body unless Body is set.
+	// Request is a GET with its path and query, a template as in an action: "GET /v1/payments?reference={{.Key}}". A
+	// POST is allowed for a vendor that searches that way; it has no body unless Body is set.
 	//
-	// In addition to what an action's template can use, {{.Rendered}} is the rendered body: the object of JSON, or the fields
-	// of a form by name. {{.Answer}} is the body of the vendor's last answer to an attempt, decoded from JSON, such as the id
-	// of an operation that the vendor finishes later. It is nothing if no answer came, if it was not JSON, and if it was
-	// longer than Policy.ResponseCap, so say what to do without it:
+	// In addition to what an action's template can use, {{.Rendered}} is the rendered body: the object of JSON, or the
+	// fields of a form by name. {{.Answer}} is the body of the vendor's last answer to an attempt, decoded from JSON,
+	// such as the id of an operation that the vendor finishes later. It is nothing if no answer came, if it was not
+	// JSON, and if it was longer than Policy.ResponseCap, so say what to do without it:
 	//
 	//	GET /ops{{with .Answer}}/{{.id}}{{else}}?reference={{$.Key}}{{end}}
 	//
-	// An answer without the member is an error, and the intent is parked in the end. If not every answer has it, such as that
-	// of a 500, write {{with and .Answer (index .Answer "id")}}/{{.}}{{else}}...{{end}}.
+	// An answer without the member is an error, and the intent is parked in the end. If not every answer has it, such
+	// as that of a 500, write {{with and .Answer (index .Answer "id")}}/{{.}}{{else}}...{{end}}.
 	Request string
 
 	// Body is the template of a POST's body, in JSON, as [Body].Template. Default: none.
@@ -37,14 +37,14 @@ type Lookup struct {
 
 	// Rules say what an answer means: the first that matches counts. Required, with a rule for dispatcher.Delivered.
 	//
-	// If no rule matches, these answers mean that the vendor could not be asked: 401, 403, 407, 429, 413 with Retry-After, and
-	// statuses that prove nothing (408, 423-425, 500-599 and what no standard defines). The lookup is repeated with the
-	// policy's backoff, not before Retry-After; 401, 407, 429, and the others with Retry-After, spend no attempt. Any other
-	// answer is unknown, and so is a body of more than 1 MiB if a rule looks into it: the intent is parked. With
-	// [Destination].JSONAnswers no rule matches a body that is not JSON.
+	// If no rule matches, these answers mean that the vendor could not be asked: 401, 403, 407, 429, 413 with
+	// Retry-After, and statuses that prove nothing (408, 423-425, 500-599 and what no standard defines). The lookup is
+	// repeated with the policy's backoff, not before Retry-After; 401, 407, 429, and the others with Retry-After, spend
+	// no attempt. Any other answer is unknown, and so is a body of more than 1 MiB if a rule looks into it: the intent
+	// is parked. With [Destination].JSONAnswers no rule matches a body that is not JSON.
 	//
-	// A rule for dispatcher.Absent should look for something that only an answer to this question has, such as the list in
-	// which nothing was found: a proxy's own page is a 200 too.
+	// A rule for dispatcher.Absent should look for something that only an answer to this question has, such as the list
+	// in which nothing was found: a proxy's own page is a 200 too.
 	Rules []Rule
 }
 
@@ -187,8 +187,8 @@ func (o *operation) find(r reply, response dispatcher.Response, broken error, da
 	return dispatcher.Unknown(response), nil
 }
 
-// lastAnswer is the body of the vendor's last answer, for a lookup's templates. It is nil if the body is not JSON. A number by
-// itself does not count: a number that was cut is another number.
+// lastAnswer is the body of the vendor's last answer, for a lookup's templates. It is nil if the body is not JSON. A
+// number by itself does not count: a number that was cut is another number.
 func lastAnswer(call *dispatcher.Call) any {
 	if call.LastResponse == nil || strictJSON(call.LastResponse.Body) != nil {
 		return nil

@@ -25,8 +25,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// vendor is a server that behaves as a vendor's documents say, by a script: the n-th call of a key is answered by the n-th
-// step, and those after the last by the last.
+// vendor is a server that behaves as a vendor's documents say, by a script: the n-th call of a key is answered by the
+// n-th step, and those after the last by the last.
 type vendor struct {
 	*httptest.Server
 	key    func(r *http.Request, body []byte) string // from the one place where this vendor takes it
@@ -426,7 +426,8 @@ func presetAnswers() (cases []presetCase) {
 	return cases
 }
 
-// What a vendor's answers mean, as its documents say; for a write that goes out once, nothing but "not done" may be repeated.
+// What a vendor's answers mean, as its documents say; for a write that goes out once, nothing but "not done" may be
+// repeated.
 func TestPresetsOutcomes(t *testing.T) {
 	for _, tc := range presetAnswers() {
 		dest := map[string]func() Destination{"stripe": Stripe, "adyen": Adyen, "paypal": PayPal, "square": Square, "checkout": Checkout,

@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes, and there
-// is no other.
+// Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes, and
+// there is no other.
 func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
 	db := database(t)
 	const idempotent, once = dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite

@@ -28,15 +28,15 @@ const (
 
 // Body is what a request sends. The zero Body is the payload's bytes, unchanged.
 //
-// A [JSON] or [Form] body is made once from an object: the result of Template, or the payload, followed by Fields. The members
-// keep their order, and numbers keep their digits. In a form, null is an error, and so are two members with the same field; an
-// empty array or object adds nothing.
+// A [JSON] or [Form] body is made once from an object: the result of Template, or the payload, followed by Fields. The
+// members keep their order, and numbers keep their digits. In a form, null is an error, and so are two members with the
+// same field; an empty array or object adds nothing.
 type Body struct {
 	Format Format
 
-	// Template makes the object, in JSON: {"amount": {{.Payload.amount}}, "note": {{printf "order %s" .Payload.id}}}. It is
-	// a text/template that writes each value as JSON, so put no quotes around it. The package comment says what it can use.
-	// Default: the payload.
+	// Template makes the object, in JSON: {"amount": {{.Payload.amount}}, "note": {{printf "order %s" .Payload.id}}}.
+	// It is a text/template that writes each value as JSON, so put no quotes around it. The package comment says what
+	// it can use. Default: the payload.
 	Template string
 
 	// Fields are added in this order: constants, or templates of text. A name that the object also has is an error.
@@ -206,8 +206,8 @@ func form(object []byte) ([]byte, error) {
 }
 
 // renderedType names the form of a rendered request: the request line without the protocol, the content type, a blank
-// line, the body, as in HTTP/1.1. It contains only the action's part of the URL; the rest of the URL and the credentials are the
-// destination's at the time of the attempt.
+// line, the body, as in HTTP/1.1. It contains only the action's part of the URL; the rest of the URL and the
+// credentials are the destination's at the time of the attempt.
 const renderedType = "samekey/http-request; v=1"
 
 // sending is what a request sends besides its headers.

@@ -12,11 +12,11 @@ import (
 type Rule struct {
 	Match
 
-	// Outcome is a constructor of package dispatcher: Delivered, Refused, Accepted, Retry, Denied, Dead, Gone, Unknown or
-	// Stuck; in a [Lookup] Absent as well, and not Gone. Required.
+	// Outcome is a constructor of package dispatcher: Delivered, Refused, Accepted, Retry, Denied, Dead, Gone, Unknown
+	// or Stuck; in a [Lookup] Absent as well, and not Gone. Required.
 	//
-	// Retry is for answers by which the vendor reports that it did not act. If the class does not allow a call to be repeated,
-	// an action's own rule may use it for 429 only, and a destination's rule means Unknown instead.
+	// Retry is for answers by which the vendor reports that it did not act. If the class does not allow a call to be
+	// repeated, an action's own rule may use it for 429 only, and a destination's rule means Unknown instead.
 	Outcome func(dispatcher.Response) dispatcher.Outcome
 
 	// Reason is added to the outcome for a person: what happened, and what to do.
@@ -31,13 +31,14 @@ type Match struct {
 	// Header is the name of a header that must be present, with one of Values if there are any (not case-sensitive).
 	Header string
 
-	// Field is a JSON Pointer (RFC 6901) into the body, such as "/error/code" or "/errors/0/code". A * stands for any element
-	// of an array or member of an object. The field must be present and not null, and have one of Values if there are any: a
-	// string's text, a number's digits as they are written, true or false. An empty body, or one that is not JSON, has no
-	// fields. But a success is unknown if a rule for its status looks into a body that is not JSON.
+	// Field is a JSON Pointer (RFC 6901) into the body, such as "/error/code" or "/errors/0/code". A * stands for any
+	// element of an array or member of an object. The field must be present and not null, and have one of Values if
+	// there are any: a string's text, a number's digits as they are written, true or false. An empty body, or one that
+	// is not JSON, has no fields. But a success is unknown if a rule for its status looks into a body that is not JSON.
 	Field string
 
-	// Values are what the field or the header may be; in a [Lookup] they may be templates, such as {{.Key}}. Empty: anything.
+	// Values are what the field or the header may be; in a [Lookup] they may be templates, such as {{.Key}}. Empty:
+	// anything.
 	Values []string
 }
 

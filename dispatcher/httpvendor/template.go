@@ -82,8 +82,8 @@ func plain(value any) (string, error) {
 	return "", errors.New("a value is null, an object or an array, and has no text")
 }
 
-// parseTemplate parses a template and escapes each of its values for its place. In a target, the query begins after the first
-// question mark.
+// parseTemplate parses a template and escapes each of its values for its place. In a target, the query begins after the
+// first question mark.
 func parseTemplate(text, escape string) (*template.Template, error) {
 	t, err := template.New("").Option("missingkey=error").Funcs(functions).Parse(text)
 	if err != nil {
@@ -138,8 +138,8 @@ func (e *escaper) list(list *parse.ListNode) {
 	}
 }
 
-// branches starts both branches in the same state. If one of them has the question mark that begins the query, what follows
-// may be part of the query. The query's escape is also safe in a path.
+// branches starts both branches in the same state. If one of them has the question mark that begins the query, what
+// follows may be part of the query. The query's escape is also safe in a path.
 func (e *escaper) branches(list, otherwise *parse.ListNode) {
 	quoted, escape := e.quoted, e.escape
 	e.list(otherwise)

@@ -15,13 +15,13 @@ import (
 )
 
 // StandardWebhooks is the preset for receivers of webhooks by the specification of that name. The delivery key is the
-// webhook-id, the same at every attempt, by which the receiver recognizes a repeated webhook. webhook-timestamp is the time of
-// the attempt. webhook-signature has one signature for each secret, see [Destination].WebhookSecrets.
+// webhook-id, the same at every attempt, by which the receiver recognizes a repeated webhook. webhook-timestamp is the
+// time of the attempt. webhook-signature has one signature for each secret, see [Destination].WebhookSecrets.
 //
-// Without secrets the destination is for many receivers: each intent's part names an endpoint that package outbox/endpoints
-// stores with its URL and secrets. Limits.Concurrency is then 1000, since each receiver that hangs occupies up to
-// Limits.PerEndpoint calls until its breaker opens, and one from then on. With secrets the destination is for one receiver,
-// whose URL you set; [New] refuses a URL without them.
+// Without secrets the destination is for many receivers: each intent's part names an endpoint that package
+// outbox/endpoints stores with its URL and secrets. Limits.Concurrency is then 1000, since each receiver that hangs
+// occupies up to Limits.PerEndpoint calls until its breaker opens, and one from then on. With secrets the destination
+// is for one receiver, whose URL you set; [New] refuses a URL without them.
 //
 //	dest := httpvendor.StandardWebhooks()
 //	dest.Name = "webhooks"
@@ -30,10 +30,10 @@ import (
 //		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 7 * 24 * time.Hour,
 //		Attempts: 20, Backoff: time.Minute, MaxBackoff: 8 * time.Hour}}
 //
-// Anything but a 2xx is a failure and is tried again, up to the policy's attempts. With the policy's defaults these end within
-// hours, but receivers expect days. 410 means that the receiver wants no more calls: the intent is dead and the endpoint is
-// stopped (dispatcher.Gone). How long a receiver remembers an id depends on the receiver, so each action must set
-// Policy.KeyWindow.
+// Anything but a 2xx is a failure and is tried again, up to the policy's attempts. With the policy's defaults these end
+// within hours, but receivers expect days. 410 means that the receiver wants no more calls: the intent is dead and the
+// endpoint is stopped (dispatcher.Gone). How long a receiver remembers an id depends on the receiver, so each action
+// must set Policy.KeyWindow.
 //
 // Signatures are the symmetric ones (v1, HMAC-SHA256), not the specification's ed25519 (v1a).
 func StandardWebhooks(secrets ...string) Destination {
@@ -63,7 +63,8 @@ const webhookID = "Webhook-Id" // canonical
 // signer signs calls as Standard Webhooks defines: HMAC-SHA256 over id, time and body, with each of its keys.
 type signer [][]byte
 
-// newSigner reads secrets, "whsec_" and base64. It also returns what is secret in them. The error contains nothing of them.
+// newSigner reads secrets, "whsec_" and base64. It also returns what is secret in them. The error contains nothing of
+// them.
 func newSigner(secrets []string) (s signer, secret []string, err error) {
 	for i, text := range secrets {
 		key, err := webhook.SecretKey(text)

@@ -52,8 +52,8 @@ type Server struct {
 // Client sends mails to one server. It is safe for concurrent use and needs no Close.
 type Client struct{ server Server }
 
-// New makes a client. It connects to nothing. The error is dispatcher.ConfigErrors with every mistake, and never contains
-// credentials.
+// New makes a client. It connects to nothing. The error is dispatcher.ConfigErrors with every mistake, and never
+// contains credentials.
 func New(server Server) (*Client, error) {
 	if server.Port == 0 {
 		server.Port = 587
@@ -167,7 +167,8 @@ func (c *Client) send(ctx context.Context, q *letter) (at stage, said string, er
 	return atEnd, said, nil
 }
 
-// farewellTime is how long a server may take to answer QUIT. The outcome is known by then, but is recorded only after it.
+// farewellTime is how long a server may take to answer QUIT. The outcome is known by then, but is recorded only after
+// it.
 const farewellTime = 500 * time.Millisecond
 
 func farewell(session *smtp.Client, raw net.Conn, out *wire.Wire) {
@@ -176,8 +177,8 @@ func farewell(session *smtp.Client, raw net.Conn, out *wire.Wire) {
 	out.Answered() // everything that matters was answered before
 }
 
-// finish writes the text and its end. The error is errNoEnd if the end was provably not sent: bytes of the text are never
-// taken for the end, and all of them are sent before it.
+// finish writes the text and its end. The error is errNoEnd if the end was provably not sent: bytes of the text are
+// never taken for the end, and all of them are sent before it.
 func finish(text io.WriteCloser, out *wire.Wire, message []byte) (said string, err error) {
 	if _, err := text.Write(message); err != nil {
 		return "", fmt.Errorf("%w: %w", errNoEnd, err)

@@ -177,7 +177,8 @@ func TestRepliesOfServers(t *testing.T) {
 	}
 }
 
-// What was accepted is written back at once: a worker that is killed while it waits for a farewell leaves nothing unknown.
+// What was accepted is written back at once: a worker that is killed while it waits for a farewell leaves nothing
+// unknown.
 func TestUnansweredQUITDelaysNothing(t *testing.T) {
 	b, s := setup(t), startLines(t)
 	s.answers = map[string]string{"QUIT": "nothing"}

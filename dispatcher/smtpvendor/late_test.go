@@ -16,9 +16,9 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// A process that was stopped past its lease and continues must not finish a mail that another worker may have sent meanwhile.
-// A mail without its end is unsent, not unknown. The socket's own deadline does not ensure that: its timer fires some time after
-// the process continues.
+// A process that was stopped past its lease and continues must not finish a mail that another worker may have sent
+// meanwhile. A mail without its end is unsent, not unknown. The socket's own deadline does not ensure that: its timer
+// fires some time after the process continues.
 func TestMailStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		left time.Duration
@@ -71,7 +71,8 @@ func TestMailStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 			_, err = finish(text, out, tc.text)
 			_ = raw.Close()
 			_, mail, _ := strings.Cut(<-seen, "DATA\r\n")
-			// The reset drops what was written and still queued, so the server may see less than was written, and never more.
+			// The reset drops what was written and still queued, so the server may see less than was written, and never
+			// more.
 			if !errors.Is(err, errNoEnd) || len(mail) >= len(tc.text) || len(mail) > out.Written() {
 				t.Errorf("the server saw %d bytes of the mail, %d are counted, %v", len(mail), out.Written(), err)
 			}

@@ -13,9 +13,9 @@ import (
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// Vendor describes the keys of Stripe's API v1 as Stripe documents them: they go unquoted into the header Idempotency-Key, have
-// at most 255 characters, and may be forgotten after 24 hours. The same key gets the first answer again, also a 500; with other
-// parameters it gets an error. [Delivery] sets it.
+// Vendor describes the keys of Stripe's API v1 as Stripe documents them: they go unquoted into the header
+// Idempotency-Key, have at most 255 characters, and may be forgotten after 24 hours. The same key gets the first answer
+// again, also a 500; with other parameters it gets an error. [Delivery] sets it.
 func Vendor() dispatcher.Vendor {
 	return dispatcher.Vendor{
 		Key:      dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: keyHeader, MaxLength: 255},
@@ -35,12 +35,13 @@ type Account struct {
 	// URL is where the API is; set it in tests. Default https://api.stripe.com.
 	URL string
 
-	// Proxy is the proxy for all connections. It sees the host's name and no content. HTTPS_PROXY and similar variables are not
-	// read. Check refuses Policy.ResendAbsent with it, since a proxy can deliver a request late. Default: none.
+	// Proxy is the proxy for all connections. It sees the host's name and no content. HTTPS_PROXY and similar variables
+	// are not read. Check refuses Policy.ResendAbsent with it, since a proxy can deliver a request late. Default: none.
 	Proxy *url.URL
 }
 
-// Client makes calls to one account. It is safe for concurrent use and needs no Close: each call has its own connection.
+// Client makes calls to one account. It is safe for concurrent use and needs no Close: each call has its own
+// connection.
 type Client struct {
 	key       string
 	base      *url.URL
@@ -48,7 +49,8 @@ type Client struct {
 	stripe    *stripe.Client
 }
 
-// New makes a client. It connects to nothing. The error is dispatcher.ConfigErrors, and contains neither the key nor the URL.
+// New makes a client. It connects to nothing. The error is dispatcher.ConfigErrors, and contains neither the key nor
+// the URL.
 func New(account Account) (*Client, error) {
 	if account.URL == "" {
 		account.URL = stripe.APIURL
@@ -84,8 +86,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// newTransport uses no connection twice: net/http repeats a request with an Idempotency-Key if a reused connection turns out
-// to be dead.
+// newTransport uses no connection twice: net/http repeats a request with an Idempotency-Key if a reused connection
+// turns out to be dead.
 func newTransport(proxy *url.URL) *http.Transport {
 	t := &http.Transport{
 		DisableKeepAlives:   true,

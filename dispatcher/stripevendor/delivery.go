@@ -11,12 +11,12 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// Delivery returns how intents are delivered of which each is one POST of Stripe's API v1, which fn makes through sc. Register
-// it with dispatcher.Handle; add a Lookup ([Lookup]) and an Apply first if you have them. The package comment says what fn must
-// do.
+// Delivery returns how intents are delivered of which each is one POST of Stripe's API v1, which fn makes through sc.
+// Register it with dispatcher.Handle; add a Lookup ([Lookup]) and an Apply first if you have them. The package comment
+// says what fn must do.
 //
-// Fn returns the SDK's error. The outcome is that of the table in the package comment if fn returns the zero Outcome. On a 2xx,
-// fn may return another outcome.
+// Fn returns the SDK's error. The outcome is that of the table in the package comment if fn returns the zero Outcome.
+// On a 2xx, fn may return another outcome.
 //
 // A POST is a write: a policy with the class dispatcher.Read gets dispatcher.IdempotentWrite.
 func Delivery[T any](c *Client, policy dispatcher.Policy,

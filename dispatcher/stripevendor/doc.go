@@ -1,5 +1,6 @@
-// Package stripevendor delivers intents to Stripe's API v1 through stripe-go. You write the SDK call; the package takes care of
-// the idempotency key, of one request per attempt, of the same bytes at every attempt, and of what each answer means.
+// Package stripevendor delivers intents to Stripe's API v1 through stripe-go. You write the SDK call; the package takes
+// care of the idempotency key, of one request per attempt, of the same bytes at every attempt, and of what each answer
+// means.
 //
 //	account, err := stripevendor.New(stripevendor.Account{Key: secretKey})
 //	...
@@ -18,22 +19,22 @@
 //
 // # Guarantees
 //
-// The class is dispatcher.IdempotentWrite: within the 24 hours for which Stripe promises to keep a key, all attempts of an
-// intent have one effect. After that nothing is sent: the intent is looked up ([Lookup]), or parked.
+// The class is dispatcher.IdempotentWrite: within the 24 hours for which Stripe promises to keep a key, all attempts of
+// an intent have one effect. After that nothing is sent: the intent is looked up ([Lookup]), or parked.
 //
-// The idempotency key on the wire is [dispatcher.Call].CarriedKey at every attempt, whatever key the params or their headers
-// hold, and whatever key the SDK would generate.
+// The idempotency key on the wire is [dispatcher.Call].CarriedKey at every attempt, whatever key the params or their
+// headers hold, and whatever key the SDK would generate.
 //
-// An attempt is one request. The SDK's own retries are off. Each attempt has a connection of its own, so net/http has nothing
-// to repeat either. Redirects are not followed. Nothing is sent after the attempt's deadline. If the answer does not arrive
-// completely, the connection is reset, so that nothing that the kernel has queued arrives later.
+// An attempt is one request. The SDK's own retries are off. Each attempt has a connection of its own, so net/http has
+// nothing to repeat either. Redirects are not followed. Nothing is sent after the attempt's deadline. If the answer
+// does not arrive completely, the connection is reset, so that nothing that the kernel has queued arrives later.
 //
-// The request is the same bytes at every attempt. Your function runs once before the first attempt, with a client that sends
-// nothing. The SDK's request (path, body, version of the API, account) is stored with the intent (dispatcher.Delivery.Render),
-// and each attempt sends it, even if your code, the SDK or its version of the API changes. Then the function runs at each
-// attempt, to read the answer. So it must make one POST of the API v1 through sc with the ctx that it gets, and before it do
-// nothing that reads, waits or has an effect; and it must return the SDK's error. If its request does not fit, the intent is
-// dead before anything is sent.
+// The request is the same bytes at every attempt. Your function runs once before the first attempt, with a client that
+// sends nothing. The SDK's request (path, body, version of the API, account) is stored with the intent
+// (dispatcher.Delivery.Render), and each attempt sends it, even if your code, the SDK or its version of the API
+// changes. Then the function runs at each attempt, to read the answer. So it must make one POST of the API v1 through
+// sc with the ctx that it gets, and before it do nothing that reads, waits or has an effect; and it must return the
+// SDK's error. If its request does not fit, the intent is dead before anything is sent.
 //
 // # Outcomes
 //
@@ -65,27 +66,27 @@
 //
 // No call starts before Retry-After, whatever the outcome is.
 //
-// Stripe also answers 200 for a payment that is not made, or not yet. If the call confirms or captures a payment intent or a
-// setup intent (confirm=true, /confirm, /capture), the statuses processing, requires_action and requires_confirmation are
-// accepted: the lookup or an event completes the intent, with outbox.Resolve. requires_payment_method is refused. succeeded, and
-// requires_capture (authorized, for a later capture), are delivered. On a 2xx your function may return another outcome, and
-// should for other objects, such as a refund that is pending or failed: dispatcher.Accepted, dispatcher.Refused, or another
-// one. For any other answer only the table counts.
+// Stripe also answers 200 for a payment that is not made, or not yet. If the call confirms or captures a payment intent
+// or a setup intent (confirm=true, /confirm, /capture), the statuses processing, requires_action and
+// requires_confirmation are accepted: the lookup or an event completes the intent, with outbox.Resolve.
+// requires_payment_method is refused. succeeded, and requires_capture (authorized, for a later capture), are delivered.
+// On a 2xx your function may return another outcome, and should for other objects, such as a refund that is pending or
+// failed: dispatcher.Accepted, dispatcher.Refused, or another one. For any other answer only the table counts.
 //
-// A declined card is final for its intent, since Stripe stores the refusal under the key. Another attempt by the customer is
-// another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe states that after a 500 it
-// may have acted: give the action a lookup, or a person must look. A dead intent that is redriven still has its key: if Stripe
-// stored the answer, it comes again, and you need another intent.
+// A declined card is final for its intent, since Stripe stores the refusal under the key. Another attempt by the
+// customer is another intent with another key. A stored 500 comes again for as long as the key lives, and Stripe states
+// that after a 500 it may have acted: give the action a lookup, or a person must look. A dead intent that is redriven
+// still has its key: if Stripe stored the answer, it comes again, and you need another intent.
 //
 // # Secrets
 //
-// The SDK logs nothing and sends no telemetry. Errors consist of this package's own words, a status and Stripe's error code; the
-// SDK's texts, which quote answers and URLs, are not used. The API key and the values of client_secret are removed from stored
-// answers; Policy.ResponseCap limits their size. A stored request contains neither the API key nor the SDK's description of this
-// machine.
+// The SDK logs nothing and sends no telemetry. Errors consist of this package's own words, a status and Stripe's error
+// code; the SDK's texts, which quote answers and URLs, are not used. The API key and the values of client_secret are
+// removed from stored answers; Policy.ResponseCap limits their size. A stored request contains neither the API key nor
+// the SDK's description of this machine.
 //
 // # Limits
 //
-// The API v2 is refused, since it keeps keys for 30 days and repeats failed work. So are uploads, GET and DELETE, for which
-// Stripe takes no key. A client has one API key: name a connected account in the params.
+// The API v2 is refused, since it keeps keys for 30 days and repeats failed work. So are uploads, GET and DELETE, for
+// which Stripe takes no key. A client has one API key: name a connected account in the params.
 package stripevendor

@@ -21,8 +21,8 @@ import (
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
-// judge returns what an attempt means: the table of the package comment. Own and said are what the application's function
-// returned.
+// judge returns what an attempt means: the table of the package comment. Own and said are what the application's
+// function returned.
 func (c *Client) judge(ctx context.Context, x *exchange, own dispatcher.Outcome, said error) (dispatcher.Outcome, error) {
 	failed := func(format string, args ...any) error {
 		return fmt.Errorf("stripevendor: %w", fmt.Errorf(format, args...))
@@ -37,7 +37,7 @@ func (c *Client) judge(ctx context.Context, x *exchange, own dispatcher.Outcome,
 		return dead(errOutside)
 	case x.asked == 0:
 		return dead(errNone)
-	case x.refused != nil && x.refused != errSecond && !x.sent:
+	case x.refused != nil && !errors.Is(x.refused, errSecond) && !x.sent:
 		return dead(failed("%w", x.refused))
 	case !x.sent:
 		code, text := describe(x.failure)
@@ -127,8 +127,8 @@ func (x *exchange) shouldRetry(want string) bool {
 	return strings.EqualFold(x.header.Get("Stripe-Should-Retry"), want)
 }
 
-// done returns what a success means. A payment intent or a setup intent that the call confirmed or captured may not be done
-// yet. A call that creates an intent without confirming it is done with any status.
+// done returns what a success means. A payment intent or a setup intent that the call confirmed or captured may not be
+// done yet. A call that creates an intent without confirming it is done with any status.
 func (x *exchange) done(response dispatcher.Response) dispatcher.Outcome {
 	var object struct{ Object, Status string }
 	if json.Unmarshal(x.body, &object) != nil || object.Object != "payment_intent" && object.Object != "setup_intent" || !x.confirms {
@@ -173,8 +173,8 @@ const shortestSecret = 6
 
 var clientSecret = regexp.MustCompile(`("client_secret"\s*:\s*)"(?:[^"\\]|\\.)*"`)
 
-// response is what is stored of an answer. Client secrets are removed: they let their bearer act on a payment, and Stripe asks
-// not to store them.
+// response is what is stored of an answer. Client secrets are removed: they let their bearer act on a payment, and
+// Stripe asks not to store them.
 func (c *Client) response(x *exchange) dispatcher.Response {
 	body := clientSecret.ReplaceAll(x.body, []byte(`${1}"`+redact.Mark+`"`))
 	body = redact.Secrets{Shortest: shortestSecret}.With(c.key).Strike(body, math.MaxInt)

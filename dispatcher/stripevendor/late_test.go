@@ -17,10 +17,11 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// stopped is the context of a process that was stopped and goes on: its deadline has passed, and no timer has fired yet.
+// stopped is the context of a process that was stopped and goes on: its deadline has passed, and no timer has fired
+// yet.
 type stopped struct {
-	context.Context
-	deadline time.Time
+	context.Context //nolint:containedctx // it is a context itself
+	deadline        time.Time
 }
 
 func (s stopped) Deadline() (time.Time, bool) { return s.deadline, true }

@@ -18,16 +18,16 @@ import (
 //	params.AddMetadata(stripevendor.MetadataKey, call.CarriedKey)
 const MetadataKey = "samekey_key"
 
-// Lookup returns a function for dispatcher.Delivery.Lookup that finds what an intent created at Stripe. List says where to
-// look. Match reports of each object whether it is this intent's (its metadata's MetadataKey is call.CarriedKey) and what it
-// means: dispatcher.Delivered, Refused or Accepted. The first match ends the lookup. Without a match the outcome is
-// dispatcher.Absent; after the second Absent the intent is parked.
+// Lookup returns a function for dispatcher.Delivery.Lookup that finds what an intent created at Stripe. List says where
+// to look. Match reports of each object whether it is this intent's (its metadata's MetadataKey is call.CarriedKey) and
+// what it means: dispatcher.Delivered, Refused or Accepted. The first match ends the lookup. Without a match the
+// outcome is dispatcher.Absent; after the second Absent the intent is parked.
 //
-// Use a List, limited by customer or by Created, and not a Search: Stripe states that a search finds a new object after up to a
-// minute, and later during an outage, while lists have no such delay. Requests that write are refused.
+// Use a List, limited by customer or by Created, and not a Search: Stripe states that a search finds a new object after
+// up to a minute, and later during an outage, while lists have no such delay. Requests that write are refused.
 //
-// After an error, or an answer other than 2xx, the lookup is repeated, not before Retry-After. A 401, a 429 and an account
-// that cannot be reached spend no attempt.
+// After an error, or an answer other than 2xx, the lookup is repeated, not before Retry-After. A 401, a 429 and an
+// account that cannot be reached spend no attempt.
 func Lookup[T, R any](c *Client, list func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, payload T) stripe.Seq2[R, error],
 	match func(call *dispatcher.Call, object R) (outcome dispatcher.Outcome, mine bool)) func(context.Context, *dispatcher.Call, T) (dispatcher.Outcome, error) {
 	return func(ctx context.Context, call *dispatcher.Call, payload T) (outcome dispatcher.Outcome, err error) {

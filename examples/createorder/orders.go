@@ -124,7 +124,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("createorder: make the shop's tables: %w", err)
+		return fmt.Errorf("createorder: create the shop's tables: %w", err)
 	}
 	return nil
 }

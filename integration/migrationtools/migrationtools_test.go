@@ -1,6 +1,5 @@
-// Package migrationtools runs the files that `worker migrate -for` writes with
-// the tools that they are for. It is a module of its own: nobody else needs
-// those tools.
+// Package migrationtools runs the files that `worker migrate -for` writes, each with its tool. It is a module of its
+// own because no other package needs those tools.
 package migrationtools
 
 import (
@@ -20,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/samekeytest"
 	"github.com/samekey/samekey/schema"
 )
@@ -46,8 +46,7 @@ func write(t *testing.T, worker, tool, dir string, more ...string) []string {
 	return strings.Fields(string(out))
 }
 
-// up runs all files that the database lacks, closes db, and returns how many
-// versions it went up.
+// up runs all files that the database lacks, closes db, and returns the number of new versions.
 type up func(t *testing.T, db *sql.DB, dir string) int
 
 func gooseUp(t *testing.T, db *sql.DB, dir string) int {
@@ -116,19 +115,19 @@ func TestFilesRunWithTheirTool(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := describe(t, on); got != want {
-				t.Errorf("the tool made another schema than Migrate:\n%s", difference(want, got))
+				t.Errorf("the tool and Migrate made different schemas:\n%s", difference(want, got))
 			}
 			if err := schema.Migrate(t.Context(), on.Pool); err != nil {
 				t.Error(err)
 			}
-			// Again: nothing to write, nothing to run.
+			// A second time there is nothing to write and nothing to run.
 			if names := write(t, worker, tool, dir); len(names) != 0 {
 				t.Errorf("wrote %v again", names)
 			}
 			if n := run(t, stdlib.OpenDBFromPool(on.Pool), dir); n != 0 {
 				t.Errorf("ran %d again", n)
 			}
-			// What an upgrade adds goes behind what is there.
+			// The files of an upgrade come after the existing ones.
 			if err := os.Remove(filepath.Join(dir, names[len(names)-1])); err != nil {
 				t.Fatal(err)
 			}
@@ -145,11 +144,7 @@ func TestFilesForRolesGrantThem(t *testing.T) {
 		t.Run(tool, func(t *testing.T) {
 			on := samekeytest.NewEmptyDB(t)
 			app := pgx.Identifier{fmt.Sprintf("App %s %d", tool, os.Getpid())}
-			exec := func(text string) {
-				if _, err := on.Exec(t.Context(), text); err != nil {
-					t.Fatal(err)
-				}
-			}
+			exec := func(text string) { t.Helper(); dbtest.Exec(t, on, text) }
 			exec(`create role ` + app.Sanitize())
 			defer func() { exec(`drop owned by ` + app.Sanitize() + `; drop role ` + app.Sanitize()) }()
 			dir := t.TempDir()
@@ -163,10 +158,10 @@ func TestFilesForRolesGrantThem(t *testing.T) {
 	}
 }
 
-// describe lists what is in the schema, functions with their text.
-func describe(t *testing.T, on *samekeytest.DB) (text string) {
+// describe lists the contents of the schema, including the text of functions.
+func describe(t *testing.T, on *samekeytest.DB) string {
 	t.Helper()
-	err := on.QueryRow(t.Context(), `
+	return dbtest.Value[string](t, on, `
 		select string_agg(line, E'\n' order by line collate "C") from (
 		    select format('%s %s %s %s', table_name, column_name, udt_name, column_default) as line from information_schema.columns where table_schema = 'samekey'
 		    union all select indexdef from pg_indexes where schemaname = 'samekey'
@@ -174,11 +169,7 @@ func describe(t *testing.T, on *samekeytest.DB) (text string) {
 		    union all select pg_get_functiondef(oid) from pg_proc where pronamespace = 'samekey'::regnamespace
 		    union all select format('%s %s', oid::regprocedure, proacl) from pg_proc where pronamespace = 'samekey'::regnamespace
 		    union all select format('migration %s', name) from samekey.migrations
-		    union all select format('river %s %s', line, version) from samekey.river_migration) s`).Scan(&text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
+		    union all select format('river %s %s', line, version) from samekey.river_migration) s`)
 }
 
 func difference(want, got string) string {

@@ -21,14 +21,13 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/stripe/stripe-go/v85"
 	"github.com/stripe/stripe-mock/embedded"
 	"github.com/stripe/stripe-mock/server"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/stripevendor"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -38,11 +37,11 @@ const (
 	secretKey = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
 )
 
-// mock is stripe-mock behind a listener of its own, with a record of what it was asked and how it judged that.
+// mock is stripe-mock behind a listener that records the calls and their statuses.
 type mock struct {
 	*httptest.Server
 	mu    sync.Mutex
-	lose  int // so many answers to a POST are lost
+	lose  int // the number of POST answers to lose
 	calls []call
 }
 
@@ -51,7 +50,7 @@ type call struct {
 	status                  int
 }
 
-// api is stripe-mock's own: loading it takes a second.
+// api is the handler of stripe-mock. Loading it takes a second.
 var api = sync.OnceValues(func() (*server.StubServer, error) {
 	description, err := server.LoadSpec(embedded.OpenAPISpec, "")
 	if err != nil {
@@ -105,20 +104,9 @@ func (m *mock) seen() []call {
 	return append([]call(nil), m.calls...)
 }
 
-func insert(t *testing.T, db *samekeytest.DB, payload any) (id uuid.UUID) {
+func insert(t *testing.T, db *samekeytest.DB, payload any) uuid.UUID {
 	t.Helper()
-	key, err := samekey.NewKey("order-1", "tenant", "orders.create")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) (err error) {
-		id, err = outbox.Insert(t.Context(), tx, outbox.Intent{Key: key, Action: "charge_card", Payload: payload})
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return id
+	return dbtest.Insert(t, db, outbox.Intent{Action: "charge_card", Payload: payload})
 }
 
 func get(t *testing.T, db *samekeytest.DB, id uuid.UUID) outbox.Entry {
@@ -130,10 +118,10 @@ func get(t *testing.T, db *samekeytest.DB, id uuid.UUID) outbox.Entry {
 	return entry
 }
 
-// built is the folder of what worker built.
+// built is the folder of the worker's binary, or "".
 var built string
 
-// worker is the program, built once.
+// worker builds the worker once and returns the path of its binary.
 var worker = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "stripemock")
 	if err != nil {
@@ -156,7 +144,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shipped is the configuration that a file of docs shows, for this server.
+// shipped returns the configuration from a file in docs, changed to call the mock.
 func shipped(t *testing.T, file, at string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
@@ -173,7 +161,7 @@ func shipped(t *testing.T, file, at string) string {
 		config, _, _ = strings.Cut(config, "```")
 	}
 	if !strings.Contains(config, "preset: stripe") {
-		t.Fatalf("docs/%s begins with another configuration:\n%s", file, config)
+		t.Fatalf("docs/%s starts with another configuration:\n%s", file, config)
 	}
 	config = regexp.MustCompile(`\$\{file:[^}]*/stripe\}`).ReplaceAllLiteralString(config, "${env:STRIPE_KEY}")
 	for old, with := range map[string]string{
@@ -188,7 +176,7 @@ func shipped(t *testing.T, file, at string) string {
 	return config
 }
 
-// run starts the worker's process with a configuration, and stops it once the intent has come to rest.
+// run starts a worker with the configuration and stops it when the intent is finished or parked.
 func run(t *testing.T, db *samekeytest.DB, id uuid.UUID, config string) outbox.Entry {
 	t.Helper()
 	binary, err := worker()
@@ -229,7 +217,8 @@ func run(t *testing.T, db *samekeytest.DB, id uuid.UUID, config string) outbox.E
 
 var charge = map[string]any{"amount": 1999, "currency": "eur", "source": "tok_visa"}
 
-// The preset's requests are what Stripe's API takes: a form, the key in its header, and a list that can be searched so.
+// Stripe's API accepts the preset's requests: a form, with the delivery key in a header and in a field that lists can
+// filter by.
 func TestShippedConfigurationFitsStripesAPI(t *testing.T) {
 	for _, file := range []string{"worker.md", "kubernetes.yaml"} {
 		t.Run(file, func(t *testing.T) {
@@ -239,12 +228,12 @@ func TestShippedConfigurationFitsStripesAPI(t *testing.T) {
 			entry := run(t, db, id, shipped(t, file, m.URL))
 			calls := m.seen()
 			if entry.Status != outbox.StatusDelivered || len(calls) != 2 {
-				t.Fatalf("is %s after %+v", entry.Status, calls)
+				t.Fatalf("the intent is %s after %+v", entry.Status, calls)
 			}
 			for _, c := range calls {
 				form, err := url.ParseQuery(c.body)
 				if c.status != 200 || c.key != entry.DeliveryKey.String() || c != calls[0] || err != nil || form.Get("transfer_group") != c.key {
-					t.Errorf("the API judged %+v (%v)", c, err)
+					t.Errorf("the API got %+v (%v)", c, err)
 				}
 			}
 			var made struct{ Object string }
@@ -256,7 +245,8 @@ func TestShippedConfigurationFitsStripesAPI(t *testing.T) {
 	}
 }
 
-// Where it goes out once, a lost answer is looked up: the query is one that the API takes. Its fixture is another charge, so a person has to look.
+// After a lost answer, a non-idempotent write is looked up. Stripe's API accepts the query. The fixture is another
+// charge, so the intent is parked.
 func TestShippedLookupFitsStripesAPI(t *testing.T) {
 	m, db := startMock(t), samekeytest.NewDB(t)
 	id := insert(t, db, charge)
@@ -266,11 +256,11 @@ func TestShippedLookupFitsStripesAPI(t *testing.T) {
 	calls := m.seen()
 	if entry.Status != outbox.StatusParked || len(calls) != 2 || calls[1].method != "GET" || calls[1].status != 200 ||
 		calls[1].path != "/v1/charges?transfer_group="+entry.DeliveryKey.String() {
-		t.Errorf("is %s after %+v", entry.Status, calls)
+		t.Errorf("the intent is %s after %+v", entry.Status, calls)
 	}
 }
 
-// The mock would notice: what Stripe refuses is dead, with Stripe's own answer.
+// The mock refuses invalid requests, so the tests above mean something. A refused intent is dead, with Stripe's answer.
 func TestRequestThatStripesAPIRefusesIsDead(t *testing.T) {
 	for name, tc := range map[string]struct {
 		payload  map[string]any
@@ -278,9 +268,9 @@ func TestRequestThatStripesAPIRefusesIsDead(t *testing.T) {
 	}{
 		"a JSON body":     {charge, "body: {format: form", "body: {format: json"},
 		"another field":   {map[string]any{"amount": 1999, "currency": "eur", "sauce": "tok_visa"}, "", ""},
-		"no number":       {map[string]any{"amount": "much", "currency": "eur"}, "", ""},
+		"not a number":    {map[string]any{"amount": "much", "currency": "eur"}, "", ""},
 		"another path":    {charge, "POST /v1/charges", "POST /v1/charge"},
-		"missing a field": {map[string]any{"description": "no customer"}, "POST /v1/charges", "POST /v1/subscriptions"},
+		"a missing field": {map[string]any{"description": "no customer"}, "POST /v1/charges", "POST /v1/subscriptions"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, db := startMock(t), samekeytest.NewDB(t)
@@ -288,7 +278,7 @@ func TestRequestThatStripesAPIRefusesIsDead(t *testing.T) {
 			entry := run(t, db, id, strings.Replace(shipped(t, "worker.md", m.URL), tc.old, tc.new, 1))
 			last := entry.History[len(entry.History)-1]
 			if calls := m.seen(); entry.Status != outbox.StatusDead || len(calls) != 1 || calls[0].status < 400 || !strings.Contains(string(last.Response), "invalid_request_error") {
-				t.Errorf("is %s after %+v with %s", entry.Status, calls, last.Response)
+				t.Errorf("the intent is %s after %+v with %s", entry.Status, calls, last.Response)
 			}
 		})
 	}
@@ -300,7 +290,7 @@ type order struct {
 	Currency string `json:"currency"`
 }
 
-// The package's example, against the same API: the payment, a lost answer, and the look-up through a list.
+// The test runs the package's example against the same API: the payment, a lost answer, and the lookup through a list.
 func TestStripevendorFitsStripesAPI(t *testing.T) {
 	pay := func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, o order) (*stripe.PaymentIntent, error) {
 		params := &stripe.PaymentIntentCreateParams{
@@ -316,7 +306,7 @@ func TestStripevendorFitsStripesAPI(t *testing.T) {
 		want    outbox.Status
 		methods string
 	}{
-		// The fixture of a payment intent is one that requires a payment method: the call confirmed it, so that is a no.
+		// The fixture is a payment intent that requires a payment method. The call confirmed it, so it was refused.
 		"confirmed":     {0, 0, pay, outbox.StatusRefused, "POST"},
 		"a lost answer": {1, 0, pay, outbox.StatusRefused, "POST POST"},
 		"looked up":     {1, 25 * time.Hour, pay, outbox.StatusParked, "POST GET GET"},
@@ -363,11 +353,11 @@ func TestStripevendorFitsStripesAPI(t *testing.T) {
 			for _, c := range m.seen() {
 				methods = append(methods, c.method)
 				if c.status != 200 && tc.want != outbox.StatusDead || c.method == "POST" && c.key != entry.DeliveryKey.String() {
-					t.Errorf("the API judged %+v", c)
+					t.Errorf("the API got %+v", c)
 				}
 			}
 			if entry.Status != tc.want || strings.Join(methods, " ") != tc.methods {
-				t.Errorf("is %s %s after %v, want %s after %s", entry.Status, entry.Code, methods, tc.want, tc.methods)
+				t.Errorf("the intent is %s %s after %v, want %s after %s", entry.Status, entry.Code, methods, tc.want, tc.methods)
 			}
 		})
 	}

@@ -52,7 +52,7 @@ func startDocker(ctx context.Context) (server, error) {
 		}
 	}
 	if err != nil {
-		stop() // a container that failed to start is there all the same
+		stop() // a container that failed to start still exists
 		return server{}, fmt.Errorf("run a container of %s: %w", image, err)
 	}
 	dsn, err := container.ConnectionString(ctx, "sslmode=disable")
@@ -63,9 +63,8 @@ func startDocker(ctx context.Context) (server, error) {
 	return server{dsn: dsn, what: "a container of " + image, stop: stop}, nil
 }
 
-// prepareTestcontainers sets, where the environment does not, the two settings
-// that testcontainers cannot find out by itself, and keeps it from telling its
-// life's story. It must come before its first use in the process.
+// prepareTestcontainers sets the two settings that testcontainers cannot detect, unless the environment has them, and
+// turns off its log. Call it before the process uses testcontainers.
 func prepareTestcontainers(ctx context.Context) {
 	log.SetDefault(log.NewNoopLogger())
 	set := func(name, value string) {
@@ -73,9 +72,8 @@ func prepareTestcontainers(ctx context.Context) {
 			_ = os.Setenv(name, value)
 		}
 	}
-	// A machine that looks like a container is taken for one, and published
-	// ports are looked for at its gateway. Where the daemon's bridge is ours, the
-	// daemon is here.
+	// If the machine looks like a container, testcontainers connects to the gateway instead of 127.0.0.1. If this machine
+	// has the daemon's bridge, the daemon runs here and 127.0.0.1 is right.
 	if _, err := os.Stat("/.dockerenv"); err == nil {
 		bridge, err := docker(ctx, "network", "inspect", "bridge", "--format", `{{index .Options "com.docker.network.bridge.name"}}`)
 		if err == nil && bridge != "" {
@@ -84,9 +82,9 @@ func prepareTestcontainers(ctx context.Context) {
 			}
 		}
 	}
-	// Ryuk removes what a killed process leaves behind. Without it, the next run
-	// does: see removeOrphans.
-	//nolint:staticcheck // the image's name is nowhere else to be had
+	// Ryuk is a container that removes the containers of a killed process. Without it, the next run removes them: see
+	// removeOrphans.
+	//nolint:staticcheck // the image's name is available nowhere else
 	ryuk := testcontainers.ReaperDefaultImage
 	if !haveImage(ctx, ryuk) {
 		if err := pullImage(ctx, ryuk); err != nil {
@@ -95,7 +93,7 @@ func prepareTestcontainers(ctx context.Context) {
 	}
 }
 
-// removeOrphans removes containers whose process on this host is gone.
+// removeOrphans removes the containers of processes of this host that have ended.
 func removeOrphans(ctx context.Context) {
 	listed, err := docker(ctx, "ps", "--all", "--filter", "label="+owner, "--format", `{{.ID}} {{.Label "`+owner+`"}}`)
 	if err != nil {
@@ -109,13 +107,13 @@ func removeOrphans(ctx context.Context) {
 			continue
 		}
 		if _, err := docker(ctx, "rm", "--force", "--volumes", id); err == nil {
-			say("removed a container that a killed run had left: %s", id)
+			say("removed container %s of a killed run", id)
 		}
 	}
 }
 
 func ownerOf(pid int) string {
-	host, _ := os.Hostname() // none: all hosts without a name are one
+	host, _ := os.Hostname() // hosts without a name share the name ""
 	return host + ":" + strconv.Itoa(pid)
 }
 
@@ -123,7 +121,7 @@ func alive(pid int) bool {
 	return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
-// docker runs the docker command and returns what it printed.
+// docker runs the docker command and returns its output.
 func docker(ctx context.Context, args ...string) (string, error) {
 	command := exec.CommandContext(ctx, "docker", args...)
 	var stdout, stderr bytes.Buffer

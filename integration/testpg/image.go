@@ -19,8 +19,8 @@ const (
 //go:embed image
 var imageFiles embed.FS
 
-// findImage returns an image that is on this machine: the one asked for, one
-// that an earlier run built, one that can be pulled, or one that it builds.
+// findImage returns an image that exists on this machine. It takes the first of: the image that the environment names,
+// the official image, the image of an earlier build. If none exists, it pulls the official image or builds one.
 func findImage(ctx context.Context) (string, error) {
 	if asked := os.Getenv(Image); asked != "" {
 		if haveImage(ctx, asked) {
@@ -59,7 +59,7 @@ func pullImage(ctx context.Context, image string) error {
 	return err
 }
 
-// buildImage runs image/build.sh, which tags the image when it is complete.
+// buildImage runs image/build.sh. The script tags the image when the build is complete.
 func buildImage(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "samekey-image-")
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// cheapPassword stores the password of the server's superuser as an MD5 hash. To check a SCRAM hash costs the server 4 ms
-// of CPU for each connection, and a run of all tests makes about ten thousand.
+// cheapPassword stores the superuser's password as an MD5 hash. A SCRAM hash costs the server 4 ms of CPU for each
+// connection, and a run of all tests opens about ten thousand.
 func cheapPassword(ctx context.Context, dsn string) error {
 	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {

@@ -1,18 +1,16 @@
-// Package testpg provides the Postgres server that the tests of all modules
-// run on. [Start] takes the first of:
+// Package testpg provides the Postgres server for the tests of all modules. [Start] takes the first that is available
+// of:
 //
 //  1. the server that SAMEKEY_TEST_DATABASE_URL names;
-//  2. a container, where Docker works. Its image is SAMEKEY_TEST_POSTGRES_IMAGE,
-//     by default the official one; where that can be neither found nor pulled,
-//     one is built from Debian's packages and kept for the next run;
+//  2. a container, if Docker works. SAMEKEY_TEST_POSTGRES_IMAGE names its image, by default the official one. If that
+//     image can neither be found nor pulled, one is built from Debian's packages and kept for the next run;
 //  3. the server binaries of this machine.
 //
-// SAMEKEY_TEST_POSTGRES=dsn, docker or local asks for one of them and no other.
+// SAMEKEY_TEST_POSTGRES=dsn, docker or local selects one of them.
 //
-// In 2 and 3 the data is in memory where the machine has enough of it, and fsync
-// is off: no test kills this server. A test that does starts one of its own, see
-// package localpg. If there is no server, Start reports what is missing for each
-// of the three. No test is skipped silently.
+// In 2 and 3, fsync is off and the data is in memory if there is room. No test kills this server: a test that kills a
+// server starts its own, with package localpg. If no server is available, Start reports what is missing for each kind.
+// The tests then fail; they are not skipped.
 package testpg
 
 import (
@@ -30,37 +28,34 @@ import (
 )
 
 const (
-	// DatabaseURL names a server that is there already, and, for a program that
-	// was started by withpostgres, the one that was started for it.
+	// DatabaseURL names a running server. For its command, withpostgres sets it to the server that it has started.
 	DatabaseURL = "SAMEKEY_TEST_DATABASE_URL"
 
-	// Kind asks for one kind of server: dsn, docker or local.
+	// Kind selects one kind of server: dsn, docker or local.
 	Kind = "SAMEKEY_TEST_POSTGRES"
 
 	// Image names the container's image.
 	Image = "SAMEKEY_TEST_POSTGRES_IMAGE"
 )
 
-// settings fit a run of many test packages at once, each with pools of its own.
-// Every dropped database costs a checkpoint, which is cheap while little is
-// dirty. Creating and dropping one takes 30 ms in memory, and 190 ms on a disk
-// that is busy.
+// settings are for many test packages at once, each with its own pools. Dropping a database runs a checkpoint, which is
+// cheap while few pages are dirty. Creating and dropping a database takes 30 ms in memory, and 190 ms on a busy disk.
 var settings = map[string]string{
 	"fsync":            "off",
 	"full_page_writes": "off",
 	"max_connections":  "300",
 	"max_wal_size":     "512MB",
-	"jit":              "off", // no query of a test is worth compiling
+	"jit":              "off", // the queries are too short to gain from it
 
-	// See cheapPassword. It also holds for the roles that tests create.
+	// See cheapPassword. This setting applies to the roles that tests create.
 	"password_encryption": "md5",
 }
 
-// Start returns the DSN of a server on which databases can be created, and what
-// stops it. It prints one line that says which server is used, and why. Stop is
-// never nil, and works once; call it also before the process ends by a signal.
+// Start returns the DSN of a server on which databases can be created, and a function that stops the server. It prints
+// one line that names the server and the reason for the choice. Stop is never nil, and only its first call has an
+// effect. Call it also before the process ends because of a signal.
 //
-// For local binaries, the program must have called [localpg.Main] first of all.
+// A program that may use local binaries must call [localpg.Main] first.
 func Start(ctx context.Context) (dsn string, stop func(), err error) {
 	var missing []string
 	for _, source := range []struct {
@@ -89,24 +84,23 @@ func Start(ctx context.Context) (dsn string, stop func(), err error) {
 		}
 		missing = append(missing, fmt.Sprintf("no %s: %v", source.kind, err))
 	}
-	return "", func() {}, fmt.Errorf(`testpg: these tests need a Postgres server, and there is none.
+	return "", func() {}, fmt.Errorf(`testpg: these tests need a Postgres server, and none is available.
 %s
-Any one of these helps:
-  - set %s to a Postgres 14 or later, and a role that may create databases
-  - start Docker, and be allowed to use it
-  - install the server, such as: apt-get install postgresql
-%s asks for one of them: dsn, docker or local`, "  "+strings.Join(missing, "\n  "), DatabaseURL, Kind)
+Do one of these:
+  - set %s to a Postgres 14 or later, with a role that may create databases
+  - start Docker, and get access to it
+  - install the server, for example: apt-get install postgresql
+%s selects one of them: dsn, docker or local`, "  "+strings.Join(missing, "\n  "), DatabaseURL, Kind)
 }
 
 type server struct {
 	dsn  string
-	what string // and where, for a person
+	what string // describes the server in the output
 	stop func()
 }
 
-// errAsked marks the failure of a server that somebody asked for by name: to
-// use another one instead would hide it.
-var errAsked = errors.New("testpg: the server that was asked for cannot be used")
+// errAsked marks the failure of a server that the environment names. Another server would hide the failure.
+var errAsked = errors.New("testpg: the requested server cannot be used")
 
 func startDSN(ctx context.Context) (server, error) {
 	dsn := os.Getenv(DatabaseURL)
@@ -118,7 +112,7 @@ func startDSN(ctx context.Context) (server, error) {
 		return server{}, fmt.Errorf("%w: %s: %w", errAsked, DatabaseURL, err)
 	}
 	_ = conn.Close(ctx)
-	return server{dsn: dsn, what: "the one that " + DatabaseURL + " names", stop: func() {}}, nil
+	return server{dsn: dsn, what: "the server of " + DatabaseURL, stop: func() {}}, nil
 }
 
 func startLocal(ctx context.Context) (server, error) {
@@ -138,7 +132,7 @@ func startLocal(ctx context.Context) (server, error) {
 	}}, nil
 }
 
-// memoryDir is a folder in memory that has room for the databases of a run, or "".
+// memoryDir returns a folder in memory with room for the databases of a run, or "".
 func memoryDir() string {
 	const dir, room = "/dev/shm", 3 << 30
 	var free syscall.Statfs_t

@@ -56,7 +56,7 @@ func TestNextRunRemovesTheContainerOfAKilledRun(t *testing.T) {
 	_ = killed.Process.Kill()
 	_ = killed.Wait()
 	if err != nil {
-		t.Fatalf("the run that was to be killed started no server: %v", err)
+		t.Fatalf("the victim started no server: %v", err)
 	}
 	removeOrphans(t.Context())
 	if left := containersOf(t, killed.Process.Pid); left != "" {
@@ -74,7 +74,7 @@ func TestRequestedServerIsNeverReplaced(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("an image that cannot be had", func(t *testing.T) {
+	t.Run("an image that cannot be pulled", func(t *testing.T) {
 		needDocker(t)
 		t.Setenv(Kind, "")
 		t.Setenv(DatabaseURL, "")
@@ -128,8 +128,7 @@ func expectGoodServer(t *testing.T) {
 	}
 }
 
-// needDocker is the one place where a test is left out, and it says so: without
-// Docker the same promises are tested on local binaries.
+// needDocker skips a test if Docker does not work. Local binaries then test the same promises.
 func needDocker(t *testing.T) {
 	t.Helper()
 	if _, err := docker(t.Context(), "info"); err != nil {

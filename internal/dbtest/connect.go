@@ -15,7 +15,7 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// Pool opens another pool, changed before it opens, and closes it when the test ends.
+// Pool opens another pool, and closes it when the test ends. The changes are applied to its configuration.
 func Pool(t testing.TB, dsn string, changes ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(dsn)
@@ -33,8 +33,8 @@ func Pool(t testing.TB, dsn string, changes ...func(*pgxpool.Config)) *pgxpool.P
 	return pool
 }
 
-// Login creates a role without rights and returns its name and the DSN with which it connects to the database. Roles
-// belong to the server, so the name is a new one, and the role is dropped when the test ends.
+// Login creates a role without rights and returns its name and its DSN. Roles belong to the server and not to a
+// database, so the name is unique, and the role is dropped when the test ends.
 func Login(t testing.TB, db *samekeytest.DB) (role, dsn string) {
 	t.Helper()
 	role = "samekey_test_" + strings.ToLower(rand.Text())
@@ -75,7 +75,7 @@ func Logins(t testing.TB, db *samekeytest.DB) (roles schema.Roles, appDSN, worke
 	return roles, appDSN, workerDSN
 }
 
-// LiveWorker holds a worker's session lock until the test ends. Claims of a worker without the lock find nothing.
+// LiveWorker holds a worker's session lock until the test ends. Without that lock, the worker's claims find nothing.
 func LiveWorker(t testing.TB, db *samekeytest.DB, worker int32) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), db.DSN)

@@ -1,5 +1,5 @@
-// Package dbtest holds what the tests of many packages need beside a database of samekeytest.NewDB: statements and
-// waits that fail the test, logins, pools, intents, and counts of statements. A wait ends after [Patience].
+// Package dbtest has helpers for tests with a database of samekeytest.NewDB: statements and waits that fail the test,
+// logins, pools, intents, and counts of statements. A wait ends after [Patience].
 package dbtest
 
 import (
@@ -19,8 +19,8 @@ import (
 // Patience bounds each statement and each wait. They usually take milliseconds.
 const Patience = 30 * time.Second
 
-// Parallel lets n tests of the package run at once, unless the -parallel flag is set. For a TestMain, where tests wait
-// more than they compute.
+// Parallel lets n tests of the package run at once, unless the -parallel flag is set. Call it in TestMain, if the tests
+// wait more than they compute.
 func Parallel(n string) {
 	flag.Parse()
 	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
@@ -28,8 +28,8 @@ func Parallel(n string) {
 	}
 }
 
-// Size is the size of a test that draws seeds or fills tables: full, or short for go test -short. `make test` is short,
-// `make test-long` is not.
+// Size returns the size of a test that draws seeds or fills tables: short with go test -short, as in `make test`, and
+// full without it, as in `make test-long`.
 func Size(full, short int) int {
 	if testing.Short() {
 		return short
@@ -49,7 +49,7 @@ func Exec(t testing.TB, db interface {
 	}
 }
 
-// Value returns the one value that a query finds.
+// Value returns the single value of a query.
 func Value[T any](t testing.TB, db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, sql string, args ...any) (value T) {
@@ -62,7 +62,7 @@ func Value[T any](t testing.TB, db interface {
 	return value
 }
 
-// Insert commits one intent. Without a key and a payload, the intent gets its own.
+// Insert commits one intent. An intent without a key gets a new one, and an intent without a payload an empty object.
 func Insert(t testing.TB, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, in outbox.Intent) (id uuid.UUID) {
@@ -85,7 +85,7 @@ func Insert(t testing.TB, db interface {
 	return id
 }
 
-// Key returns a valid key. Its scope is that of the tenant acme's orders, unless one is given.
+// Key returns a valid key. Its default scope is "acme", "orders.create".
 func Key(t testing.TB, value string, scope ...string) samekey.Key {
 	t.Helper()
 	if len(scope) == 0 {
@@ -107,7 +107,7 @@ func History(t testing.TB, db interface {
 		from samekey.outbox_history where intent_id = $1`, id)
 }
 
-// patient is a context that also works in a cleanup.
+// patient returns a context that ends after Patience. It also works in a cleanup.
 func patient(t testing.TB) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// Until waits until the condition is true. It asks at once, and then less and less often, up to every 20 ms: a condition
-// is mostly a query, and many tests wait at the same time.
+// Until waits until the condition is true. It checks at once, and then at growing intervals up to 20 ms: most
+// conditions are queries, and many tests wait at the same time.
 func Until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	limit := time.After(Patience)
@@ -16,7 +16,7 @@ func Until(t testing.TB, what string, condition func() bool) {
 		select {
 		case <-time.After(pause):
 		case <-limit:
-			t.Fatalf("waited %v in vain until %s", Patience, what)
+			t.Fatalf("timed out after %v waiting until %s", Patience, what)
 		}
 	}
 }
@@ -27,7 +27,7 @@ func Receive[T any](t testing.TB, what string, signal <-chan T) (value T) {
 	select {
 	case value = <-signal:
 	case <-time.After(Patience):
-		t.Fatalf("waited %v in vain until %s", Patience, what)
+		t.Fatalf("timed out after %v waiting until %s", Patience, what)
 	}
 	return value
 }

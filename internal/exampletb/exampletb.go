@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// DB returns a database with samekey's schema, changed by the statements, and a function to defer.
+// DB creates a database with samekey's schema and runs the statements in it. Defer done.
 func DB(statements ...string) (db *samekeytest.DB, done func()) {
 	t, done := New()
 	db = samekeytest.NewDB(t)
@@ -22,7 +22,7 @@ func DB(statements ...string) (db *samekeytest.DB, done func()) {
 	return db, done
 }
 
-// New returns a testing.TB and a function to defer. A failure panics.
+// New returns a testing.TB, whose failures panic. Defer done.
 func New() (tb testing.TB, done func()) {
 	t := &exampleTB{}
 	return t, t.cleanUp

@@ -1,7 +1,6 @@
-// Package httpstatus has what the status of an HTTP answer proves about the effect of its request.
+// Package httpstatus defines what the status of an answer proves about the effect of its request.
 //
-// It knows only statuses, as RFC 9110 and the registry of status codes define them. The rules for a vendor come first and say
-// what that vendor means by a status.
+// It knows only the meaning that RFC 9110 and the IANA registry give to a status. A vendor's own rules come first.
 package httpstatus
 
 import "slices"
@@ -11,17 +10,17 @@ type Effect string
 
 // The effects.
 const (
-	// Acted: the vendor acted.
+	// Acted means that the vendor acted.
 	Acted Effect = "acted"
-	// Later: the vendor did not act, and limits the rate of the whole account.
+	// Later means that the vendor did not act, and that the account makes too many calls.
 	Later Effect = "later"
-	// Denied: the credentials were refused before anything was done.
+	// Denied means that the vendor refused the credentials and did not act.
 	Denied Effect = "denied"
-	// NotDone: the request was refused before anything was done, and would be refused again.
+	// NotDone means that the vendor refused the request and did not act. The same request would be refused again.
 	NotDone Effect = "not done"
-	// Stuck: the vendor may have acted, and the same request gets the same answer.
+	// Stuck means that the vendor may have acted, and that the same request would get the same answer.
 	Stuck Effect = "stuck"
-	// Silent: the answer proves nothing about the effect.
+	// Silent means that the answer proves nothing about the effect.
 	Silent Effect = "silent"
 )
 
@@ -32,34 +31,34 @@ type Row struct {
 	Why      string
 }
 
-// Table has every status that a standard defines, in order. Any other status is Silent.
+// Table lists the statuses that a standard defines, in ascending order. Any other status is Silent.
 var Table = []Row{
 	{200, 205, Acted, "the request was carried out"},
-	{206, 207, Stuck, "a part of the answer, or many results in one: one of them may be a failure"},
+	{206, 207, Stuck, "a part of the answer, or several results, of which one may be a failure"},
 	{208, 299, Acted, "the request was carried out"},
-	{300, 399, Stuck, "created, then \"see other\"; or a redirect, which is not followed"},
+	{300, 399, Stuck, "a redirect, which is not followed; the vendor may have acted before it"},
 	{400, 400, NotDone, "the request is malformed"},
 	{401, 401, Denied, "the credentials are refused"},
 	{402, 405, NotDone, "refused before anything was done"},
-	{406, 406, Stuck, "no form of the answer is acceptable: a server may find that out after it acted"},
-	{407, 407, Denied, "a proxy refused the credentials and forwarded nothing"},
+	{406, 406, Stuck, "no acceptable form of the answer: a server may find that out after it acted"},
+	{407, 407, Denied, "a proxy refused its credentials and did not forward the request"},
 	{408, 408, Silent, "the server stopped waiting"},
-	{409, 409, Stuck, "a conflict, perhaps with the effect of the first call"},
+	{409, 409, Stuck, "a conflict, possibly with the effect of the first call"},
 	{410, 411, NotDone, "refused before anything was done"},
-	{412, 412, Stuck, "a precondition fails, perhaps because of the first call"},
+	{412, 412, Stuck, "a precondition is false, possibly because of the first call's effect"},
 	{413, 417, NotDone, "refused before anything was done"},
 	{421, 422, NotDone, "refused before anything was done"},
-	{423, 425, Silent, "locked, a dependency failed, or too early: parts may be done"},
+	{423, 425, Silent, "locked, failed dependency or too early: the vendor may have acted in part"},
 	{426, 426, NotDone, "refused before anything was done"},
 	{428, 428, NotDone, "refused before anything was done"},
 	{429, 429, Later, "too many requests"},
 	{431, 431, NotDone, "refused before anything was done"},
 	{451, 451, NotDone, "refused for legal reasons"},
-	{500, 599, Silent, "a server or a gateway failed, also 501, 505 and 511"},
+	{500, 599, Silent, "a server or a gateway failed; 501, 505 and 511 prove no more"},
 }
 
-// Of returns what a status proves. Waits means that the answer has a valid Retry-After: a 403 is then a rate limit, as several
-// vendors send it.
+// Of returns what a status proves. waits means that the answer has a valid Retry-After. A 403 with one is a rate limit,
+// as several vendors send it.
 func Of(status int, waits bool) Effect {
 	if status == 403 && waits {
 		return Later
@@ -79,6 +78,6 @@ func Of(status int, waits bool) Effect {
 	return Table[i].Effect
 }
 
-// PutOff reports whether an answer with a valid Retry-After means that this one request was not executed now: 413, as RFC 9110
-// defines it.
+// PutOff reports whether the answer postpones this one request, and the vendor did not act. RFC 9110 defines it for a
+// 413 with a Retry-After.
 func PutOff(status int, waits bool) bool { return status == 413 && waits }

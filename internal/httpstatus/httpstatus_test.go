@@ -8,7 +8,8 @@ import (
 	"github.com/samekey/samekey/internal/httpstatus"
 )
 
-// What is read as "not done" clears the mark that a write may have been sent, so each such status is named here again.
+// A status that proves "not done" clears the mark that a write may have been sent. The test therefore lists each of
+// them again.
 func TestOnlyTheseStatusesProveThatNothingWasDone(t *testing.T) {
 	proofs := []int{400, 401, 402, 403, 404, 405, 407, 410, 411, 413, 414, 415, 416, 417, 421, 422, 426, 428, 429, 431, 451}
 	var got []int
@@ -49,7 +50,7 @@ func TestWhatEachStatusProves(t *testing.T) {
 	}
 }
 
-// The search needs the order.
+// The binary search needs the order.
 func TestTableIsInOrder(t *testing.T) {
 	last := 0
 	for _, r := range httpstatus.Table {

@@ -50,6 +50,7 @@ type Breaker struct {
 // Health is what the end of a claim says about the vendor.
 type Health int
 
+// The signs of a vendor's health.
 const (
 	NoSign    Health = iota // nothing: no call was made
 	Good                    // it answered, whatever the answer was

@@ -19,18 +19,18 @@ const (
 	password      = "postgres"
 )
 
-// job is what the child is told, in its environment.
+// job holds the child's settings. The child reads them from its environment.
 type job struct {
 	Port       int
-	BinDir     string // empty: download
+	BinDir     string // empty: download binaries
 	Dir        string // the child's own folder
 	Parameters map[string]string
 }
 
 var mainCalled bool
 
-// Main returns at once, except in the child process that [Start] made, where it
-// runs the server and never returns. Call it first in main, or in TestMain.
+// Main runs the server in the child process of [Start], and never returns there. In any other process it returns at
+// once. Call it first in main or TestMain.
 func Main() {
 	mainCalled = true
 	encoded, child := os.LookupEnv(childVariable)
@@ -38,7 +38,7 @@ func Main() {
 		return
 	}
 	_ = os.Unsetenv(childVariable)
-	// Ctrl-C reaches everybody at the terminal. The parent decides when to stop.
+	// Ctrl-C reaches all processes of the terminal. The parent decides when to stop.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	if err := runChild(encoded); err != nil {
 		say(err.Error())
@@ -77,12 +77,12 @@ func runChild(encoded string) (err error) {
 		}
 	}()
 	say("ready")
-	// Nothing is ever written here: it ends when the parent closes it, or dies.
+	// The parent writes nothing to this pipe. The read ends when the parent closes it or dies.
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return nil
 }
 
 func say(word string) {
-	encoded, _ := json.Marshal(word) // a string always can be
+	encoded, _ := json.Marshal(word) // cannot fail for a string
 	fmt.Printf("%s\n", encoded)
 }

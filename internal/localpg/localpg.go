@@ -1,16 +1,13 @@
-// Package localpg runs a throwaway Postgres server on this machine, for a demo
-// or a run of tests, with nothing configured.
+// Package localpg runs a temporary Postgres server on this machine, for a demo or for tests. It needs no configuration.
 //
-// It starts the server binaries that it finds (those of pg_config, else the
-// newest that Debian, Homebrew or the like have installed); where there are
-// none, embedded-postgres downloads some. fsync is on: what the server says is
-// committed survives a crash of the server.
+// It uses installed server binaries: those that pg_config names, or else the newest version that it finds in the
+// folders of Debian, Homebrew and others. If there are none, embedded-postgres downloads some. fsync is on, so commits
+// survive a crash of the server.
 //
-// Postgres refuses to run as root, and a program that is killed stops nothing.
-// So the server belongs to a child process, which is this same executable once
-// more: under root it runs as an unprivileged user, and it stops the server and
-// removes its files as soon as its parent is gone, however that went. Therefore
-// [Main] must be the first thing that a program does which calls [Start]:
+// Postgres refuses to run as root, and a killed program cannot stop its server. So the server belongs to a child
+// process, which is the same executable. If the program runs as root, the child runs as an unprivileged user. When its
+// parent ends in any way, the child stops the server and removes its files. A program that calls [Start] must therefore
+// call [Main] first:
 //
 //	func main() {
 //		localpg.Main()
@@ -35,31 +32,31 @@ import (
 	"time"
 )
 
-// ErrNoServer means that no server binaries were found on this machine, and
-// that they could not be downloaded. Install Postgres 14 or later.
+// ErrNoServer means that this machine has no server binaries, and that they could not be downloaded. Install Postgres
+// 14 or later.
 var ErrNoServer = errors.New("localpg: no Postgres server on this machine")
 
-// Config is what a server is started with. Its zero value is the default.
+// Config holds the settings of a server. Its zero value is the default.
 type Config struct {
-	// BinDir is the folder of initdb, pg_ctl and postgres. Empty: the one found
-	// by [BinDir], else a download.
+	// BinDir is the folder of initdb, pg_ctl and postgres. By default it is the folder that [BinDir] finds. If there is
+	// none, the binaries are downloaded.
 	BinDir string
 
-	// Dir is the folder in which the server gets a folder of its own. A folder in memory, such as /dev/shm, makes
-	// creating and dropping databases several times faster. Empty: /tmp.
+	// Dir is the folder in which the server's own folder is created, by default /tmp. In a folder in memory, such as
+	// /dev/shm, creating and dropping databases is several times faster.
 	Dir string
 
-	// Parameters are settings of the server (postgresql.conf), beside or instead
-	// of fsync=on and max_connections=200. A value must hold no double quote.
+	// Parameters are settings of the server, as in postgresql.conf. They override fsync=on and max_connections=200. A
+	// value must not contain a double quote.
 	Parameters map[string]string
 
-	// Log receives what the server logs, when it stops. Nil: nothing.
+	// Log receives the server's log when the server stops. By default the log is discarded.
 	Log io.Writer
 }
 
-// Server is a running server of which this process is the only user.
+// Server is a running server that belongs to this process.
 type Server struct {
-	// DSN leads to the database postgres, as a superuser, over 127.0.0.1.
+	// DSN connects to the database postgres as a superuser, over 127.0.0.1.
 	DSN string
 
 	child *exec.Cmd
@@ -70,19 +67,18 @@ type Server struct {
 	stop  sync.Once
 }
 
-// Start starts a server on a free port of 127.0.0.1 and returns when it takes
-// connections, after about 1.5 s. It needs [Main] at the top of the program.
-// Cancelling ctx gives up a start that is under way; afterwards it means
-// nothing: Stop, or the end of this process, stops the server.
+// Start starts a server on a free port of 127.0.0.1 and returns when the server accepts connections, after about 1.5 s.
+// The program must call [Main] first. ctx cancels only the start. After it, Stop or the end of this process stops the
+// server.
 //
-// An error that is [ErrNoServer] means that Postgres has to be installed.
+// Start returns [ErrNoServer] if Postgres must be installed.
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if !mainCalled {
-		return nil, errors.New("localpg: the program must call localpg.Main first of all")
+		return nil, errors.New("localpg: the program must call localpg.Main first")
 	}
 	var server *Server
 	var err error
-	for range 3 { // a free port can be taken by another before the server has it
+	for range 3 { // another process can take the free port before the server does
 		var port int
 		if port, err = freePort(ctx); err != nil {
 			return nil, fmt.Errorf("localpg: find a free port: %w", err)
@@ -95,7 +91,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	return server, err
 }
 
-// portTaken is in the words of embedded-postgres, or of Postgres itself.
+// portTaken matches the errors of embedded-postgres and of Postgres itself.
 var portTaken = regexp.MustCompile(`already listening on port|could not bind`)
 
 func start(ctx context.Context, config Config, port int) (_ *Server, err error) {
@@ -132,7 +128,7 @@ func start(ctx context.Context, config Config, port int) (_ *Server, err error) 
 		if answer == "ready" {
 			return server, nil
 		}
-		_ = server.Stop() // its error is the one at hand
+		_ = server.Stop() // returns the same error
 		if job.BinDir == "" {
 			return nil, fmt.Errorf("%w: %s", ErrNoServer, answer)
 		}
@@ -143,8 +139,7 @@ func start(ctx context.Context, config Config, port int) (_ *Server, err error) 
 	}
 }
 
-// startChild starts this executable again and returns a channel on which its
-// first word comes: "ready", or what went wrong.
+// startChild starts this executable again. The channel receives the child's first message: "ready" or an error.
 func (s *Server) startChild(job job, user *user, log io.Writer) (<-chan string, error) {
 	encoded, err := json.Marshal(job)
 	if err != nil {
@@ -172,11 +167,11 @@ func (s *Server) startChild(job job, user *user, log io.Writer) (<-chan string, 
 		defer close(s.ended)
 		line, err := bufio.NewReader(stdout).ReadString('\n')
 		if err != nil {
-			line = `"the child process ended without a word: is localpg.Main the first call in main?"`
+			line = `"the child process ended without a message: is localpg.Main the first call in main?"`
 		}
 		var answer string
 		if err := json.Unmarshal([]byte(line), &answer); err != nil {
-			answer = "the child process said: " + strings.TrimSpace(line)
+			answer = "unexpected output of the child process: " + strings.TrimSpace(line)
 		}
 		ready <- answer
 		s.err = s.child.Wait()
@@ -184,8 +179,8 @@ func (s *Server) startChild(job job, user *user, log io.Writer) (<-chan string, 
 	return ready, nil
 }
 
-// Stop stops the server with all its connections and removes its files. Only
-// the first call does something; it is safe to defer.
+// Stop stops the server with all its connections and removes its files. Further calls do nothing, so it is safe to
+// defer.
 func (s *Server) Stop() error {
 	var err error
 	s.stop.Do(func() {

@@ -38,21 +38,21 @@ func TestServerStartsWithFsyncAndIsGoneAfterStop(t *testing.T) {
 		t.Errorf("the second Stop: %v", err)
 	}
 	if _, err := os.Stat(server.dir); !os.IsNotExist(err) {
-		t.Errorf("its folder is still there: %v", err)
+		t.Errorf("the server's folder still exists: %v", err)
 	}
 	if reachable(server.DSN) {
-		t.Error("it still takes connections")
+		t.Error("the server still accepts connections")
 	}
 }
 
 func TestTwoServersRunSideBySide(t *testing.T) {
 	one, two := startServer(t, Config{}), startServer(t, Config{})
 	if one.DSN == two.DSN {
-		t.Errorf("both at %s", one.DSN)
+		t.Errorf("both servers have the DSN %s", one.DSN)
 	}
 	for _, server := range []*Server{one, two} {
 		if !reachable(server.DSN) {
-			t.Errorf("%s takes no connections", server.DSN)
+			t.Errorf("%s accepts no connections", server.DSN)
 		}
 	}
 }
@@ -69,20 +69,20 @@ func TestKilledProcessLeavesNoServerBehind(t *testing.T) {
 	}
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
-		t.Fatalf("the victim said nothing: %v", err)
+		t.Fatalf("the victim printed nothing: %v", err)
 	}
 	dsn, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
 	if !reachable(dsn) {
-		t.Fatal("the victim's server takes no connections")
+		t.Fatal("the victim's server accepts no connections")
 	}
 	_ = victim.Process.Kill()
 	_ = victim.Wait()
 	deadline := time.Now().Add(30 * time.Second)
 	for reachable(dsn) || exists(dir) {
 		if time.Now().After(deadline) {
-			t.Fatalf("30 s after the kill: reachable %t, folder there %t", reachable(dsn), exists(dir))
+			t.Fatalf("30 s after the kill: reachable %t, folder exists %t", reachable(dsn), exists(dir))
 		}
-		time.Sleep(10 * time.Millisecond) // polls a process that is not ours
+		time.Sleep(10 * time.Millisecond) // the process is not a child, so poll
 	}
 }
 
@@ -136,7 +136,7 @@ func TestNewestServerIsChosen(t *testing.T) {
 	}
 	places = places[:1]
 	if got := BinDir(t.Context()); got != "" {
-		t.Errorf("found %q where nothing is", got)
+		t.Errorf("found %q in an empty folder", got)
 	}
 }
 
@@ -165,7 +165,7 @@ func startServer(t *testing.T, config Config) *Server {
 	return server
 }
 
-// useTemporary puts the servers of this test under a folder of its own.
+// useTemporary puts the servers of this test into a folder of its own.
 func useTemporary(t *testing.T) string {
 	t.Helper()
 	folder, err := os.MkdirTemp("/tmp", "localpg-test-")

@@ -12,13 +12,13 @@ import (
 	"syscall"
 )
 
-// user is whom the child runs as, where that is not who we are.
+// user is the user as which the child runs, if it is not the user of this process.
 type user struct {
 	name     string
 	uid, gid int
 }
 
-// unprivileged is nil where this process may run Postgres itself.
+// unprivileged returns the user for the child, or nil if this process may run Postgres itself.
 func unprivileged() (*user, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -38,12 +38,12 @@ func unprivileged() (*user, error) {
 		}
 		return &user{name: name, uid: uid, gid: gid}, nil
 	}
-	return nil, errors.New("postgres refuses to run as root, and there is neither a user postgres nor nobody: run this as another user")
+	return nil, errors.New("postgres refuses to run as root, and this system has no user named postgres or nobody: run this as another user")
 }
 
-// temporary holds the servers' folders by default. It is not os.TempDir: that can be closed
-// to the unprivileged user, or so deep that the path of the server's socket gets
-// longer than the 100 bytes or so which a socket's path may have.
+// temporary is the default folder for the servers' folders. It is not os.TempDir: the unprivileged user may have no
+// access to that, and its path may be so long that the path of the server's socket exceeds the limit of about 100
+// bytes.
 var temporary = "/tmp"
 
 // makeDir makes a folder that only the server's user can enter.
@@ -54,13 +54,13 @@ func makeDir(parent string, user *user) (string, error) {
 	}
 	if err := os.Chown(dir, user.uid, user.gid); err != nil {
 		_ = os.Remove(dir)
-		return "", fmt.Errorf("give it to user %s: %w", user.name, err)
+		return "", fmt.Errorf("change its owner to %s: %w", user.name, err)
 	}
 	return dir, nil
 }
 
-// attributes puts the child into a process group of its own, out of reach of
-// the terminal's signals, and makes it the unprivileged user.
+// attributes gives the child a process group of its own, so that the terminal's signals do not reach it, and the
+// unprivileged user.
 func attributes(user *user) *syscall.SysProcAttr {
 	attributes := &syscall.SysProcAttr{Setpgid: true}
 	if user != nil {
@@ -69,8 +69,8 @@ func attributes(user *user) *syscall.SysProcAttr {
 	return attributes
 }
 
-// self is this executable. On Linux by a link that works for a user who may not
-// enter its folder, and after the file was replaced or deleted.
+// self returns the path of this executable. On Linux it is a link that also works if the user may not enter the
+// executable's folder, or if the file was replaced or deleted.
 func self() string {
 	if runtime.GOOS == "linux" {
 		return "/proc/self/exe"

@@ -45,9 +45,9 @@ func (s Secrets) With(more ...string) Secrets {
 	return s
 }
 
-// Strike returns the first limit bytes of body, or fewer, with [Mark] in place of each run of bytes that belong to secrets.
-// It finds a secret that the limit cuts in two if body continues for the length of the secret, and one that the end of body
-// cuts in two if Shortest bytes of it are there.
+// Strike returns the first limit bytes of body, or fewer, with [Mark] in place of each run of bytes that belong to
+// secrets. It finds a secret that the limit cuts in two if body continues for the length of the secret, and one that
+// the end of body cuts in two if Shortest bytes of it are there.
 func (s Secrets) Strike(body []byte, limit int) []byte {
 	end := min(len(body), limit)
 	var out []byte

@@ -13,11 +13,11 @@ import (
 // process's clock, which may be wrong by any amount.
 const LongestUndated = time.Hour
 
-// Read returns how long the answer asks to wait: seconds, or the time until a date in one of HTTP's three forms. A fraction
-// of a second is rounded up. A date counts from the answer's own Date, since the other side's clock is its own; where there
-// is none it counts from now, and the wait is at most [LongestUndated]. Of several values, in one header or in many, the
-// longest wait counts. What is past is zero; what is longer than a Duration holds (292 years) is the longest Duration.
-// Callers set their own bound.
+// Read returns how long the answer asks to wait: seconds, or the time until a date in one of HTTP's three forms. A
+// fraction of a second is rounded up. A date counts from the answer's own Date, since the other side's clock is its
+// own; where there is none it counts from now, and the wait is at most [LongestUndated]. Of several values, in one
+// header or in many, the longest wait counts. What is past is zero; what is longer than a Duration holds (292 years) is
+// the longest Duration. Callers set their own bound.
 //
 // ok is false where no value can be understood, such as "-5", "120junk" or "soon".
 func Read(header http.Header, now time.Time) (wait time.Duration, ok bool) {

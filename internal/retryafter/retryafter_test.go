@@ -76,8 +76,8 @@ func TestRetryAfterIsReadInAllItsFormsAndNoOthers(t *testing.T) {
 	}
 }
 
-// Whatever comes, the wait is not negative, and is none where the header is not understood; and what consists of digits is
-// understood, more of them never being less.
+// Whatever comes, the wait is not negative, and is none where the header is not understood; and what consists of digits
+// is understood, more of them never being less.
 func FuzzRead(f *testing.F) {
 	for _, seed := range []string{"", "0", "120", "-5", "1.5", "2.0", "120, 60", "1e3", "120junk", "9223372037", "Sun, 01 Mar 2026 12:00:30 GMT", "Sunday, 01-Mar-26 12:00:30 GMT", "Sun Mar  1 12:00:30 2026"} {
 		f.Add(seed, "")

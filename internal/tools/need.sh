@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sees to it that what a make target needs is there: need.sh go|demo|test.
-# As root on a Debian or Ubuntu it installs what is missing. Everybody else is
-# told what to install. Go itself is never installed.
+# Ensures that this machine has what a make target needs: need.sh go|demo|test
+#
+# As root on Debian or Ubuntu it installs missing packages. Otherwise it prints what to install. It never installs Go.
 set -euo pipefail
 
 say() { printf '==> %s\n' "$*"; }
@@ -15,7 +15,7 @@ install() {
 	local why=$1
 	shift
 	if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-		fail "$why" "Install it, such as: apt-get install $*"
+		fail "$why" "Install it, for example: apt-get install $*"
 	fi
 	say "$why Installing $*"
 	export DEBIAN_FRONTEND=noninteractive
@@ -25,15 +25,15 @@ install() {
 
 need_go() {
 	command -v go >/dev/null || fail \
-		'Go 1.26 or later is needed, and there is no go command.' \
+		'Go 1.26 or later is required, and the go command was not found.' \
 		'Install it from your distribution or from the Go project, and put it on PATH.'
-	go list -m >/dev/null || fail "Go 1.26 or later is needed; this is $(go version)."
+	go list -m >/dev/null || fail "Go 1.26 or later is required; this is $(go version)."
 }
 
 # The race detector and sqlc need a C compiler.
 need_cc() {
 	command -v "$(go env CC)" >/dev/null && return
-	install 'A C compiler is needed, and there is none.' gcc libc6-dev
+	install 'A C compiler is required, and none was found.' gcc libc6-dev
 }
 
 has_postgres() {
@@ -46,26 +46,24 @@ has_postgres() {
 	return 1
 }
 
-# The demo brings up a server of its own, and so do the tests where there is no
-# Docker. The package must not start a server at port 5432 besides.
+# The demo starts its own server, and so do the tests without Docker. So the package must not start one on port 5432.
 need_postgres() {
 	has_postgres && return
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 		local conf=/etc/postgresql-common/createcluster.conf
 		[ -e "$conf" ] || { mkdir -p "${conf%/*}" && echo 'create_main_cluster = false' >"$conf"; }
-		install 'There is no Postgres server on this machine.' postgresql
+		install 'This machine has no Postgres server.' postgresql
 	else
-		say 'There is no Postgres server on this machine: one will be downloaded.' \
-			'Where that fails, install one, such as: apt-get install postgresql'
+		say 'This machine has no Postgres server, so one will be downloaded.' \
+			'If that fails, install one, for example: apt-get install postgresql'
 	fi
 }
 
-# One test drops packets in a network namespace, which only root on Linux can make.
-# Without root, the test is skipped and says so.
+# One test drops packets in a network namespace, which only root on Linux can create. Without root, the test is skipped.
 need_network() {
 	[ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ] || return 0
 	command -v ip >/dev/null && command -v nft >/dev/null && return
-	install 'A test of dropped packets needs ip and nft.' iproute2 nftables
+	install 'The test of dropped packets requires ip and nft.' iproute2 nftables
 }
 
 cd "$(dirname "$0")/../.."

@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// Attempt is what one attempt, or one lookup, may send by requests that find it in their context. It is safe for concurrent use.
+// Attempt controls the requests of one attempt, or one lookup. Requests find it in their context. It is safe for
+// concurrent use.
 type Attempt struct {
-	// Once allows one request that may be sent: a write is one request, however often a client tries.
+	// Once allows only one request that may have been sent. A write is one request, even if a client retries.
 	Once bool
 
-	// Direct allows no proxy.
+	// Direct forbids proxies.
 	Direct bool
 
 	deadline time.Time
@@ -20,18 +21,18 @@ type Attempt struct {
 	mu    sync.Mutex
 	over  bool
 	sent  bool           // a request may have been sent
-	wires map[*Wire]bool // of requests that have not failed
+	wires map[*Wire]bool // the wires of requests that have not failed
 }
 
-// ErrSecond means that an attempt has made its one request.
+// ErrSecond means that the attempt has already made its one request.
 var ErrSecond = errors.New("the attempt has made its request: an attempt of a write is one request, so turn off the client's own retries")
 
-// ErrProxied means that a request would go through a proxy, which its attempt does not allow. Nothing was sent.
+// ErrProxied means that a request would use a proxy, and that its attempt forbids proxies. Nothing was sent.
 var ErrProxied = errors.New("the request would go through a proxy, which can send it late")
 
 type attemptKey struct{}
 
-// In puts the attempt into a context, whose deadline is the attempt's. Call End when the attempt is over.
+// In returns a context with the attempt. The deadline of ctx becomes the attempt's. Call End when the attempt is over.
 func (a *Attempt) In(ctx context.Context) context.Context {
 	a.wires = map[*Wire]bool{}
 	a.deadline, _ = ctx.Deadline()
@@ -44,11 +45,11 @@ func AttemptOf(ctx context.Context) *Attempt {
 	return a
 }
 
-// Open begins a request. It returns the request's wire, or [ErrEnded] or [ErrSecond].
+// Open starts a request. It returns the request's wire, or [ErrEnded] or [ErrSecond].
 func (a *Attempt) Open(ctx context.Context) (*Wire, error) {
 	w := New(ctx)
 	if w.deadline.IsZero() || !a.deadline.IsZero() && a.deadline.Before(w.deadline) {
-		w.deadline = a.deadline // a request's context may have lost it
+		w.deadline = a.deadline // the request's context may lack it
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -71,7 +72,7 @@ func (a *Attempt) Failed(w *Wire) {
 	a.sent = a.sent || sent
 }
 
-// Answered notes that a request has its answer, of which the body may be unread.
+// Answered records that a request has an answer. Its body may be unread.
 func (a *Attempt) Answered() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -85,7 +86,7 @@ func (a *Attempt) Sent() bool {
 	return a.sent || len(a.wires) > 0
 }
 
-// End lets nothing more out, and drops what is queued of requests without their whole answer.
+// End stops all sending, and drops the queued data of requests whose answer is not complete.
 func (a *Attempt) End() {
 	a.mu.Lock()
 	a.over = true

@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Describe says in fixed words what went wrong with a call in the named protocol, and a code for it. It never hands on an
-// error's own text, which may quote the URL or what the other side sent.
+// Describe returns a code and a fixed text for the error of a call in the named protocol. It never returns the error's
+// own text, which may quote the URL or the other side's data.
 func Describe(err error, protocol string) (code, text string) {
 	var (
 		name   *net.DNSError
@@ -24,7 +24,7 @@ func Describe(err error, protocol string) (code, text string) {
 	)
 	switch {
 	case errors.Is(err, ErrLate), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "timeout", "the attempt's time was over"
+		return "timeout", "the attempt timed out"
 	case errors.Is(err, ErrEnded), errors.Is(err, context.Canceled):
 		return "stopped", "the attempt was stopped"
 	case errors.As(err, &name) && name.IsNotFound:
@@ -36,16 +36,16 @@ func Describe(err error, protocol string) (code, text string) {
 	case errors.As(err, &record):
 		return "tls", "the host does not speak TLS on this port"
 	case errors.As(err, &alert):
-		return "tls", alert.Error() // a fixed text for each of the protocol's alerts
+		return "tls", alert.Error() // each alert has a fixed text
 	case errors.As(err, &errno):
 		return "connection", errno.Error()
 	case errors.As(err, &netErr) && netErr.Timeout():
-		return "timeout", "connecting took too long"
+		return "timeout", "the connection timed out"
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return "connection", "the other side closed the connection"
 	}
-	return "protocol", "the other side did not speak " + protocol + " as it should"
+	return "protocol", "the other side violated " + protocol
 }
 
 func describeCertificate(err error) string {
@@ -57,7 +57,7 @@ func describeCertificate(err error) string {
 	)
 	switch {
 	case errors.As(err, &host):
-		return "the certificate is for other names than the host's"
+		return "the certificate does not match the host's name"
 	case errors.As(err, &unknown):
 		return "the certificate is signed by an unknown authority: are the system's authorities installed, or is a CA file needed?"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:

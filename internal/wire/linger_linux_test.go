@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child sends a request, and is then killed, or stops itself before its deadline.
+// child sends a request. Then it waits to be killed, or suspends itself before its deadline.
 func child(to string) {
 	left := time.Hour
 	if os.Getenv(childStop) != "" {
@@ -55,7 +55,7 @@ func child(to string) {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-// blackhole accepts connections over a network that drops all data, until pass.
+// blackhole accepts connections over a network that drops all data until pass is called.
 type blackhole struct {
 	t        *testing.T
 	listener *net.TCPListener
@@ -90,7 +90,7 @@ func (b *blackhole) pass() {
 	}
 }
 
-// wantReset waits for the reset, and for nothing before it.
+// wantReset expects a reset and no data before it.
 func (b *blackhole) wantReset() {
 	b.t.Helper()
 	b.pass()
@@ -128,7 +128,7 @@ func TestQueuedDataIsDroppedWhenTheAttemptEnds(t *testing.T) {
 	}
 }
 
-// secure makes a TLS connection of one whose handshake passes.
+// secure runs a TLS handshake on the connection, and then drops all data again.
 func (b *blackhole) secure(c net.Conn) net.Conn {
 	b.t.Helper()
 	b.pass()
@@ -137,7 +137,7 @@ func (b *blackhole) secure(c net.Conn) net.Conn {
 	defer server.Close()
 	done := make(chan error, 1)
 	go func() { done <- tls.Server(b.conn, server.TLS).Handshake() }()
-	client := tls.Client(c, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}) // after 1.3's the server still sends
+	client := tls.Client(c, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}) // with 1.3 the server also sends after the handshake
 	if err := errors.Join(client.Handshake(), <-done); err != nil {
 		b.t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func (b *blackhole) startChild(env ...string) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
-		_, err = cmd.StdinPipe() // it ends with this process
+		_, err = cmd.StdinPipe() // the pipe closes when this process ends, and the child with it
 	}
 	if err == nil {
 		err = cmd.Start()
@@ -165,7 +165,7 @@ func (b *blackhole) startChild(env ...string) *exec.Cmd {
 	b.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	b.accept()
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "sent\n" {
-		b.t.Fatalf("the child says %q, %v", line, err)
+		b.t.Fatalf("the child printed %q, %v", line, err)
 	}
 	return cmd
 }
@@ -178,7 +178,8 @@ func TestQueuedDataOfAKilledProcessIsDropped(t *testing.T) {
 	b.wantReset()
 }
 
-// The deadline passes while the process is stopped, and it is never continued: only the kernel can drop what is queued.
+// The deadline passes while the process is suspended. The process never continues, so only the kernel can drop the
+// queued data.
 func TestQueuedDataOfAStoppedProcessIsDropped(t *testing.T) {
 	b := startBlackhole(t)
 	cmd := b.startChild(childStop + "=1")
@@ -200,7 +201,7 @@ func TestQueuedDataOfAStoppedProcessIsDropped(t *testing.T) {
 	}
 }
 
-// queued is how much the kernel still has to deliver of a local socket's.
+// queued returns the number of bytes that the kernel still has to deliver for a local port.
 func queued(t *testing.T, port int) (n int) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")
@@ -218,7 +219,7 @@ func queued(t *testing.T, port int) (n int) {
 	return n
 }
 
-// What was answered completely is closed with a FIN, which the other side reads as an end.
+// After a complete answer, the connection is closed with a FIN, so that the other side reads a normal end.
 func TestAnsweredConnectionIsClosedNormally(t *testing.T) {
 	for name, closed := range map[string]bool{"closed before the answer is judged": true, "closed after": false} {
 		t.Run(name, func(t *testing.T) {
@@ -236,13 +237,14 @@ func TestAnsweredConnectionIsClosedNormally(t *testing.T) {
 			}
 			w.End()
 			if text, err := io.ReadAll(other); string(text) != "request" || err != nil {
-				t.Errorf("there arrived %q, %v", text, err)
+				t.Errorf("%q arrived, %v", text, err)
 			}
 		})
 	}
 }
 
-// net/http hands a connection on before its reader has seen the end of the answer: the attempt before may say Answered late.
+// net/http reuses a connection before the reader has seen the end of the answer. So the previous attempt may call
+// Answered late.
 func TestLateAnswerLeavesTheNextAttemptArmed(t *testing.T) {
 	for name, late := range map[string]bool{"before its first write": false, "after it": true} {
 		t.Run(name, func(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 // tcpUserTimeout is TCP_USER_TIMEOUT, which package syscall does not name.
 const tcpUserTimeout = 18
 
-// retransmitFor bounds how long the kernel tries to deliver what was written, also while this process is stopped. Zero is the
-// system's own limit, about 15 minutes. Where it cannot be set, as on a socket that is closed or not TCP, nothing is lost: End
-// drops what is queued.
+// retransmitFor limits the time for which the kernel retransmits written data, also while this process is suspended.
+// Zero restores the system's limit of about 15 minutes. If the limit cannot be set, for example on a closed socket, End
+// still drops the queued data.
 func retransmitFor(socket net.Conn, d time.Duration) {
 	at, ok := socket.(syscall.Conn)
 	if !ok {

@@ -7,5 +7,6 @@ import (
 	"time"
 )
 
-// retransmitFor does nothing: only Linux can bound it. A process that is stopped may have queued what is delivered later.
+// retransmitFor does nothing: only Linux has this limit. Data that a process has queued before it is suspended may be
+// delivered later.
 func retransmitFor(net.Conn, time.Duration) {}

@@ -1,51 +1,54 @@
-// Package wire controls what an attempt sends. It enforces the attempt's deadline, knows whether something was sent, and drops
-// what the attempt leaves behind. [Describe] explains errors in fixed words.
+// Package wire controls the connections over which the vendor packages send. It sends nothing after an attempt's
+// deadline or end, knows whether the attempt has sent something, and drops the data that the attempt leaves in the
+// kernel's queue. [Describe] describes errors.
 //
-// # What is guaranteed
+// # Guarantees
 //
-// No write(2) of an attempt begins after its deadline or its end. A process that was stopped for longer than its lease must
-// send nothing when it continues, since another worker may have sent the intent meanwhile. The timers of a context and of a
-// socket do not guarantee that: they fire some time after the process continues, and a large write continues as soon as there
-// is room. So the clock is read before each write(2). One Write may be many of them.
+// No write(2) of an attempt starts after its deadline or its end. A process that was suspended for longer than its
+// lease must send nothing when it continues, since another worker may have sent the intent meanwhile. The timers of a
+// context and of a socket do not guarantee that: they fire some time after the process continues, and a large write
+// continues as soon as there is room. So the clock is read before each write(2). One Write may consist of many.
 //
-// The result of [Wire.End] is final. If nothing was sent by then, nothing ever is. If something was sent, the system no longer
-// holds any of it: each connection whose answer was not read completely is closed by a reset, which drops what is queued. A
-// normal close would let the kernel retransmit a request that timed out, for minutes, after a lookup said that the vendor knows
-// nothing of it. The reset is armed (SO_LINGER with a timeout of zero) before the first write(2) and disarmed by
-// [Wire.Answered], so that it also happens when the process is killed. On Linux TCP_USER_TIMEOUT ends the retransmission at
-// the attempt's deadline, so that it also ends while the process is stopped.
+// The result of [Wire.End] is final. If nothing was sent by then, nothing ever is. If something was sent, the system no
+// longer holds any of it: each connection whose answer was not read completely is closed by a reset, which drops what
+// is queued. A normal close would let the kernel retransmit a request that timed out for minutes, even after a lookup
+// has reported that the vendor has no such request. The reset is armed (SO_LINGER with a timeout of zero) before the
+// first write(2) and disarmed by [Wire.Answered], so that it also happens when the process is killed. On Linux
+// TCP_USER_TIMEOUT ends the retransmission at the attempt's deadline, so that it also ends while the process is
+// stopped.
 //
 // A request goes out on one connection at most, even if net/http tries another.
 //
 // # Interleavings
 //
-//	the process is stopped past the deadline,
-//	  or the attempt ends,                         what goes out           what End says
+//	the process is suspended past the deadline,
+//	  or the attempt ends,                         what is sent            what End reports
 //	during TLS or CONNECT                          the rest of that        not sent
 //	with a connection, before the first write(2)   nothing                 not sent
-//	in a Write, before its first write(2)          nothing                 sent, if it comes before Write has returned
+//	in a Write, before its first write(2)          nothing                 sent, if End comes before Write returns
 //	in a Write, waiting for room                   nothing more            sent
 //	between two Writes                             nothing more            sent
 //	between the check of the clock and write(2)    that write(2)           sent
 //
-//	what is queued in the kernel when
+//	when                                           data that is queued in the kernel
 //	the attempt ends without an answer             is dropped by End
-//	the attempt ends with its whole answer         may still go out: the vendor has answered this request
+//	the attempt ends with its whole answer         may still be sent: the vendor has answered this request
 //	the process is killed                          is dropped by the kernel
-//	the process is stopped                         is dropped at the deadline (Linux)
+//	the process is suspended                       is dropped at the deadline (Linux)
 //	the process continues after the deadline       is dropped by End
 //
-//	net/http takes a second connection             the whole request, if the first sent nothing; else nothing
-//	net/http closes the connection                 before End: it is closed by End or Answered, which know how
-//	the connection goes to another attempt         what that attempt's Wire allows; net/http waits for the Write before
-//	it does so before Answered                     it stays armed: that attempt's Answered disarms it
-//	bytes arrive after the end                     they are read as the connection's end
+//	when                                           result
+//	net/http takes a second connection             it sends the whole request if the first sent nothing, else nothing
+//	net/http closes the connection before End      End or Answered closes it, by a reset or normally
+//	net/http reuses it for another attempt         that attempt's Wire decides; net/http waits for the Write before
+//	net/http reuses it before Answered             it stays armed until that attempt's Answered
+//	bytes arrive after the end                     a read returns the connection's end
 //
 // # Limits
 //
-// The check of the clock and its write(2) are not one step. What another program has taken, such as a proxy or a sidecar, cannot
-// be taken back. The clock is the process's: where it stands still, as on a suspended machine, so does the deadline. If
-// the system is not a Unix, the clock is read for each 4 KiB.
+// The check of the clock and its write(2) are not atomic. Data that another program has accepted, such as a proxy or a
+// sidecar, cannot be dropped. The deadline uses the process's clock, which stands still while the machine is suspended.
+// On systems other than Unix, the clock is read for each 4 KiB.
 package wire
 
 import (
@@ -62,32 +65,32 @@ import (
 
 // Wire is one attempt's control over its connections. It is safe for concurrent use.
 type Wire struct {
-	deadline time.Time // zero: none
+	deadline time.Time // zero if there is none
 
 	mu        sync.Mutex
 	connected bool
-	writing   int // Writes that have not returned
-	written   int // bytes
-	received  int // bytes
+	writing   int // the number of Writes that have not returned
+	written   int // in bytes
+	received  int // in bytes
 	over      bool
 	held      []*conn // connections whose answer is not complete
 }
 
-// Why nothing is sent.
+// The reasons why nothing is sent.
 var (
 	ErrLate  = fmt.Errorf("the attempt's deadline has passed, nothing more is sent: %w", context.DeadlineExceeded)
 	ErrEnded = errors.New("the attempt has ended, nothing more is sent")
 )
 
-// New makes the wire of an attempt with ctx's deadline, if it has one.
+// New returns the wire of an attempt. Its deadline is that of ctx, if there is one.
 func New(ctx context.Context) *Wire {
 	deadline, _ := ctx.Deadline()
 	return &Wire{deadline: deadline}
 }
 
-// Trace is the context for one request by net/http with a transport that dials by [Dial]: the wire takes each connection
-// that net/http picks for it. It picks another if the first one was dead: that is the one place where a request could go
-// out twice.
+// Trace returns a context for one request of net/http, with a transport that uses [Dial]. The wire takes control of
+// each connection that net/http picks for the request. If the first connection is dead, net/http picks another, and
+// could send the request twice: Trace ends the wire if the first connection has sent something.
 func (w *Wire) Trace(ctx context.Context) context.Context {
 	picked, before := false, 0
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -165,7 +168,7 @@ func (w *Wire) write(to *conn, p []byte) (int, error) {
 	if err == nil {
 		n, err = writeChecked(to.Conn, p, w.Check)
 	}
-	if err != nil { // End closes the socket under a Write
+	if err != nil { // End may have closed the socket during the Write
 		if why := w.Check(); why != nil {
 			err = why
 		}
@@ -178,7 +181,7 @@ func (w *Wire) write(to *conn, p []byte) (int, error) {
 	return n, err
 }
 
-// Written is the number of bytes that Writes which have returned have sent.
+// Written returns the number of bytes sent, without those of Writes that have not returned.
 func (w *Wire) Written() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,23 +195,23 @@ func (w *Wire) Connected() bool {
 	return w.connected
 }
 
-// Received is the number of bytes that came in, TLS included.
+// Received returns the number of bytes received, including TLS.
 func (w *Wire) Received() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.received
 }
 
-// Answered reports that the answer to what was sent so far was read completely. The connections that it used are closed
-// normally, or used again.
+// Answered records that the answer has been read completely. The connections used so far may be closed normally or
+// reused.
 func (w *Wire) Answered() {
 	for _, c := range w.release() {
 		c.disarm(w)
 	}
 }
 
-// End lets nothing more out and closes each connection whose answer is not complete, by a reset. It reports whether there was
-// a connection, and whether a byte of a request may have been sent. If not, none ever will be.
+// End stops all sending, and closes each connection whose answer is not complete by a reset. It reports whether there
+// was a connection, and whether a byte of a request may have been sent. If sent is false, nothing is sent later either.
 func (w *Wire) End() (connected, sent bool) {
 	w.mu.Lock()
 	w.over = true
@@ -227,7 +230,7 @@ func (w *Wire) release() (held []*conn) {
 	return held
 }
 
-// arrived counts received bytes, and reports whether the attempt is still running.
+// arrived counts received bytes, and reports whether the attempt still wants them.
 func (w *Wire) arrived(n int) (wanted bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -241,16 +244,16 @@ func (w *Wire) running() bool {
 	return !w.over
 }
 
-// conn is a connection to a vendor. Until an attempt has it, it may write: TLS, a proxy's CONNECT. From then on the wire of the
-// last attempt decides.
+// conn is a connection to a vendor. Before an attempt takes it, it may write freely: TLS, or a proxy's CONNECT. After
+// that, the wire of the last attempt decides.
 type conn struct {
 	net.Conn // the socket
 
-	mu      sync.Mutex // is never held while a wire's is waited for by End or Answered
-	wire    *Wire      // nil: no attempt has had it
+	mu      sync.Mutex // locked before a wire's mutex, never while holding one
+	wire    *Wire      // nil if no attempt has taken the connection
 	armed   bool       // a close is a reset
-	done    bool       // the answer is complete: what the attempt still writes, such as TLS's farewell, arms nothing
-	closing bool       // it is closed when its attempt ends
+	done    bool       // the answer is complete: a later write, such as TLS's close_notify, does not arm it again
+	closing bool       // to be closed when its attempt ends
 }
 
 func (c *conn) holder() *Wire {
@@ -266,7 +269,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Read takes what arrives unasked on an idle connection for its end: net/http would print it to the log.
+// Read returns the connection's end if data arrives on an idle connection. net/http would print the data to the log.
 func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if w := c.holder(); n > 0 && w != nil && !w.arrived(n) {
@@ -275,8 +278,9 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close leaves a connection of a running attempt to its wire: the closing code, such as net/http after it has read an answer,
-// does not know whether that answer was complete. Reads and writes end at once.
+// Close does not close an armed connection of a running attempt. It ends reads and writes at once, and the wire closes
+// the connection later. The caller, such as net/http after it has read an answer, does not know whether the answer was
+// complete.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	if c.armed && c.wire.running() {
@@ -288,7 +292,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// arm has every close of the socket from now on be a reset, the kernel's too, and lets the kernel retransmit until the deadline.
+// arm makes each close of the socket a reset, also one by the kernel, and limits retransmission to the deadline.
 func (c *conn) arm(deadline time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,8 +311,8 @@ func (c *conn) arm(deadline time.Time) error {
 	return nil
 }
 
-// disarm has a close be a normal one again, unless the next attempt has the connection by now: net/http hands it on before the
-// reader of the answer has seen its end.
+// disarm makes a close normal again, unless the next attempt has already taken the connection. net/http reuses a
+// connection before the reader of the answer has seen its end.
 func (c *conn) disarm(w *Wire) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,7 +331,7 @@ func (c *conn) disarm(w *Wire) {
 	}
 }
 
-// abort closes a connection on which w has sent something.
+// abort closes the connection by a reset if w has sent something on it.
 func (c *conn) abort(w *Wire) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -336,7 +340,7 @@ func (c *conn) abort(w *Wire) {
 	}
 }
 
-// Dial is for a transport's DialContext: its connections are those that [Wire.Trace] takes.
+// Dial wraps a transport's DialContext, so that [Wire.Trace] can take the connections.
 func Dial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)

@@ -11,7 +11,7 @@ import (
 
 const patience = 10 * time.Second
 
-// link is a connection over a real socket, which w holds, and its other side.
+// link returns a connection over a real socket that w controls, and its other side.
 func link(t *testing.T, w *Wire) (c, other net.Conn) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -37,7 +37,7 @@ func inAnHour(t *testing.T) *Wire {
 	return New(ctx)
 }
 
-// late is what happens to a process that is stopped past the deadline.
+// late simulates a process that was suspended past the deadline.
 func (w *Wire) late() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,18 +68,19 @@ func TestAttemptThatIsOverSendsNothing(t *testing.T) {
 					t.Errorf("wrote %d bytes: %v", n, err)
 				}
 				if _, sent := w.End(); sent != (first != "") || w.Written() != len(first) {
-					t.Errorf("the wire reports that it sent: %v, %d bytes", sent, w.Written())
+					t.Errorf("sent is %v with %d bytes, want %v with %d", sent, w.Written(), first != "", len(first))
 				}
 				_ = c.Close()
 				if text, err := io.ReadAll(other); string(text) != first || err != nil != (first != "") {
-					t.Errorf("there arrived %q, %v", text, err)
+					t.Errorf("%q arrived, %v", text, err)
 				}
 			})
 		}
 	}
 }
 
-// The buffer is larger than those of the sockets, so that the time is over in the middle of it. Then there is room again.
+// The data is larger than the sockets' buffers, so the attempt ends in the middle of the Write. Then the buffers have
+// room again.
 func TestLongWriteStopsAtTheDeadline(t *testing.T) {
 	const much = 32 << 20
 	for name, way := range ways {
@@ -104,7 +105,7 @@ func TestLongWriteStopsAtTheDeadline(t *testing.T) {
 			rest, err := io.Copy(io.Discard, other)
 			got := <-wrote
 			if got.n <= int(rest) || got.n >= much || !errors.Is(got.err, way.want) {
-				t.Errorf("wrote %d, %v; there arrived %d, %v", got.n, got.err, rest+1, err)
+				t.Errorf("wrote %d, %v; %d arrived, %v", got.n, got.err, rest+1, err)
 			}
 		})
 	}
@@ -122,10 +123,10 @@ func TestWriteInProgressAtTheEndCountsAsSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, sent := w.End(); !sent {
-		t.Error("the wire reports that nothing was sent")
+		t.Error("sent is false")
 	}
 	_ = c.Close()
 	if err := <-wrote; err == nil {
-		t.Error("all of it was written")
+		t.Error("the whole Write succeeded")
 	}
 }

@@ -4,7 +4,7 @@ package wire
 
 import "net"
 
-// writeChecked asks check before each 4 KiB. A process that was stopped inside of one may send the rest of it late.
+// writeChecked calls check before each 4 KiB. A process that is suspended within 4 KiB may send the rest of them late.
 func writeChecked(to net.Conn, p []byte, check func() error) (n int, err error) {
 	for n < len(p) {
 		if err := check(); err != nil {

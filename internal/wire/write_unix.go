@@ -8,12 +8,12 @@ import (
 	"syscall"
 )
 
-// writeChecked asks check before each write(2): a large write is many of them, with waits between, and a process can be
-// stopped in any.
+// writeChecked calls check before each write(2). A large write consists of many, and the process can be suspended in
+// any wait between them.
 func writeChecked(to net.Conn, p []byte, check func() error) (n int, err error) {
 	socket, ok := to.(syscall.Conn)
 	if !ok {
-		return 0, errors.New("the connection is no socket: nothing is sent")
+		return 0, errors.New("the connection is not a socket, so nothing is sent")
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {

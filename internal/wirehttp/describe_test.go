@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// Each error says more than it should, as those of net/http do.
+// Each error contains a secret, as errors of net/http may.
 func TestHTTPErrorsAreDescribedInFixedWords(t *testing.T) {
 	for _, tc := range []struct {
 		err        error
@@ -29,10 +29,10 @@ func TestHTTPErrorsAreDescribedInFixedWords(t *testing.T) {
 		{&bodyError{error: io.ErrUnexpectedEOF, gzip: true}, "protocol", "ended before its gzip encoding did"},
 		{&bodyError{error: io.ErrUnexpectedEOF, chunked: true}, "connection", "closed the connection before the answer's end"},
 		{&bodyError{error: errors.New("secret"), chunked: true}, "protocol", "chunked encoding is malformed"},
-		{&bodyError{error: os.ErrDeadlineExceeded}, "timeout", "the attempt's time was over"},
+		{&bodyError{error: os.ErrDeadlineExceeded}, "timeout", "the attempt timed out"},
 		{&silentError{syscall.ECONNRESET}, "connection", "connection reset by peer"},
 		{io.ErrUnexpectedEOF, "connection", "the other side closed the connection"},
-		{errors.New("malformed"), "protocol", "did not speak HTTP/1.1 as it should"},
+		{errors.New("malformed"), "protocol", "violated HTTP/1.1"},
 	} {
 		code, text := Describe(fmt.Errorf("POST https://secret: %w: secret", tc.err))
 		if code != tc.code || !strings.Contains(text, tc.text) || strings.Contains(text, "secret") {

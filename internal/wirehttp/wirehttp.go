@@ -1,5 +1,5 @@
-// Package wirehttp sends one request of an attempt with net/http, on the connections of package wire, and explains its
-// errors.
+// Package wirehttp sends one request of an attempt with net/http, over the connections of package wire, and describes
+// its errors.
 package wirehttp
 
 import (
@@ -20,11 +20,12 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// HeaderLimit is how much of an answer's status line and headers is read, unless a transport says otherwise.
+// HeaderLimit is the default size limit of an answer's status line and headers.
 const HeaderLimit = 256 << 10
 
-// Guard makes a transport one for [RoundTrip], before its first use: it dials by [wire.Dial], and speaks HTTP/1.1 only. With
-// HTTP/2 the requests of many attempts share one connection, which cannot be reset for one of them.
+// Guard prepares a transport for [RoundTrip]. Call it before the transport's first use. The transport then dials with
+// [wire.Dial] and uses only HTTP/1.1. With HTTP/2 many attempts share a connection, which cannot be reset for one of
+// them.
 func Guard(t *http.Transport) {
 	dial := t.DialContext
 	if dial == nil {
@@ -53,11 +54,11 @@ func Guard(t *http.Transport) {
 	}
 }
 
-// RoundTrip sends a request by a transport that [Guard] has prepared: once, without a redirect. The answer's body must be read
-// to its end or closed; [wire.Wire.Answered] is called at its end. The caller calls [wire.Wire.End].
+// RoundTrip sends a request once, without redirects. [Guard] must have prepared the transport. The caller must read the
+// answer's body to its end or close it, and must call [wire.Wire.End]. The body's end calls [wire.Wire.Answered].
 func RoundTrip(w *wire.Wire, t *http.Transport, req *http.Request) (*http.Response, error) {
 	out := req.WithContext(w.Trace(req.Context()))
-	out.GetBody = nil // net/http has nothing to send again
+	out.GetBody = nil // without it, net/http cannot send the body again
 	before := w.Received()
 	resp, err := t.RoundTrip(out)
 	switch received := w.Received() - before; {
@@ -75,9 +76,9 @@ func RoundTrip(w *wire.Wire, t *http.Transport, req *http.Request) (*http.Respon
 func watch(w *wire.Wire, resp *http.Response) {
 	switch {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
-		// net/http hands the connection over, and no deadline ends a read of it. The request did not ask for another protocol.
+		// The body is then the connection itself, and no deadline ends a read of it. The request asked for no other protocol.
 		_ = resp.Body.Close()
-		resp.Body = http.NoBody // it has none
+		resp.Body = http.NoBody // an answer without a body
 	case resp.Body == http.NoBody:
 		w.Answered()
 	default:
@@ -85,7 +86,7 @@ func watch(w *wire.Wire, resp *http.Response) {
 	}
 }
 
-// body is an answer's. It notices its end, and names what is wrong with it.
+// body is an answer's body. It reports its end to the wire, and adds to errors what is needed to describe them.
 type body struct {
 	io.ReadCloser
 	wire          *wire.Wire
@@ -103,10 +104,10 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Errors that net/http reports only as text.
+// The errors that net/http distinguishes only by their text.
 type (
-	proxyError   struct{ status int } // a proxy does not connect
-	headersError struct {             // the headers are over the limit
+	proxyError   struct{ status int } // a proxy did not connect
+	headersError struct {             // the headers exceed the limit
 		limit int64
 		error
 	}
@@ -124,7 +125,7 @@ func (e *headersError) Unwrap() error { return e.error }
 func (e *silentError) Unwrap() error  { return e.error }
 func (e *bodyError) Unwrap() error    { return e.error }
 
-// Describe is [wire.Describe] for HTTP, and knows the errors of HTTP as well.
+// Describe is [wire.Describe] with the errors that are specific to HTTP.
 func Describe(err error) (code, text string) {
 	code, text = wire.Describe(err, "HTTP/1.1")
 	if code != "protocol" && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {

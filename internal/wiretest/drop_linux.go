@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// Listen listens on loopback until the test ends. The listener is one for DropData: it has no Multipath TCP, which takes no
-// filter.
+// Listen listens on loopback until the test ends. Its listener works with DropData: Multipath TCP is off, because its
+// sockets accept no filter.
 func Listen(t testing.TB) *net.TCPListener {
 	t.Helper()
 	var config net.ListenConfig
@@ -21,26 +21,26 @@ func Listen(t testing.TB) *net.TCPListener {
 	return listener.(*net.TCPListener)
 }
 
-// DropData has the kernel drop each TCP segment that carries data and arrives at the socket, before TCP sees it: the sender
-// keeps the data in its queue and retransmits it. Handshakes, closes and resets pass. Connections that a listener accepts
-// inherit it. It needs no rights.
+// DropData makes the kernel drop each TCP segment with data that arrives at the socket, before TCP sees it. The sender
+// keeps the data in its queue and retransmits it. Handshakes, closes and resets pass. Connections that a listener
+// accepts inherit the filter. DropData needs no privileges.
 func DropData(socket syscall.Conn) error {
 	program := [...]syscall.SockFilter{
-		{Code: 0x30, K: 12},              // the byte with the length of the TCP header
-		{Code: 0x74, K: 2},               // in bytes
-		{Code: 0x54, K: 0x3c},            //
-		{Code: 0x07},                     //
-		{Code: 0x80},                     // the segment's length
-		{Code: 0x1c},                     // without the header
-		{Code: 0x15, Jt: 0, Jf: 1, K: 0}, // is there data?
-		{Code: 0x06, K: 0xffffffff},      // no: pass
-		{Code: 0x06, K: 0},               // yes: drop
+		{Code: 0x30, K: 12},              // load the byte with the header's length
+		{Code: 0x74, K: 2},               // convert it
+		{Code: 0x54, K: 0x3c},            // to bytes
+		{Code: 0x07},                     // keep it in X
+		{Code: 0x80},                     // load the segment's length
+		{Code: 0x1c},                     // subtract X
+		{Code: 0x15, Jt: 0, Jf: 1, K: 0}, // is the data empty?
+		{Code: 0x06, K: 0xffffffff},      // yes: pass
+		{Code: 0x06, K: 0},               // no: drop
 	}
 	fprog := syscall.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	return setFilter(socket, syscall.SO_ATTACH_FILTER, unsafe.Pointer(&fprog), unsafe.Sizeof(fprog))
 }
 
-// PassData ends what DropData began.
+// PassData removes the filter of DropData.
 func PassData(socket syscall.Conn) error {
 	var unused int32
 	return setFilter(socket, syscall.SO_DETACH_FILTER, unsafe.Pointer(&unused), unsafe.Sizeof(unused))

@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// The codes of a first packet that is no startup message.
+// The codes of a first packet that is not a startup message.
 const (
 	cancelRequest = 80877102
 	sslRequest    = 80877103
 	gssRequest    = 80877104
 )
 
-// link is one connection, both halves of it.
+// link is one proxied connection: the client's half and the server's half.
 type link struct {
 	p              *Proxy
 	number         int
@@ -24,8 +24,8 @@ type link struct {
 	names          map[string]string // prepared statements
 
 	mu      sync.Mutex
-	waiting [][]string // the statements of each burst that is not answered yet
-	trip    []string   // of those since the connection was last idle
+	waiting [][]string // the statements of each burst without an answer
+	trip    []string   // the statements of the answered bursts since the connection was last idle
 	losing  *armed
 }
 
@@ -69,7 +69,7 @@ func (p *Proxy) serve(client net.Conn) {
 	<-answered
 }
 
-// readStartup refuses encryption and returns the packet that asks for neither.
+// readStartup refuses requests for encryption, and returns the startup packet that follows.
 func readStartup(client net.Conn) ([]byte, error) {
 	for {
 		head := make([]byte, 8)
@@ -92,7 +92,7 @@ func readStartup(client net.Conn) ([]byte, error) {
 	}
 }
 
-// readMessage returns a message whole, its type first.
+// readMessage returns a whole message, including its type and length.
 func readMessage(from io.Reader) ([]byte, error) {
 	head := make([]byte, 5)
 	if _, err := io.ReadFull(from, head); err != nil {
@@ -107,7 +107,7 @@ func readMessage(from io.Reader) ([]byte, error) {
 	return message, err
 }
 
-// requests forwards what the client sends, a burst at a time.
+// requests forwards the client's messages, one burst at a time.
 func (l *link) requests() {
 	var burst []byte
 	var statements []string
@@ -134,7 +134,7 @@ func (l *link) requests() {
 			sql, _ := cString(message[5:])
 			statements = append(statements, sql)
 		case 'S':
-		default: // of the handshake, of COPY, a Flush, the farewell
+		default: // the handshake, COPY, Flush, Terminate
 			if _, err := l.server.Write(burst); err != nil {
 				return
 			}
@@ -148,7 +148,7 @@ func (l *link) requests() {
 	}
 }
 
-// send forwards a burst that is to be answered, or lets its fault happen and returns false.
+// send forwards a burst that the server must answer. If a fault ends the connection, send returns false.
 func (l *link) send(burst []byte, statements []string) bool {
 	if len(statements) > 0 && !l.p.pass() {
 		return false
@@ -178,7 +178,7 @@ func (l *link) send(burst []byte, statements []string) bool {
 	return err == nil
 }
 
-// breakOff lets the client hear no more on this connection, or on any.
+// breakOff closes the client's connection. For CrashBefore and CrashAfter it closes all connections.
 func (l *link) breakOff(hit *armed) {
 	_ = l.client.Close()
 	if hit.fault == CrashBefore || hit.fault == CrashAfter {
@@ -186,7 +186,7 @@ func (l *link) breakOff(hit *armed) {
 	}
 }
 
-// answers forwards what the server sends.
+// answers forwards the server's messages.
 func (l *link) answers() {
 	for {
 		message, err := readMessage(l.server)
@@ -219,11 +219,11 @@ func (l *link) answers() {
 			}
 			continue
 		}
-		// Before the client hears of it: it may ask for its trips at once.
+		// Count the trip before the client gets the answer, because the test may call Take at once.
 		if ended != nil {
 			l.p.ended(*ended)
 		}
-		_, _ = l.client.Write(message) // the server goes on without a client that is gone
+		_, _ = l.client.Write(message) // the server continues even if the client has disconnected
 	}
 }
 

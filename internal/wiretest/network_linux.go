@@ -16,26 +16,26 @@ import (
 	"time"
 )
 
-// Network is another host: a network namespace of its own, at the end of a virtual cable. It goes with the test, also with a
-// test that is killed.
+// Network is a simulated host: a network namespace at the other end of a virtual cable. It is removed when the test
+// ends, also if the test is killed.
 type Network struct {
 	t    testing.TB
 	host netip.Addr
-	run  chan func() // on the thread that is in the namespace
+	run  chan func() // functions for the thread that is in the namespace
 }
 
-// NewNetwork makes a network. It needs root, ip and nft. Where a namespace cannot be made the test is skipped, and says why;
-// where the programs are missing it fails.
+// NewNetwork creates a network. It needs root and the programs ip and nft. If the system does not allow a namespace,
+// the test is skipped with the reason. If a program is missing, the test fails.
 func NewNetwork(t testing.TB) *Network {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("only root can make a network namespace: packets cannot be dropped here")
+		t.Skip("cannot drop packets: only root can create a network namespace")
 	}
 	n := &Network{t: t, run: make(chan func())}
 	thread := make(chan int, 1)
 	failed := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine, and the namespace with it
+		runtime.LockOSThread() // never unlocked, so the thread and the namespace end with this goroutine
 		if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
 			failed <- err
 			return
@@ -50,12 +50,12 @@ func NewNetwork(t testing.TB) *Network {
 	case id = <-thread:
 	case err := <-failed:
 		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.ENOSPC) {
-			t.Skipf("a network namespace cannot be made here, so packets cannot be dropped: %v", err)
+			t.Skipf("cannot drop packets: the system does not allow a network namespace: %v", err)
 		}
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { close(n.run) })
-	// Of the range that is kept for tests of networks.
+	// The range is reserved for network tests (RFC 2544).
 	base := netip.AddrFrom4([4]byte{198, 18 + byte(rand.IntN(2)), byte(rand.IntN(256)), byte(rand.IntN(64) * 4)})
 	here := base.Next()
 	n.host = here.Next()
@@ -71,7 +71,7 @@ func NewNetwork(t testing.TB) *Network {
 	return n
 }
 
-// Listen listens on a port of the other host.
+// Listen listens on a port of the simulated host.
 func (n *Network) Listen() net.Listener {
 	n.t.Helper()
 	var listener net.Listener
@@ -84,8 +84,8 @@ func (n *Network) Listen() net.Listener {
 	return listener
 }
 
-// Drop has the other host's firewall drop the packets that these rules of nft match, instead of those of the last call. No
-// rule: nothing is dropped.
+// Drop makes the simulated host's firewall drop the packets that match these nft rules. They replace the rules of the
+// last call. Without rules, nothing is dropped.
 func (n *Network) Drop(rules ...string) {
 	n.t.Helper()
 	text := "table inet samekey {}\nflush table inet samekey\ntable inet samekey {\nchain input {\ntype filter hook input priority 0\n"

@@ -1,14 +1,17 @@
-// Package wiretest stands between a client and a Postgres server, for tests: it counts round trips on the wire, cuts
-// connections, loses answers, lets a client die at any of its round trips, and lets several go in step.
+// Package wiretest is a proxy between a client and a Postgres server, for tests. It counts round trips, cuts
+// connections, loses answers, simulates a client that dies at any of its round trips, and runs several connections in
+// lockstep.
 //
 //	proxy := wiretest.Start(t, dsn)
 //	pool, err := pgxpool.New(ctx, proxy.DSN())
-//	proxy.Take()                                     // forget what connecting cost
+//	proxy.Take()                                     // discard the trips of connecting
 //	..
-//	trips := proxy.Take()                            // one for each burst that was answered
-//	lost := proxy.Arm(wiretest.LoseAnswer, "commit") // the next COMMIT happens, but its answer is lost
+//	trips := proxy.Take()                            // one for each answered burst
+//	lost := proxy.Arm(wiretest.LoseAnswer, "commit") // the next COMMIT happens, and its answer is lost
 //
-// It reads as much of the protocol as it needs: the names of prepared statements, and where a burst ends. It has no TLS.
+// A burst is a group of messages that the client sends without waiting, up to a Sync or a Query. The proxy reads only
+// the parts of the protocol that it needs: the names of prepared statements and the ends of bursts. It does not support
+// TLS.
 package wiretest
 
 import (
@@ -29,24 +32,24 @@ type Fault int
 const (
 	// CutBefore breaks both connections. The burst never reaches the server.
 	CutBefore Fault = iota + 1
-	// LoseAnswer loses the answer: the server gets the burst and answers it; then, without a byte of the answer, the client's connection
-	// breaks.
+	// LoseAnswer lets the server execute and answer the burst. Then the client's connection breaks, and the client gets no
+	// byte of the answer.
 	LoseAnswer
-	// Hold delays the burst: the client's connection breaks at once, and the burst reaches the server when Release is called: until then
-	// its transaction is open. That is a packet under way while its sender is gone.
+	// Hold breaks the client's connection at once. The burst reaches the server when Release is called, and until then its
+	// transaction is open. It simulates a packet that arrives after its sender is gone.
 	Hold
-	// LoseServer fakes a lost server: the server gets the burst and answers it; the client gets an error of class 08 in place of the answer and
-	// keeps its connection. So do poolers that lost their connection to the server.
+	// LoseServer lets the server execute and answer the burst. The client gets an error of class 08 instead of the answer,
+	// and keeps its connection. Poolers that lose their connection to the server behave like this.
 	LoseServer
-	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies with it: at the same moment all its
-	// other connections break, and new ones are closed, until Revive.
+	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies. All its other connections break at
+	// the same moment, and new ones are closed, until Revive.
 	CrashBefore
 	CrashAfter //nolint:revive // see CrashBefore
 )
 
-// Trip is one round trip: what the client sent without waiting, up to a Sync or a Query, and the server answered.
+// Trip is one round trip: a burst and its answer, or several bursts that the client sent before the first answer.
 type Trip struct {
-	Conn       int // the connection, in the order of their arrival from 1
+	Conn       int // the number of the connection, in the order of arrival, starting at 1
 	Statements []string
 }
 
@@ -69,27 +72,27 @@ type Proxy struct {
 	done    bool
 
 	gate chan struct{} // nil unless paused; closed and replaced by Step
-	held int           // bursts that wait for it
+	held int           // the number of bursts that wait for the gate
 }
 
 type armed struct {
 	fault Fault
 	match string
-	nth   int // if not 0, it is counted down instead of matching
+	nth   int // if not 0, the bursts to count down before the fault; match is ignored
 	hit   chan []string
 }
 
 func (a *armed) happened(statements []string) {
-	a.hit <- statements // there is room for it
+	a.hit <- statements // the channel has room
 	close(a.hit)
 }
 
-// Start listens on a port of its own until the test ends. The DSN is a URL or a connection string.
+// Start starts a proxy that runs until the test ends. The DSN is a URL or a connection string.
 func Start(t testing.TB, dsn string) *Proxy {
 	t.Helper()
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		t.Fatalf("wiretest: the DSN cannot be read") // the error would quote it
+		t.Fatalf("wiretest: invalid DSN") // the error would quote the password
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -120,7 +123,7 @@ func through(dsn string, port int) string {
 	return fmt.Sprintf("%s host=127.0.0.1 port=%d sslmode=disable", dsn, port)
 }
 
-// DSN is the one given to Start, by way of the proxy.
+// DSN returns the DSN given to Start, changed to connect through the proxy.
 func (p *Proxy) DSN() string { return p.dsn }
 
 // Take returns the trips since the last call, in the order in which they ended.
@@ -132,14 +135,14 @@ func (p *Proxy) Take() []Trip {
 	return trips
 }
 
-// Arm lets the fault happen to the next burst in which a statement contains the text, in any case. The channel gives the
-// burst's statements when it happened, and is closed then: after LoseAnswer, the server's work is done by then.
+// Arm makes the fault happen to the next burst in which a statement contains the text, ignoring case. When the fault
+// has happened, the channel receives the burst's statements and is closed. After LoseAnswer, the server has done its
+// work by then.
 func (p *Proxy) Arm(fault Fault, text string) <-chan []string {
 	return p.arm(&armed{fault: fault, match: strings.ToLower(text)})
 }
 
-// ArmNth is Arm for the n-th burst from now, from 1, of those that execute a statement: one that only prepares it does
-// not count.
+// ArmNth is Arm for the n-th burst from now, starting at 1. Only bursts that execute a statement count.
 func (p *Proxy) ArmNth(fault Fault, n int) <-chan []string {
 	return p.arm(&armed{fault: fault, nth: n})
 }
@@ -152,7 +155,7 @@ func (p *Proxy) arm(a *armed) <-chan []string {
 	return a.hit
 }
 
-// Disarm takes back what was armed. It returns false where there is nothing to take back: the fault has met its burst.
+// Disarm cancels the armed fault. It returns false if there is none, because the fault has already met its burst.
 func (p *Proxy) Disarm() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,10 +164,10 @@ func (p *Proxy) Disarm() bool {
 	return armed
 }
 
-// Release lets bursts go that Hold holds, now and later. Call it once.
+// Release forwards the bursts that Hold has delayed. Later ones are not delayed. Call it once.
 func (p *Proxy) Release() { close(p.released) }
 
-// Cut breaks all connections that are open.
+// Cut breaks all open connections.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +180,7 @@ func (p *Proxy) cut() {
 	}
 }
 
-// Isolate breaks all connections that are open, and closes new ones, until Revive.
+// Isolate breaks all open connections, and closes new ones until Revive.
 func (p *Proxy) Isolate() { p.crash() }
 
 func (p *Proxy) crash() {
@@ -187,8 +190,8 @@ func (p *Proxy) crash() {
 	p.cut()
 }
 
-// Revive ends what CrashBefore and CrashAfter began: connections are forwarded again, as to a client that was only
-// believed dead.
+// Revive ends CrashBefore, CrashAfter and Isolate: new connections are forwarded again. The client was only believed
+// dead.
 func (p *Proxy) Revive() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,7 +218,7 @@ func (p *Proxy) accept() {
 	}
 }
 
-// track notes a connection, so that Cut finds it. It returns false when the client is dead or the test is over.
+// track records a connection for Cut. It returns false if the client is dead or the test has ended.
 func (p *Proxy) track(conn net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -233,7 +236,7 @@ func (p *Proxy) forget(conn net.Conn) {
 	delete(p.open, conn)
 }
 
-// due returns the fault that a burst of these statements meets, at most once.
+// due returns the armed fault if it applies to a burst with these statements, and disarms it.
 func (p *Proxy) due(statements []string) *armed {
 	p.mu.Lock()
 	defer p.mu.Unlock()

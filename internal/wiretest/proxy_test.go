@@ -8,19 +8,18 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/internal/wiretest"
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// setup is a proxy in front of a database with the table n.
+// setup starts a proxy for a database with the table n.
 func setup(t *testing.T) (context.Context, *samekeytest.DB, *wiretest.Proxy) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	t.Cleanup(cancel)
 	db := samekeytest.NewDB(t)
-	if _, err := db.Exec(ctx, "create table n (n int primary key)"); err != nil {
-		t.Fatal(err)
-	}
+	dbtest.Exec(t, db, "create table n (n int primary key)")
 	return ctx, db, wiretest.Start(t, db.DSN)
 }
 
@@ -39,13 +38,9 @@ func insert(ctx context.Context, conn *pgx.Conn, n int) error {
 	return err
 }
 
-func wantRows(ctx context.Context, t *testing.T, db *samekeytest.DB, want int) {
+func wantRows(t *testing.T, db *samekeytest.DB, want int) {
 	t.Helper()
-	var n int
-	if err := db.QueryRow(ctx, "select count(*) from n").Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	if n != want {
+	if n := dbtest.Value[int](t, db, "select count(*) from n"); n != want {
 		t.Errorf("%d rows, want %d", n, want)
 	}
 }
@@ -53,12 +48,10 @@ func wantRows(ctx context.Context, t *testing.T, db *samekeytest.DB, want int) {
 func TestArmNthCountsOnlyBurstsThatExecute(t *testing.T) {
 	ctx, db, proxy := setup(t)
 	for fault, rows := range map[wiretest.Fault]int{wiretest.CutBefore: 2, wiretest.LoseAnswer: 3} {
-		if _, err := db.Exec(ctx, "truncate n"); err != nil {
-			t.Fatal(err)
-		}
+		dbtest.Exec(t, db, "truncate n")
 		conn := connect(ctx, t, proxy)
 		hit := proxy.ArmNth(fault, 3)
-		for n := 1; n <= 2; n++ { // the first prepares too, in a round trip of its own
+		for n := 1; n <= 2; n++ { // the first insert also prepares, in a round trip of its own
 			if err := insert(ctx, conn, n); err != nil {
 				t.Fatal(err)
 			}
@@ -66,13 +59,13 @@ func TestArmNthCountsOnlyBurstsThatExecute(t *testing.T) {
 		if err := insert(ctx, conn, 3); err == nil {
 			t.Error("the third burst got its answer")
 		}
-		if said := strings.Join(<-hit, ";"); !strings.Contains(said, "insert into n") {
-			t.Errorf("struck %q", said)
+		if statements := strings.Join(<-hit, ";"); !strings.Contains(statements, "insert into n") {
+			t.Errorf("the fault met %q", statements)
 		}
 		if proxy.Disarm() {
-			t.Error("still armed after it struck")
+			t.Error("the fault is still armed")
 		}
-		wantRows(ctx, t, db, rows)
+		wantRows(t, db, rows)
 	}
 }
 
@@ -81,7 +74,7 @@ func TestDisarmedFaultDoesNotHappen(t *testing.T) {
 	conn := connect(ctx, t, proxy)
 	proxy.ArmNth(wiretest.CutBefore, 1)
 	if !proxy.Disarm() {
-		t.Error("was not armed")
+		t.Error("the fault was not armed")
 	}
 	if err := insert(ctx, conn, 1); err != nil {
 		t.Error(err)
@@ -102,12 +95,12 @@ func TestCrashedClientHasNoConnectionUntilRevive(t *testing.T) {
 			rows++
 		}
 		if err := insert(ctx, other, 100); err == nil {
-			t.Error("another connection lives")
+			t.Error("another connection still works")
 		}
 		if _, err := pgx.Connect(ctx, proxy.DSN()); err == nil {
 			t.Error("a new connection was made")
 		}
-		wantRows(ctx, t, db, rows)
+		wantRows(t, db, rows)
 		proxy.Revive()
 		if err := connect(ctx, t, proxy).Ping(ctx); err != nil {
 			t.Error(err)
@@ -131,23 +124,18 @@ func TestStepForwardsOneBurstOfEachConnection(t *testing.T) {
 	}
 	held := func(want int) {
 		t.Helper()
-		for proxy.Held() != want {
-			if ctx.Err() != nil {
-				t.Fatalf("%d held, want %d", proxy.Held(), want)
-			}
-			time.Sleep(time.Millisecond)
-		}
+		dbtest.Until(t, "both bursts are held", func() bool { return proxy.Held() == want })
 	}
 	held(2)
-	wantRows(ctx, t, db, 0)
+	wantRows(t, db, 0)
 	proxy.Step()
 	held(2)
-	wantRows(ctx, t, db, 2)
+	wantRows(t, db, 2)
 	proxy.Resume()
 	for range 2 {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	}
-	wantRows(ctx, t, db, 4)
+	wantRows(t, db, 4)
 }

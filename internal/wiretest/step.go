@@ -1,7 +1,7 @@
 package wiretest
 
-// Pause holds every burst that executes a statement on its way to the server, from now on, until Step or Resume. No
-// connection breaks: it is a slow network, and the test decides how slow.
+// Pause holds each burst that executes a statement, until Step or Resume. No connection breaks. It simulates a slow
+// network whose speed the test controls.
 func (p *Proxy) Pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -10,14 +10,14 @@ func (p *Proxy) Pause() {
 	}
 }
 
-// Held is how many bursts are held now.
+// Held returns the number of held bursts.
 func (p *Proxy) Held() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.held
 }
 
-// Step lets those go that are held now; the next burst of each is held again.
+// Step forwards the bursts that are held now. The next burst of each connection is held again.
 func (p *Proxy) Step() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -26,7 +26,7 @@ func (p *Proxy) Step() {
 	}
 }
 
-// Resume lets all go, and holds no more.
+// Resume forwards all held bursts and ends the pause.
 func (p *Proxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +42,7 @@ func (p *Proxy) letGo() (paused bool) {
 	return true
 }
 
-// pass waits while the proxy is paused. It returns false when the test is over.
+// pass waits while the proxy is paused. It returns false if the test ends.
 func (p *Proxy) pass() bool {
 	p.mu.Lock()
 	gate := p.gate

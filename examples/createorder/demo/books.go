@@ -98,7 +98,7 @@ func (b *books) checkEffects(what string, ledger samekeytest.Ledger, orders map[
 		case !exists:
 			b.problem("a %s was requested for an order that does not exist: %q", what, effect.Identity)
 		case err != nil || body.Amount != order.amount:
-			b.problem("the %s of order %s is over %d, the order over %d", what, id, body.Amount, order.amount)
+			b.problem("the %s of order %s has the amount %d, the order has %d", what, id, body.Amount, order.amount)
 		}
 	}
 }
@@ -155,22 +155,22 @@ func (b *books) checkReplies(e evidence) {
 			continue
 		}
 		if _, exists := e.orders[r.order]; !exists {
-			b.problem("key %s was told of order %s, which does not exist", r.key, r.order)
+			b.problem("the answer to key %s names order %s, which does not exist", r.key, r.order)
 		}
 		if have, taken := owner[r.order]; taken && have != r.key {
-			b.problem("keys %s and %s were told of one order, %s", have, r.key, r.order)
+			b.problem("the answers to keys %s and %s name the same order %s", have, r.key, r.order)
 		}
 		owner[r.order] = r.key
 	}
 	for id := range e.orders {
 		if owner[id] == "" {
-			b.problem("order %s exists, and no client was told of it", id)
+			b.problem("order %s exists, and no answer names it", id)
 		}
 	}
 }
 
-// checkIntents expects that each intent is finished, and that its vendor decided once under its delivery key: one charge
-// for each order, one receipt for each paid order.
+// checkIntents expects that each intent is finished, and that its vendor has one result for its delivery key: one charge
+// intent for each order, one receipt intent for each paid order.
 func (b *books) checkIntents(e evidence) {
 	decided := map[string]int{}
 	for _, record := range slices.Concat(e.payments.Effects, e.payments.Declined, e.mails.Effects, e.mails.Declined) {
@@ -181,7 +181,7 @@ func (b *books) checkIntents(e evidence) {
 		if in.finished == "" {
 			b.problem("the %s intent of order %s is not finished", in.action, in.order)
 		} else if n := decided[in.deliveryKey]; n != 1 {
-			b.problem("the %s intent of order %s is %s, and its vendor decided %d times under its key", in.action, in.order, in.finished, n)
+			b.problem("the %s intent of order %s is %s, and its vendor has %d results for its key", in.action, in.order, in.finished, n)
 		}
 		if count[in.action] == nil {
 			count[in.action] = map[uuid.UUID]int{}

@@ -14,7 +14,7 @@ import (
 var (
 	paid     = uuid.MustParse("00000000-0000-0000-0000-000000000001")
 	declined = uuid.MustParse("00000000-0000-0000-0000-000000000002")
-	nobody   = uuid.MustParse("00000000-0000-0000-0000-000000000003")
+	noOrder  = uuid.MustParse("00000000-0000-0000-0000-000000000003")
 	killedAt = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 )
 
@@ -96,29 +96,29 @@ func TestWrongBooksDoNotBalance(t *testing.T) {
 			e.mails.Effects = append(e.mails.Effects, record(declined, "r2", 7, 202))
 		}, 0, 0, "was not charged and got a receipt"},
 		"a charge for no order": {func(e *evidence) {
-			e.payments.Effects = append(e.payments.Effects, record(nobody, "c9", 5, 201))
+			e.payments.Effects = append(e.payments.Effects, record(noOrder, "c9", 5, 201))
 		}, 0, 0, "does not exist"},
-		"another amount": {func(e *evidence) { e.payments.Effects[0] = record(paid, "c1", 6, 201) }, 0, 0, "over 6"},
+		"another amount": {func(e *evidence) { e.payments.Effects[0] = record(paid, "c1", 6, 201) }, 0, 0, "has the amount 6"},
 		"a paid order that is pending": {func(e *evidence) {
 			e.orders[paid] = order{state: "pending", amount: 5}
 		}, 0, 0, "is pending"},
 		"a declined order that is paid": {func(e *evidence) {
 			e.orders[declined] = order{state: "paid", amount: 7}
 		}, 0, 0, "0 charges and 1 declines"},
-		"an answer that names no order": {func(e *evidence) { e.replies[3].order = nobody }, 0, 0, "which does not exist"},
+		"an answer that names no order": {func(e *evidence) { e.replies[3].order = noOrder }, 0, 0, "which does not exist"},
 		"one key, two orders":           {func(e *evidence) { e.replies[1].body = "2"; e.replies[1].order = declined }, 0, 0, "was answered 201 1 and 201 2"},
-		"two keys, one order":           {func(e *evidence) { e.replies[3].order = paid }, 0, 0, "were told of one order"},
-		"an order of nobody": {func(e *evidence) {
-			e.orders[nobody] = order{state: "payment_failed", amount: 7}
-			e.payments.Declined = append(e.payments.Declined, record(nobody, "c3", 7, 402))
-			e.intents = append(e.intents, intent{action: "charge_card", deliveryKey: "c3", order: nobody, finished: "refused"})
-		}, 0, 0, "no client was told"},
+		"two keys, one order":           {func(e *evidence) { e.replies[3].order = paid }, 0, 0, "name the same order"},
+		"an order without a client": {func(e *evidence) {
+			e.orders[noOrder] = order{state: "payment_failed", amount: 7}
+			e.payments.Declined = append(e.payments.Declined, record(noOrder, "c3", 7, 402))
+			e.intents = append(e.intents, intent{action: "charge_card", deliveryKey: "c3", order: noOrder, finished: "refused"})
+		}, 0, 0, "no answer names it"},
 		"a conflict that was answered":   {func(e *evidence) { e.replies[2].status = 201; e.replies[2].order = paid }, 0, 0, "instead of 422"},
 		"a client without an answer":     {func(e *evidence) { e.replies[0].status = 0 }, 0, 0, "instead of 201"},
 		"an intent that is not finished": {func(e *evidence) { e.intents[1].finished = "" }, 0, 0, "is not finished"},
-		"an intent delivered to nobody":  {func(e *evidence) { e.intents[1].deliveryKey = "r9" }, 0, 0, "decided 0 times"},
+		"an intent without a result":     {func(e *evidence) { e.intents[1].deliveryKey = "r9" }, 0, 0, "has 0 results"},
 		"a missing intent":               {func(e *evidence) { e.intents = e.intents[:2] }, 0, 0, "has 0 charge_card"},
-		"a receipt intent too many": {func(e *evidence) {
+		"an extra receipt intent": {func(e *evidence) {
 			e.intents = append(e.intents, intent{action: "send_receipt", deliveryKey: "r1", order: paid, finished: "delivered"})
 		}, 0, 0, "2 send_receipt"},
 		"other bytes with the same key": {func(e *evidence) { e.payments.Calls[1].BodyHash = "other" }, 0, 0, "two bodies"},

@@ -95,7 +95,7 @@ func (d *demo) report(b books) error {
 	if more := len(b.problems) - most; more > 0 {
 		fmt.Fprintf(d.out, "  - and %d more\n", more)
 	}
-	return fmt.Errorf("the books do not balance: %d doubles, %d lost, %d things wrong", b.doubles, b.lost, len(b.problems))
+	return fmt.Errorf("the books do not balance: %d doubles, %d lost, %d problems", b.doubles, b.lost, len(b.problems))
 }
 
 func list(numbers []int) string { return strings.Trim(fmt.Sprint(numbers), "[]") }

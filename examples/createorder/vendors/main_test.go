@@ -18,8 +18,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// TestMain lets this test binary be the vendor, so that tests run, kill and
-// restart the real process.
+// TestMain runs the vendor if the environment asks for it, so that tests can start, kill and restart the real process.
 func TestMain(m *testing.M) {
 	if os.Getenv("SAMEKEY_TEST_BE_VENDOR") == "1" {
 		main()
@@ -197,13 +196,13 @@ func TestInvalidCommandLineIsRefused(t *testing.T) {
 	for _, args := range [][]string{{"-kind", "fax"}, {"-faults", "lose"}, {"-no-such-flag"}, {"extra"}, {"-seed", "x"}} {
 		var stderr bytes.Buffer
 		if code := run(t.Context(), args, io.Discard, &stderr); code != 2 || stderr.Len() == 0 {
-			t.Errorf("%v: exit code %d, said %q", args, code, stderr.String())
+			t.Errorf("%v: exit code %d, stderr %q, want code 2", args, code, stderr.String())
 		}
 	}
 	for _, args := range [][]string{{"-listen", "256.0.0.1:0"}, {"-ledger", t.TempDir()}, {"-fault-every", "-1"}} {
 		var stderr bytes.Buffer
 		if code := run(t.Context(), args, io.Discard, &stderr); code != 1 || stderr.Len() == 0 {
-			t.Errorf("%v: exit code %d, said %q", args, code, stderr.String())
+			t.Errorf("%v: exit code %d, stderr %q, want code 1", args, code, stderr.String())
 		}
 	}
 	if code := run(t.Context(), []string{"-help"}, io.Discard, io.Discard); code != 0 {

@@ -1,11 +1,10 @@
-// Command withpostgres runs a command with a Postgres server to test on:
+// Command withpostgres runs a command with a Postgres server for its tests:
 //
 //	withpostgres -- go test ./...
 //
-// It starts one as package testpg says, gives its DSN to the command in
-// SAMEKEY_TEST_DATABASE_URL, hands signals on to it, stops the server when the
-// command has ended, and ends with the command's exit code. A server that the
-// variable names already is used as it is.
+// It starts a server with package testpg, sets SAMEKEY_TEST_DATABASE_URL to its DSN, runs the command, and then stops
+// the server. It passes signals on to the command and exits with the command's exit code. If the variable is already
+// set, that server is used.
 package main
 
 import (
@@ -25,7 +24,7 @@ import (
 const (
 	exitFailed = 1
 	exitUsage  = 2
-	exitSignal = 128 // and the signal's number, as shells have it
+	exitSignal = 128 // plus the signal's number, as in a shell
 )
 
 func main() {
@@ -67,14 +66,14 @@ func run(args []string) (code int, err error) {
 	for {
 		select {
 		case received := <-signals:
-			_ = command.Process.Signal(received) // it may have ended just now
+			_ = command.Process.Signal(received) // fails if the command has just ended
 		case err := <-ended:
 			return exitCode(err)
 		}
 	}
 }
 
-// start gives up when a signal comes.
+// start starts the server. A signal cancels it.
 func start(signals <-chan os.Signal) (dsn string, stop func(), err error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)

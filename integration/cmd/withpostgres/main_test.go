@@ -20,8 +20,8 @@ func TestExitCodeIsTheCommands(t *testing.T) {
 		{"success, with a server named", `test -n "$SAMEKEY_TEST_DATABASE_URL"`, 0},
 		{"an exit code", `exit 7`, 7},
 		{"a signal", `kill -KILL $$`, 128 + 9},
-		// The signal that comes to us reaches the command.
-		{"a signal handed on", `trap 'exit 9' TERM; kill -TERM $PPID; for i in $(seq 1000); do sleep 0.01; done; exit 1`, 9},
+		// The command gets the signal that this process gets.
+		{"a signal passed on", `trap 'exit 9' TERM; kill -TERM $PPID; for i in $(seq 1000); do sleep 0.01; done; exit 1`, 9},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, err := run([]string{"sh", "-c", c.script})

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds a Postgres image from Debian's packages, for machines where no image
-# can be pulled: build.sh IMAGE. Takes about two minutes, once. It uses this
-# machine's own package sources, so it needs a Debian or Ubuntu, mmdebstrap
-# (installed here, where we are root) and Docker.
+# Builds a Postgres image from Debian's packages, for machines that cannot pull an image: build.sh IMAGE
+#
+# The build takes about two minutes. It uses the package sources of this machine, so it needs Debian or Ubuntu, Docker
+# and mmdebstrap. As root it installs mmdebstrap.
 set -eu
 image=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,13 +18,13 @@ if ! command -v mmdebstrap >/dev/null; then
 	apt-get install -y -qq --no-install-recommends mmdebstrap
 fi
 
-# Of the machine's package sources, those of the distribution itself.
+# Only the distribution's own package sources.
 release=$(. /etc/os-release && echo "${VERSION_CODENAME:?no release name in /etc/os-release}")
 sources=$(grep -lsE "(^|[[:space:]])$release([[:space:]]|\$)" \
 	/etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources || true)
 [ -n "$sources" ] || { echo "no package sources for $release in /etc/apt" >&2; exit 1; }
 
-# As apt-get does it here: through the machine's proxies.
+# Use the proxies that apt-get uses on this machine.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 apt-config dump | grep -iE '^Acquire::[a-z]+::proxy' >"$work/apt.conf" || true

@@ -1,8 +1,7 @@
 #!/bin/sh
-# What the official Postgres image promises, as far as tests rely on it: the
-# variables POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB, POSTGRES_HOST_AUTH_METHOD
-# and PGDATA, settings as arguments, and a first start for set-up before the one that counts, so that
-# "ready to accept connections" is logged twice.
+# Does what tests expect of the official Postgres image. It reads POSTGRES_USER, POSTGRES_PASSWORD, POSTGRES_DB,
+# POSTGRES_HOST_AUTH_METHOD and PGDATA, and passes its arguments to the server. The server starts twice, first to set up
+# the database, so "ready to accept connections" is logged twice.
 set -eu
 PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
 export PATH LANG=C.UTF-8
@@ -30,7 +29,7 @@ if [ ! -s "$data/PG_VERSION" ]; then
 		--auth-local=trust --auth-host="${POSTGRES_HOST_AUTH_METHOD:-scram-sha-256}" >/dev/null
 	rm "$password"
 	echo "host all all all ${POSTGRES_HOST_AUTH_METHOD:-scram-sha-256}" >>"$data/pg_hba.conf"
-	# Nobody outside can connect yet.
+	# This server listens only on its socket, so no client outside the container can connect yet.
 	pg_ctl -D "$data" -w start -o "-c listen_addresses='' -c unix_socket_directories=/var/run/postgresql"
 	[ "$database" = postgres ] || createdb -h /var/run/postgresql -U "$user" "$database"
 	pg_ctl -D "$data" -m fast -w stop
