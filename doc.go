@@ -1,8 +1,8 @@
 // Package samekey makes side effects safe to repeat for Go services on Postgres. It is a transactional outbox with
 // idempotency keys: your code writes its own rows, an intent (outbox message) for each effect outside the database, and
 // a processed record (idempotency record) with the answer, all in one transaction. Either all of them exist afterwards,
-// or none. After the commit a worker delivers the intents to vendors and carries the key along, so each call can be
-// made at least once without harm.
+// or none. After the commit a worker delivers the intents to vendors and sends the key with each call, so a call can
+// be made more than once without harm.
 //
 // This package defines the types that the other packages share. In the order of use:
 //

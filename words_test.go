@@ -2,23 +2,18 @@ package samekey_test
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"unicode"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/words.todo and testdata/names.todo")
 
 // unwanted lists words that make a reader stop, and what to write instead. A space in a pattern also matches a line
 // break, with the comment sign of the next line. Case does not matter.
@@ -49,29 +44,22 @@ var unwanted = []struct{ pattern, better string }{
 	{`leads? a person`, "tells the reader"},
 }
 
-// A list of files that still have findings. A file leaves the list with its last finding, and no file may join it.
-const (
-	wordsTodo = "testdata/words.todo"
-	namesTodo = "testdata/names.todo"
-)
-
 // longestName is the number of characters that fit a list of tests beside the time and the package.
 const longestName = 60
 
 func TestPlainWords(t *testing.T) {
-	findings := map[string][]string{}
 	for _, path := range texts(t) {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		findings[path] = unwantedWords(path, text)
+		for _, finding := range unwantedWords(path, text) {
+			t.Error(finding)
+		}
 	}
-	compareWithTodo(t, wordsTodo, findings)
 }
 
 func TestNamesOfTestsAreShort(t *testing.T) {
-	findings := map[string][]string{}
 	for _, path := range texts(t) {
 		if !strings.HasSuffix(path, "_test.go") {
 			continue
@@ -80,9 +68,10 @@ func TestNamesOfTestsAreShort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		findings[path] = longNames(t, path, text)
+		for _, finding := range longNames(t, path, text) {
+			t.Error(finding)
+		}
 	}
-	compareWithTodo(t, namesTodo, findings)
 }
 
 // The checks find what they are for, and little else.
@@ -108,33 +97,6 @@ func TestUnwantedWordsAreFound(t *testing.T) {
 	source := "package x\nfunc Test" + name + "() {}\nfunc Test" + name + "b() {}\nfunc Help" + name + "bc() {}\n"
 	if got := longNames(t, "x_test.go", []byte(source)); len(got) != 1 || !strings.HasPrefix(got[0], "x_test.go:3: ") {
 		t.Errorf("long names: %q", got)
-	}
-}
-
-// compareWithTodo reports the findings in files that are not on the list, and the files on the list that have none.
-func compareWithTodo(t *testing.T, list string, findings map[string][]string) {
-	t.Helper()
-	maps.DeleteFunc(findings, func(_ string, found []string) bool { return len(found) == 0 })
-	if *update {
-		text := strings.Join(slices.Sorted(maps.Keys(findings)), "\n") + "\n"
-		if err := os.WriteFile(list, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text, err := os.ReadFile(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	todo := strings.Fields(string(text))
-	for _, path := range slices.Sorted(maps.Keys(findings)) {
-		if !slices.Contains(todo, path) {
-			t.Error(strings.Join(findings[path], "\n"))
-		}
-	}
-	for _, path := range todo {
-		if findings[path] == nil {
-			t.Errorf("%s has no findings left: remove it from %s", path, list)
-		}
 	}
 }
 

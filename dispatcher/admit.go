@@ -16,8 +16,8 @@ type visit struct {
 	start    time.Time
 	health   limit.Health
 	told     bool          // the breaker knows how the call ended
-	delay    time.Duration // put off for so long
-	broken   bool          // put off because the endpoint's breaker is open
+	delay    time.Duration // postponed for so long
+	broken   bool          // postponed because the endpoint's breaker is open
 }
 
 // admit lets claims go on to their calls, or puts them off because their endpoint is busy or its breaker is open. The
@@ -77,8 +77,8 @@ func (d *destination) leave(c *claim) {
 	}
 }
 
-// putOff gives back claims whose endpoints cannot be called now.
-func (d *destination) putOff(ctx context.Context, claims []*claim) {
+// postpone gives back claims whose endpoints cannot be called now.
+func (d *destination) postpone(ctx context.Context, claims []*claim) {
 	if len(claims) > 0 {
 		d.giveBack(ctx, claims)
 		d.off += len(claims)

@@ -19,7 +19,7 @@ import (
 //
 //	a call ends, its Apply has a slot             it runs at once, under the lease of the call's claim
 //	it has none                                   up to applyWaiting of an action wait in memory, for applyPatience at most;
-//	                                              then their leases are given back, with nothing spent
+//	                                              then their leases are given back, with no attempt used
 //	more than that wait, or all have waited long  the answer is written without keeping the lease: the row is claimed later
 //	10,000 rows wait in the table                 they are claimed as slots become free, no more than there are; a call's claim
 //	                                              does not read them
@@ -69,9 +69,9 @@ func (of *applies) mayClaim() bool {
 
 // applying is one that runs.
 type applying struct {
-	began  time.Time
-	spent  int
-	cancel context.CancelCauseFunc
+	began    time.Time
+	failures int
+	cancel   context.CancelCauseFunc
 }
 
 type waitingApply struct {
@@ -255,9 +255,9 @@ func (ap *applier) written(a *action) {
 }
 
 // start runs an Apply in a slot; the caller holds mu.
-func (ap *applier) start(of *applies, c *claim, spent int) {
+func (ap *applier) start(of *applies, c *claim, failures int) {
 	ctx, cancel := context.WithCancelCause(ap.worker.calls)
-	run := &applying{began: time.Now(), spent: spent, cancel: cancel}
+	run := &applying{began: time.Now(), failures: failures, cancel: cancel}
 	of.running = append(of.running, run)
 	ap.free--
 	go func() {
@@ -269,7 +269,7 @@ func (ap *applier) start(of *applies, c *claim, spent int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.applied(c, spent, outcome, err)
+			ap.applied(c, failures, outcome, err)
 		}()
 		outcome, err = ap.apply(ctx, c)
 	}()
@@ -360,7 +360,7 @@ func (ap *applier) giveWay() {
 	var longest *applying
 	for _, of := range ap.queue {
 		for _, run := range of.running {
-			if time.Since(run.began) > applyPatience<<min(run.spent, applyDoublings) && (longest == nil || run.began.Before(longest.began)) {
+			if time.Since(run.began) > applyPatience<<min(run.failures, applyDoublings) && (longest == nil || run.began.Before(longest.began)) {
 				longest = run
 			}
 		}

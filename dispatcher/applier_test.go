@@ -17,7 +17,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// blocking is a world in which the Applies of some actions wait for a row that a transaction of the application's holds.
+// blocking is a bundle in which the Applies of some actions wait for a row that an application transaction has locked.
 type blocking struct {
 	*bundle
 	holder  pgx.Tx
@@ -44,7 +44,7 @@ func setupBlocking(t *testing.T) *blocking {
 	return b
 }
 
-// on is a dispatcher with a pool of so many connections.
+// on returns a dispatcher whose pool has that many connections.
 func (b *blocking) on(connections int, logs ...string) *dispatcher.Dispatcher {
 	b.Helper()
 	separator := "?"
@@ -62,7 +62,7 @@ func (b *blocking) on(connections int, logs ...string) *dispatcher.Dispatcher {
 	return b.dispatcherOn(pool, dispatcher.Config{})
 }
 
-// handle registers an action in a destination whose Applies update one of the orders.
+// handle registers an action whose Applies update one of the orders.
 func (b *blocking) handle(d *dispatcher.Dispatcher, action, destination, order string) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.Destination, p.Timeout = destination, 4*patience
@@ -81,7 +81,7 @@ func (b *blocking) handle(d *dispatcher.Dispatcher, action, destination, order s
 	}))
 }
 
-// waiters are the sessions that wait for the locked order.
+// waiters counts the sessions that wait for the locked order.
 func (b *blocking) waiters() int {
 	b.Helper()
 	return b.count(`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like 'update orders%'`)
@@ -99,7 +99,7 @@ func (b *blocking) release() {
 	}
 }
 
-func TestBlockedAppliesHoldUpNoOtherAction(t *testing.T) {
+func TestBlockedAppliesDoNotDelayOtherActions(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 8})
@@ -123,12 +123,12 @@ func TestBlockedAppliesHoldUpNoOtherAction(t *testing.T) {
 	b.until("all are delivered", func() bool { return b.finished("charge_card") == 70 })
 }
 
-// Six actions are blocked, with a pool in which Applies have two connections: each that takes long gives way to the others.
-func TestManyBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
+// Six actions are blocked. Applies have two connections of the pool, and an Apply that takes long gives way to others.
+func TestBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(4)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 8})
-	d.Destination("webhooks", dispatcher.Limits{}) // the last in order: by that alone its turn would come last
+	d.Destination("webhooks", dispatcher.Limits{}) // the last in order, so its turn comes last
 	for i := range 6 {
 		b.handle(d, fmt.Sprintf("blocked_%d", i), "vendor", "locked")
 		b.insertMany(fmt.Sprintf("blocked_%d", i), 10)
@@ -155,8 +155,8 @@ func TestManyBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 	}
 }
 
-// What waits is bounded: in memory, in leases, in goroutines. The rest is in the table, with nothing spent.
-func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
+// Waiting Applies are bounded in memory, leases and goroutines. The other intents stay in the table and use no attempt.
+func TestAnswersWithoutASlotAreGivenBack(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 50})
@@ -177,10 +177,10 @@ func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
 		t.Errorf("%d goroutines more than before", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0`); n != 0 {
-		t.Errorf("%d have spent something", n)
+		t.Errorf("%d intents used an attempt or were sent", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_history where event <> 'attempt'`); n != 0 {
-		t.Errorf("%d lines of history tell of waiting", n)
+		t.Errorf("%d lines of history are about waiting", n)
 	}
 	b.release()
 	b.untilFinished()
@@ -189,8 +189,9 @@ func TestAnswersThatFindNoSlotAreGivenBackUnspent(t *testing.T) {
 	}
 }
 
-// A slow call leaves its Apply too little of the lease: it is renewed, or another worker would take the intent over.
-func TestTheLeaseIsRenewedForTheApplyOfASlowCall(t *testing.T) {
+// After a slow call, little of the lease is left for the Apply. The lease is renewed; otherwise another worker would
+// take the intent over.
+func TestLeaseIsRenewedForApply(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	p := policyOf(dispatcher.IdempotentWrite)
@@ -207,12 +208,12 @@ func TestTheLeaseIsRenewedForTheApplyOfASlowCall(t *testing.T) {
 	b.until("the Apply waits for the row", func() bool { return b.waiters() == 1 })
 	if left := value[float64](b.bundle, `select extract(epoch from q.lease_until - a.query_start) from samekey.outbox_queue q, pg_stat_activity a
 		where a.datname = current_database() and a.wait_event_type = 'Lock' and a.query like 'update orders%'`); left < 2 {
-		t.Errorf("of the lease of 3 s, %v s were left when the Apply began", left)
+		t.Errorf("when the Apply began, %v s of the lease of 3 s were left", left)
 	}
 	b.release()
 }
 
-func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
+func TestGoexitInApply(t *testing.T) {
 	b := setup(t)
 	var good atomic.Bool
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
@@ -227,7 +228,7 @@ func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
 	}
 	b.expect(d, dispatcher.Summary{Retried: 12})
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and leased_by is null and attempts_used = 1`); n != 12 {
-		t.Errorf("%d intents wait for another try", n)
+		t.Errorf("%d intents wait for a retry", n)
 	}
 	good.Store(true)
 	b.elapse(backoff)
@@ -235,8 +236,9 @@ func TestAnApplyThatEndsItsGoroutineLeaksNothing(t *testing.T) {
 	b.wantCalls(12)
 }
 
-// 10,000 intents whose Apply is blocked are due, with a rate of 20 calls a second: what has a call to make is called.
-func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
+// 10,000 intents with a blocked Apply are due, with a rate of 20 calls a second. Intents that need a call are still
+// called.
+func TestBlockedAppliesStopNoCalls(t *testing.T) {
 	b := setupBlocking(t)
 	d := b.on(10)
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 4, Rate: 20, Burst: 4})
@@ -252,16 +254,17 @@ func TestTenThousandBlockedAppliesStopNoCalls(t *testing.T) {
 	t.Logf("40 calls in %v, at 20 a second", time.Since(began))
 	b.until("Applies wait for the row", func() bool { return b.waiters() >= 3 })
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and attempt > 0`) - claims; n > 200 {
-		t.Errorf("%d of those that wait were claimed", n)
+		t.Errorf("%d waiting intents were claimed", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0`); n != 0 {
-		t.Errorf("%d have spent something", n)
+		t.Errorf("%d intents used an attempt or were sent", n)
 	}
-	b.release() // or the stop would wait for them
+	b.release() // otherwise the stop waits for them
 }
 
-// An answer that cannot be taken up for its Apply is an alarm, too: the order stays "pending", and no person would know.
-func TestApplyClaimsThatFailAreAnAlarm(t *testing.T) {
+// If answered intents cannot be claimed for their Apply, the alarm is raised: the orders would stay "pending"
+// unnoticed.
+func TestFailingApplyClaimsRaiseTheAlarm(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestAnActionsAppliesLeaveSlotsToOthers(t *testing.T) {
+func TestApplySlotsPerAction(t *testing.T) {
 	for _, test := range []struct {
 		maxConns int32
 		want     []int // slots that each blocked action gets, one after the other

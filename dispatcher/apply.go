@@ -62,7 +62,7 @@ func (ap *applier) renewForApply(ctx context.Context, c *claim) {
 }
 
 // applied ends a claim after its Apply.
-func (ap *applier) applied(c *claim, spent int, outcome string, err error) {
+func (ap *applier) applied(c *claim, failures int, outcome string, err error) {
 	switch {
 	case err == nil:
 		ap.worker.end(outcome, true)
@@ -73,8 +73,8 @@ func (ap *applier) applied(c *claim, spent int, outcome string, err error) {
 		if errors.Is(err, errGaveWay) {
 			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
 		}
-		ap.worker.log.Log(ap.worker.calls, level, message, append(c.attrs(), slog.Int("failures", spent+1), slog.String("error", causeOf(c, err)))...)
-		s := c.action.applyFailed(&c.OutboxQueueClaimRow, spent, err)
+		ap.worker.log.Log(ap.worker.calls, level, message, append(c.attrs(), slog.Int("failures", failures+1), slog.String("error", causeOf(c, err)))...)
+		s := c.action.applyFailed(&c.OutboxQueueClaimRow, failures, err)
 		ap.worker.reports.report(ap.worker.calls, c, s)
 		ap.worker.end(s.status, ap.worker.settler.settle(c, s))
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// applied is the application's table, written to by Apply alone.
+// applied is the application's table. Only Apply writes to it.
 func (b *bundle) applied() {
 	b.Helper()
 	b.exec(`create table payments (intent uuid primary key, state text not null)`)
@@ -28,7 +28,7 @@ func recordPayment(ctx context.Context, tx pgx.Tx, _ []byte, o dispatcher.Settle
 	return err
 }
 
-func TestApplyCommitsWithTheEndOfTheIntent(t *testing.T) {
+func TestApplyCommitsWithTheFinish(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment))
@@ -111,7 +111,7 @@ func TestFailedApplyIsRetriedWithoutAnotherCall(t *testing.T) {
 			b.expect(d, dispatcher.Summary{Delivered: 4, Retried: 1})
 			b.wantStatus(bad, "answered")
 			if n := b.count(`select count(*) from payments`); n != 4 {
-				t.Errorf("%d payments are written, want those of the neighbours", n)
+				t.Errorf("%d payments are written, want those of the other intents", n)
 			}
 			for range 3 {
 				b.elapse(backoff)
@@ -129,7 +129,7 @@ func TestFailedApplyIsRetriedWithoutAnotherCall(t *testing.T) {
 	}
 }
 
-func TestApplyThatSwallowsAnSQLErrorFinishesNothing(t *testing.T) {
+func TestApplyThatIgnoresAnSQLErrorFinishesNothing(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
 		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
@@ -152,9 +152,9 @@ func TestApplyBacksOff(t *testing.T) {
 		b.insert("charge_card")
 	}
 	b.expect(d, dispatcher.Summary{Retried: 8})
-	// Full jitter over an hour: that all eight are due within a minute has a chance of 1 in 10^14.
+	// Full jitter over an hour: all eight are due within a minute with a probability of 1 in 10^14.
 	if n := b.count(`select count(*) from samekey.outbox_queue where due_at > clock_timestamp() + interval '1 min'`); n == 0 {
-		t.Error("an Apply that failed is tried again at once")
+		t.Error("a failed Apply is retried at once")
 	}
 }
 

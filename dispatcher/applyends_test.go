@@ -11,7 +11,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// ending is an Apply that writes its row, and then has its transaction ended by a statement.
+// ending is an Apply that writes its row and then runs a statement that ends its transaction.
 func ending(statement string, past bool, told chan<- error) option {
 	return withApply(func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
 		if err := recordPayment(ctx, tx, c, o); err != nil {
@@ -30,7 +30,7 @@ func ending(statement string, past bool, told chan<- error) option {
 	})
 }
 
-func TestAStatementThatWouldEndAnApplysTransactionIsRefused(t *testing.T) {
+func TestTransactionControlInApplyIsRefused(t *testing.T) {
 	for _, statement := range []string{"commit", " COMMIT and chain", ";rollback", "rollback work", "abort", "end", "prepare transaction 'x'"} {
 		t.Run(statement, func(t *testing.T) {
 			b := setup(t)
@@ -39,7 +39,7 @@ func TestAStatementThatWouldEndAnApplysTransactionIsRefused(t *testing.T) {
 			b.insert("charge_card")
 			b.expect(b.handles(dispatcher.IdempotentWrite, nil, ending(statement, false, told)), delivered)
 			if err := wait(b, "the statement was answered", told); err == nil || !strings.Contains(err.Error(), "return instead") {
-				t.Errorf("the Apply was told %v", err)
+				t.Errorf("the Apply got %v", err)
 			}
 			if n := b.count(`select count(*) from payments`); n != 1 {
 				t.Errorf("%d payments are written, want 1", n)
@@ -64,8 +64,8 @@ func TestAStatementThatWouldEndAnApplysTransactionIsRefused(t *testing.T) {
 	})
 }
 
-// Savepoints are an Apply's own.
-func TestAnApplyMayUseSavepoints(t *testing.T) {
+// An Apply may use savepoints.
+func TestApplyMayUseSavepoints(t *testing.T) {
 	b := setup(t)
 	b.applied()
 	b.insert("charge_card")
@@ -87,8 +87,8 @@ func TestAnApplyMayUseSavepoints(t *testing.T) {
 	}
 }
 
-// The rows are gone with the transaction: the intent must not be finished without them.
-func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
+// The rollback removed the rows, so the intent must not be finished.
+func TestApplyThatRollsBackIsRetried(t *testing.T) {
 	for _, statement := range []string{
 		"rollback", "rollback; begin", "rollback and chain", "select 1; rollback", "rollback; begin; insert into payments values (gen_random_uuid(), 'second')",
 	} {
@@ -105,7 +105,7 @@ func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
 			}
 			text := value[string](b, `select error from samekey.outbox_history where intent_id = $1 and event = 'apply'`, id)
 			if !strings.Contains(text, "rolled its transaction back") {
-				t.Errorf("the history says %q", text)
+				t.Errorf("the history has %q", text)
 			}
 			b.elapse(backoff)
 			b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(recordPayment)), dispatcher.Summary{Delivered: 2})
@@ -117,8 +117,8 @@ func TestAnApplyThatRollsBackItsTransactionIsTriedAgain(t *testing.T) {
 	}
 }
 
-// An Apply that commits and then fails asks for another try: a person learns that its rows are written again.
-func TestAnApplyThatEndsItsTransactionAndFailsIsToldSo(t *testing.T) {
+// An Apply that commits and then fails is retried. The history warns that its rows are written again.
+func TestApplyThatCommitsAndFailsIsRetried(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(
@@ -130,12 +130,12 @@ func TestAnApplyThatEndsItsTransactionAndFailsIsToldSo(t *testing.T) {
 		})), retried)
 	text := value[string](b, `select error from samekey.outbox_history where intent_id = $1 and event = 'apply'`, id)
 	if !strings.Contains(text, "no such order") || !strings.Contains(text, "written again") {
-		t.Errorf("the history says %q", text)
+		t.Errorf("the history has %q", text)
 	}
 }
 
-// The rows are there: to run the Apply again would write them a second time.
-func TestAnApplyThatCommitsItsTransactionRunsOnce(t *testing.T) {
+// The rows are committed, so a second run of the Apply would write them twice.
+func TestApplyThatCommitsRunsOnce(t *testing.T) {
 	for _, statement := range []string{"commit", "commit; begin", "commit and chain", "select 1; commit"} {
 		t.Run(statement, func(t *testing.T) {
 			b := setup(t)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestBackoffIsDrawnBetweenNothingAndADoublingCeiling(t *testing.T) {
+func TestBackoffHasFullJitter(t *testing.T) {
 	p := Policy{Class: Read, Backoff: time.Second, MaxBackoff: 6 * time.Second}.withDefaults()
 	for n, ceiling := range map[int]time.Duration{
 		0: time.Second, 1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 4: 6 * time.Second, 1000: 6 * time.Second,

@@ -18,12 +18,12 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-// benchIntents returns how much each side drains: enough that starting and stopping do not count, or with -short a few.
+// benchIntents returns the number of intents and jobs. It is large enough that starting and stopping do not matter, or
+// small with -short.
 func benchIntents() int { return dbtest.Size(100_000, 2_000) }
 
-// BenchmarkDrainBesideRiver drains intents of 1 KB with handlers that do nothing, and beside it, in the same run and on
-// the same server, as many bare River jobs of the same size. The figure that counts is the ratio; each side's rate is
-// that of this machine at this moment.
+// BenchmarkDrainBesideRiver drains intents of 1 KB with handlers that do nothing. In the same run, on the same server,
+// it works as many bare River jobs of the same size. Compare the ratio; the rates are those of this machine.
 func BenchmarkDrainBesideRiver(b *testing.B) {
 	for b.Loop() {
 		ours := benchDrain(b)
@@ -100,7 +100,7 @@ func benchRiver(b *testing.B) time.Duration {
 	river.AddWorker(workers, worker)
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Schema: schema.Name, Workers: workers, Logger: slog.New(slog.DiscardHandler),
-		// Wide open, so that neither the number of workers nor the pause between fetches is what is measured.
+		// So many workers, with so short a pause between fetches, that neither limits the measurement.
 		Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 2000, FetchCooldown: 2 * time.Millisecond, FetchPollInterval: 10 * time.Millisecond}},
 	})
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/samekey/samekey/internal/dbtest"
 )
 
-// unspent counts the action's intents that no claim has touched: due, with no attempt, no key window and no history.
+// unspent counts the action's intents that look as if they had never been claimed: due, with no attempt used, no key
+// window and no history.
 func (b *bundle) unspent(action string) int {
 	b.Helper()
 	return b.count(`select count(*) from samekey.outbox_queue q where q.action = $1 and q.status = 'pending' and q.attempt = 0 and q.attempts_used = 0
@@ -23,7 +24,7 @@ func (b *bundle) unspent(action string) int {
 		and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`, action)
 }
 
-// breaking is a dispatcher whose vendor has these limits, no jitter, and this handler.
+// breaking returns a dispatcher with these limits, no jitter, and this handler.
 func (b *bundle) breaking(class dispatcher.Class, limits dispatcher.Limits, fn handler, options ...option) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.NoJitter()
@@ -32,7 +33,7 @@ func (b *bundle) breaking(class dispatcher.Class, limits dispatcher.Limits, fn h
 	return d
 }
 
-func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
+func TestUnreachableVendorUsesNoAttempts(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
@@ -46,13 +47,13 @@ func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
 			b.insertMany("charge_card", 200)
 			sum := b.drain(d)
 			if sum.Total() < 6 || sum.Total() > 9 || sum.Total() != sum.Retried {
-				t.Errorf("the drain came to %+v, want 6 attempts and what was under way", sum)
+				t.Errorf("the drain returned %+v, want 6 attempts and the calls that were in flight", sum)
 			}
 			if n := b.unspent("charge_card"); n != 200-sum.Total() {
-				t.Errorf("%d intents are as they were written, want all but %d", n, sum.Total())
+				t.Errorf("%d intents look unclaimed, want all but %d", n, sum.Total())
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
-				t.Errorf("%d intents had something spent", n)
+				t.Errorf("%d intents used an attempt or were sent", n)
 			}
 			logged := b.logs.String()
 			if strings.Count(logged, "level=WARN msg=\"dispatcher: calls fail") != 1 || !strings.Contains(logged, "destination=vendor code=unsent failures=6 again_in=1h0m0s") {
@@ -65,7 +66,7 @@ func TestAVendorThatCannotBeReachedCostsItsIntentsNothing(t *testing.T) {
 	}
 }
 
-func TestABreakerTriesOneIntentAtATimeAndGoesOnWhenItIsAnswered(t *testing.T) {
+func TestOpenBreakerProbesOneIntentAtATime(t *testing.T) {
 	b := setup(t)
 	var up atomic.Bool
 	var together, most atomic.Int32
@@ -80,7 +81,8 @@ func TestABreakerTriesOneIntentAtATimeAndGoesOnWhenItIsAnswered(t *testing.T) {
 		func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 			n := together.Add(1)
 			defer together.Add(-1)
-			// What was claimed before it opened may still be under way when it is logged; not so when a probe has failed.
+			// Calls from before the breaker opened may still be in flight when it is logged, but not after a failed
+			// probe.
 			if strings.Count(b.logs.String(), "calls fail") > 2 && !up.Load() {
 				most.Store(max(most.Load(), n))
 				probes <- struct{}{}
@@ -93,13 +95,13 @@ func TestABreakerTriesOneIntentAtATimeAndGoesOnWhenItIsAnswered(t *testing.T) {
 		wait(b, "a probe", probes)
 	}
 	if n := most.Load(); n != 1 {
-		t.Errorf("%d probes were under way at once", n)
+		t.Errorf("%d probes were in flight at once", n)
 	}
 	up.Store(true)
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue where attempt = 0`) == 0 })
 	b.untilLogged("calls are answered again")
 	if n := b.count(`select count(*) from samekey.outbox_history where outcome = 'delivered'`); n == 0 {
-		t.Error("none was delivered")
+		t.Error("no intent was delivered")
 	}
 }
 
@@ -128,17 +130,17 @@ func TestDeniedBurstPausesTheDestination(t *testing.T) {
 				t.Errorf("%d calls, want 3", n)
 			}
 			if n := b.unspent("charge_card"); n != 47 {
-				t.Errorf("%d intents are as they were written", n)
+				t.Errorf("%d intents look unclaimed", n)
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
-				t.Errorf("%d intents had something spent", n)
+				t.Errorf("%d intents used an attempt or were sent", n)
 			}
 		})
 	}
 }
 
-// 10,000 are due, and the vendor says 429: it is not asked 10,000 times.
-func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
+// 10,000 intents are due and the vendor answers 429: it does not get 10,000 calls.
+func TestThrottledVendorGetsNoNewCalls(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	throttled := func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -149,19 +151,19 @@ func TestAVendorThatWantsFewerCallsGetsNoMoreThanAreUnderWay(t *testing.T) {
 	b.insertMany("charge_card", 10_000)
 	sum := b.drain(d)
 	if n := int(calls.Load()); n < 1 || n > 4 || sum != (dispatcher.Summary{Retried: n}) {
-		t.Errorf("%d calls, the drain came to %+v", n, sum)
+		t.Errorf("%d calls, the drain returned %+v", n, sum)
 	}
 	if n := b.unspent("charge_card"); n != 10_000-sum.Retried {
-		t.Errorf("%d intents are as they were written", n)
+		t.Errorf("%d intents look unclaimed", n)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
-		t.Errorf("%d intents had something spent", n)
+		t.Errorf("%d intents used an attempt or were sent", n)
 	}
 	b.untilLogged("wants fewer calls")
 }
 
-// The pause is longer than a drain waits. After it no call is a probe: the first fails, and the others go on.
-func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
+// The pause is longer than a drain waits. After it, no call is a probe: the first one fails and the others continue.
+func TestCallsResumeAfterThrottling(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 2, BreakDelay: time.Hour},
@@ -182,7 +184,7 @@ func TestAfterThePauseThatAVendorAskedForAllGoesOn(t *testing.T) {
 	}
 }
 
-func TestABusinessNoOpensNoBreaker(t *testing.T) {
+func TestRefusedDoesNotOpenTheBreaker(t *testing.T) {
 	for name, outcome := range map[string]dispatcher.Outcome{
 		"refused": dispatcher.Refused(dispatcher.Response{Code: "card_declined"}),
 		"dead":    dispatcher.Dead(dispatcher.Response{Code: "404"}).Because(errors.New("no such order")),
@@ -193,13 +195,13 @@ func TestABusinessNoOpensNoBreaker(t *testing.T) {
 				func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) { return outcome, nil })
 			b.insertMany("charge_card", 40)
 			if sum := b.drain(d); sum.Total() != 40 {
-				t.Errorf("the drain came to %+v", sum)
+				t.Errorf("the drain returned %+v", sum)
 			}
 		})
 	}
 }
 
-func TestLookUpsThatFailOpenTheBreaker(t *testing.T) {
+func TestFailedLookupsOpenTheBreaker(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 4, BreakDelay: time.Hour}, b.post,
 		withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
@@ -210,7 +212,7 @@ func TestLookUpsThatFailOpenTheBreaker(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Unknown: 4})
 }
 
-func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
+func TestDisabledBreaker(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: -1},
 		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -220,8 +222,8 @@ func TestWithoutABreakerEveryFailureIsACall(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Retried: 40})
 }
 
-// An open breaker, its probe too, costs no loop of claims.
-func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
+// An open breaker, and its probe, cause no loop of claims.
+func TestOpenBreakerDoesNotLoop(t *testing.T) {
 	b := setup(t)
 	statements := &dbtest.Statements{Like: "OutboxQueueClaim :"}
 	d := b.dispatcherOn(b.tracedBy(statements), dispatcher.Config{})
@@ -240,6 +242,6 @@ func TestAnOpenBreakerIsNoTightLoop(t *testing.T) {
 		t.Errorf("%d claims were made while it was open", n)
 	}
 	if n := b.unspent("charge_card"); n != 9 {
-		t.Errorf("%d intents are as they were written", n)
+		t.Errorf("%d intents look unclaimed", n)
 	}
 }

@@ -36,7 +36,7 @@ func TestLogsNameTheCauseAndTheNextStep(t *testing.T) {
 	}
 }
 
-// A database that is away fails each time a little differently; the log has one text for it.
+// While the database is unavailable, each error is slightly different. The log has one text for all of them.
 func TestOutageHasOneTextInTheLog(t *testing.T) {
 	for _, tc := range []struct {
 		err  error

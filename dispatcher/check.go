@@ -183,11 +183,11 @@ func (p Policy) checkRepeats(errs *ConfigErrors, item string) {
 	case p.Class != IdempotentWrite && p.KeyWindow != 0:
 		errs.Add(item, "KeyWindow", "not allowed for %v: only an %v has one", p.Class, IdempotentWrite)
 	case p.Class == IdempotentWrite && p.KeyWindow == 0:
-		errs.Add(item, "KeyWindow", "missing: say for how long the vendor remembers a key (%v is a value); its %s does not say it", Forever, GoName("Destination"))
+		errs.Add(item, "KeyWindow", "missing: set how long the vendor remembers a key (%v is a value), here or for its %s", Forever, GoName("Destination"))
 	case p.Class == IdempotentWrite && p.horizon() > p.KeyWindow:
-		errs.Add(item, "KeyWindow", "%v is shorter than all attempts can take, %v: %s %d, %s %v, %s %v, %s %v and a margin of %v",
-			p.KeyWindow, p.horizon(), GoName("Attempts"), p.Attempts, GoName("Timeout"), p.Timeout,
-			GoName("Backoff"), p.Backoff, GoName("MaxBackoff"), p.MaxBackoff, windowMargin)
+		errs.Add(item, "KeyWindow", "%v is shorter than the %v that all attempts can take, with a margin of %v: lower %s (%d), %s (%v), %s (%v) or %s (%v)",
+			p.KeyWindow, p.horizon(), windowMargin, GoName("Attempts"), p.Attempts, GoName("Timeout"), p.Timeout,
+			GoName("Backoff"), p.Backoff, GoName("MaxBackoff"), p.MaxBackoff)
 	}
 }
 

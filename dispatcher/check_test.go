@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// declare registers an action that does nothing.
+// declare registers an action whose Send does nothing.
 func declare(d *dispatcher.Dispatcher, name string, policy dispatcher.Policy, with ...func(*dispatcher.Delivery[[]byte])) {
 	delivery := dispatcher.Delivery[[]byte]{Policy: policy, Send: doesNothing}
 	for _, change := range with {
@@ -32,7 +32,7 @@ const (
 	irreversible = dispatcher.IrreversibleWrite
 )
 
-// Each error has the mistakes in the order in which they are best corrected, and none that only follows from another.
+// Each error lists the mistakes in the order in which to fix them, without mistakes that only follow from another one.
 func TestCheckOfPolicies(t *testing.T) {
 	for _, c := range []struct {
 		policy dispatcher.Policy
@@ -45,9 +45,9 @@ func TestCheckOfPolicies(t *testing.T) {
 		{policy: dispatcher.Policy{Class: 9, KeyWindow: dispatcher.Forever, ResendAbsent: true, Attempts: 3}, want: []string{
 			"Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite"}},
 		{policy: dispatcher.Policy{Class: idempotent}, want: []string{
-			"KeyWindow: missing: say for how long the vendor remembers a key (Forever is a value); its Destination does not say it"}},
+			"KeyWindow: missing: set how long the vendor remembers a key (Forever is a value), here or for its Destination"}},
 		{policy: dispatcher.Policy{Class: idempotent, KeyWindow: time.Hour, Attempts: 25}, want: []string{
-			"KeyWindow: 1h is shorter than all attempts can take, 2h49m43s: Attempts 25, Timeout 30s, Backoff 1s, MaxBackoff 10m and a margin of 10s"}},
+			"KeyWindow: 1h is shorter than the 2h49m43s that all attempts can take, with a margin of 10s: lower Attempts (25), Timeout (30s), Backoff (1s) or MaxBackoff (10m)"}},
 		{policy: dispatcher.Policy{Class: idempotent, KeyWindow: time.Hour, Attempts: 25, Timeout: 2 * time.Hour}, want: []string{
 			"Timeout: 2h is outside the range 100ms to 1h"}},
 		{policy: dispatcher.Policy{Class: read, KeyWindow: dispatcher.Forever}, want: []string{
@@ -92,7 +92,7 @@ func TestCheckOfPolicies(t *testing.T) {
 	}
 }
 
-// wantMistakes compares all that Check finds, in order. Each line begins with an item.
+// wantMistakes compares all mistakes that Check finds, in order. Each line begins with an item.
 func wantMistakes(t *testing.T, d *dispatcher.Dispatcher, item string, want ...string) {
 	t.Helper()
 	text := "<nil>"
@@ -259,7 +259,7 @@ func TestCheckReturnsConfigErrors(t *testing.T) {
 		t.Errorf("%q %q %q", first.Item, first.Field, first.Reason)
 	}
 	yaml := all[1].ReasonIn(func(goName string) string { return "<" + goName + ">" })
-	if yaml != "missing: say for how long the vendor remembers a key (<Forever> is a value); its <Destination> does not say it" {
+	if yaml != "missing: set how long the vendor remembers a key (<Forever> is a value), here or for its <Destination>" {
 		t.Error(yaml)
 	}
 }

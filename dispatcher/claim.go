@@ -184,7 +184,7 @@ func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.Ou
 		Action: a.name, DueFrom: from, Worker: d.worker.session.id(), Destination: d.name, MaxCount: int32(maxCount),
 		MaxBytes: d.load.limit, InlineBytes: inlineBytes,
 		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
-		Renders: a.fixes(), SentTo: a.sentTo(),
+		Renders: a.renders(), SentTo: a.sentTo(),
 	}
 	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	return p

@@ -15,10 +15,10 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// These are the promises of the four classes, each against a vendor over sockets: what is sent again, what is looked
-// up, what waits for a person, and how often the vendor was called.
+// The guarantees of the four classes, each against a vendor over sockets: which intents are sent again, looked up, or
+// parked, and how often the vendor was called.
 
-// classBundle is a dispatcher that delivers charge_card under one class.
+// classBundle has a dispatcher that delivers charge_card under one class.
 func classSetup(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), options ...option) (*bundle, *dispatcher.Dispatcher) {
 	t.Helper()
 	b := setup(t)
@@ -63,14 +63,14 @@ var (
 	nothing   = dispatcher.Summary{}
 )
 
-// backoff is longer than any wait of these tests' policies before a second attempt, lease longer than any lease.
+// backoff is longer than the wait before a second attempt in these tests, and lease is longer than any lease.
 const (
 	backoff  = 61 * time.Minute
 	settling = 6 * time.Second
 	lease    = time.Minute
 )
 
-// refusePort makes the client's next dial fail: nothing listens there.
+// refusePort makes the client's next dial fail, because no server listens there.
 func (b *bundle) refuseNextDial() {
 	dialer := &net.Dialer{}
 	refused := false
@@ -99,7 +99,7 @@ func unsentIsSentAgain(t *testing.T, class dispatcher.Class) {
 	b.expect(d, retried)
 	b.wantStatus(id, "pending")
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used = 0 and first_sent_at is null and key_window_until is null`); n != 1 {
-		t.Error("an unsent attempt spent an attempt or began the key window")
+		t.Error("an unsent call used an attempt or began the key window")
 	}
 	b.elapse(backoff)
 	b.expect(d, delivered)
@@ -143,7 +143,7 @@ func timeoutIsSentAgain(t *testing.T, class dispatcher.Class) {
 	b.sentAgainWithTheSameKeyAndBytes(d, "timeout")
 }
 
-// short is still longer than a claim takes on a busy machine: one that takes longer is given back.
+// short is longer than a claim takes on a busy machine. An intent whose claim takes longer is given back.
 func short(p *dispatcher.Policy) { p.Timeout = 1500 * time.Millisecond }
 
 func (b *bundle) sentAgainWithTheSameKeyAndBytes(d *dispatcher.Dispatcher, code string) {
@@ -157,7 +157,8 @@ func (b *bundle) sentAgainWithTheSameKeyAndBytes(d *dispatcher.Dispatcher, code 
 	b.wantSameCalls(id, 2)
 }
 
-// wantSameCalls: so many calls, all with the intent's key and the same bytes, and one effect.
+// wantSameCalls fails unless the vendor saw that many calls, all with the intent's key and the same bytes, and one
+// effect.
 func (b *bundle) wantSameCalls(id uuid.UUID, calls int) {
 	b.Helper()
 	b.wantCalls(calls)
@@ -188,7 +189,7 @@ func TestIrreversibleWriteIsLookedUpAfterATimeout(t *testing.T) {
 
 func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*dispatcher.Policy), fault samekeytest.Fault, code string) {
 	b := setup(t)
-	d := b.handles(class, change, withLookup(b.lookUp))
+	d := b.handles(class, change, withLookup(b.lookup))
 	id, approval := b.insert("charge_card"), ""
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -205,19 +206,19 @@ func ambiguousIsLookedUp(t *testing.T, class dispatcher.Class, change func(*disp
 	b.wantSameCalls(id, 1)
 }
 
-func TestNonIdempotentWriteWithoutALookupIsParkedAfterAReset(t *testing.T) {
+func TestNonIdempotentWriteWithoutLookupIsParkedAfterAReset(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.NonIdempotentWrite, nil, samekeytest.FaultResetAfter)
 }
 
-func TestNonIdempotentWriteWithoutALookupIsParkedAfterATimeout(t *testing.T) {
+func TestNonIdempotentWriteWithoutLookupIsParkedAfterATimeout(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.NonIdempotentWrite, short, samekeytest.FaultHangAfter)
 }
 
-func TestIrreversibleWriteWithoutALookupIsParkedAfterAReset(t *testing.T) {
+func TestIrreversibleWriteWithoutLookupIsParkedAfterAReset(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.IrreversibleWrite, nil, samekeytest.FaultResetAfter)
 }
 
-func TestIrreversibleWriteWithoutALookupIsParkedAfterATimeout(t *testing.T) {
+func TestIrreversibleWriteWithoutLookupIsParkedAfterATimeout(t *testing.T) {
 	ambiguousIsParked(t, dispatcher.IrreversibleWrite, short, samekeytest.FaultHangAfter)
 }
 
@@ -237,22 +238,22 @@ func ambiguousIsParked(t *testing.T, class dispatcher.Class, change func(*dispat
 	b.wantStatus(id, "parked")
 	b.wantSameCalls(id, 1)
 
-	// What may have been sent is not sent again before a person has said that it was not.
+	// An intent that may have been sent is not sent again until a person resolves it as not sent.
 	var state *outbox.StateError
 	if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); !errors.As(err, &state) {
-		t.Errorf("a redrive of what may have been sent returned %v, want a StateError", err)
+		t.Errorf("a redrive of an intent that may have been sent returned %v, want a StateError", err)
 	}
 }
 
-func TestKilledWorkersReadIsSentAgainAtOnce(t *testing.T) {
+func TestKilledReadIsSentAgainAtOnce(t *testing.T) {
 	killedIsSentAgain(t, dispatcher.Read)
 }
 
-func TestKilledWorkersIdempotentWriteIsSentAgainAtOnce(t *testing.T) {
+func TestKilledIdempotentWriteIsSentAgainAtOnce(t *testing.T) {
 	killedIsSentAgain(t, dispatcher.IdempotentWrite)
 }
 
-// The leases of these two last for another minute: the lock of the killed process is what tells.
+// The leases of these two last another minute: the missing lock shows that the process was killed.
 func killedIsSentAgain(t *testing.T, class dispatcher.Class) {
 	b, d := classSetup(t, class, nil)
 	id := b.insert("charge_card")
@@ -262,7 +263,7 @@ func killedIsSentAgain(t *testing.T, class dispatcher.Class) {
 	b.wantSameCalls(id, 2)
 }
 
-// killInTheCall has a worker call the vendor, which acts, and kills it while it waits for the answer.
+// killInTheCall has a worker call the vendor, which acts, and kills the worker while it waits for the answer.
 func (b *bundle) killInTheCall(class dispatcher.Class) {
 	b.Helper()
 	b.vendor.Next(samekeytest.FaultLate)
@@ -286,7 +287,7 @@ func TestKilledIrreversibleWriteIsLookedUpAfterItsLease(t *testing.T) {
 
 func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
 	b := setup(t)
-	d := b.handles(class, nil, withLookup(b.lookUp))
+	d := b.handles(class, nil, withLookup(b.lookup))
 	id := b.insert("charge_card")
 	if class == dispatcher.IrreversibleWrite {
 		b.expect(d, awaiting)
@@ -306,7 +307,7 @@ func killedIsLookedUp(t *testing.T, class dispatcher.Class) {
 	b.wantSameCalls(id, 1)
 }
 
-func TestKilledWorkersNonIdempotentWriteWithoutALookupIsParked(t *testing.T) {
+func TestKilledNonIdempotentWriteWithoutLookupIsParked(t *testing.T) {
 	b, d := classSetup(t, dispatcher.NonIdempotentWrite, nil)
 	id := b.insert("charge_card")
 	b.killInTheCall(dispatcher.NonIdempotentWrite)
@@ -318,17 +319,17 @@ func TestKilledWorkersNonIdempotentWriteWithoutALookupIsParked(t *testing.T) {
 	b.wantCalls(1)
 }
 
-func TestIntentsThatKillTheirWorkersEndAsDead(t *testing.T) {
+func TestIntentsThatKillWorkersEndDead(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Attempts = 3 })
 	id := b.insert("charge_card")
 	for range 3 {
-		// As a killed worker leaves it: leased to a worker whose lock is gone.
+		// A killed worker leaves the intent leased to a worker whose lock is gone.
 		b.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 999, attempt = attempt + 1, safe_to_resend = true,
 			last_sent_attempt = attempt + 1, lease_until = clock_timestamp() - interval '1 s', due_at = clock_timestamp() + interval '1 h'`)
 		if b.count(`select attempts_used from samekey.outbox_queue`) == 2 {
 			break
 		}
-		d2 := b.dispatcher() // one that handles something else, but sweeps for all
+		d2 := b.dispatcher() // it handles another action, but sweeps for all
 		handle(d2, "other", dispatcher.Policy{Class: dispatcher.Read}, b.post)
 		b.expect(d2, nothing)
 	}

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// A wall clock that is set back must not make a held lock look new, or a worker takes over nothing for as long. The wall
-// clock cannot be moved in a test, so this holds by construction: the time that is kept has a monotonic reading.
-func TestHowLongTheLockIsHeldIsMonotonic(t *testing.T) {
+// If the wall clock is set back, a held lock must not look new; otherwise the worker takes over nothing for that long.
+// A test cannot set the wall clock, so it checks that the stored time has a monotonic reading.
+func TestLockHeldTimeIsMonotonic(t *testing.T) {
 	_, n, _ := settling(t)
 	since := n.session.held.Load()
 	if since == nil || !strings.Contains(since.String(), " m=") {
-		t.Errorf("the lock is held since %v, without a monotonic reading", since)
+		t.Errorf("the lock has been held since %v, which has no monotonic reading", since)
 	}
 	time.Sleep(time.Millisecond)
 	if n.session.heldFor() <= 0 {
@@ -23,8 +23,8 @@ func TestHowLongTheLockIsHeldIsMonotonic(t *testing.T) {
 	}
 }
 
-// What strips the monotonic reading of a time that is waited for or compared has no place where work is claimed and sent.
-func TestNoWaitIsMeasuredByTheWallClock(t *testing.T) {
+// Code that claims or sends must not strip the monotonic reading of a time that it waits for or compares.
+func TestWaitsAreMonotonic(t *testing.T) {
 	strips := regexp.MustCompile(`time\.Unix|\.Unix(Nano|Milli|Micro)?\(\)|\.Round\(0\)|\.Truncate\(`)
 	for _, pattern := range []string{"*.go", "../internal/wake/*.go", "../internal/wire/*.go", "httpvendor/*.go"} {
 		files, err := filepath.Glob(pattern)
@@ -40,7 +40,7 @@ func TestNoWaitIsMeasuredByTheWallClock(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, line := range strings.Split(string(text), "\n") {
-				if strips.MatchString(line) && !strings.Contains(line, "stamp :=") { // what a webhook is signed with is wall time
+				if strips.MatchString(line) && !strings.Contains(line, "stamp :=") { // a webhook signature has wall time
 					t.Errorf("%s:%d measures by the wall clock: %s", file, i+1, strings.TrimSpace(line))
 				}
 			}

@@ -12,20 +12,20 @@ import (
 
 // settlement is what becomes of a claim: the row's next state, and the line in its history.
 type settlement struct {
-	status string        // the next state; delivered and refused finish the intent
-	delay  time.Duration // until it is due again
-	spent  int           // the new number of spent attempts
-	unsend bool          // no vendor saw the key: forget that it was sent
-	keep   bool          // keep the lease: the same worker goes on with it
-	leave  bool          // leave the order of its ordering key
-	sent   bool          // the attempt may have reached the vendor
-	resend bool          // it is sent once more, or was accepted: not to be sent again after this
+	status       string        // the next state; delivered and refused finish the intent
+	delay        time.Duration // until it is due again
+	attemptsUsed int           // the new value of attempts_used
+	clearSent    bool          // no vendor saw the key: reset first_sent_at and what goes with it
+	keepLease    bool          // the same worker goes on with the intent
+	leaveOrder   bool          // the intent leaves its ordering key
+	wasSent      bool          // the request may have left the worker
+	forbidResend bool          // after this, an absent lookup must not lead to another send
 
-	event   string
-	outcome string
-	answer  Response
-	err     string
-	took    time.Duration
+	event    string
+	outcome  string
+	response Response
+	err      string
+	took     time.Duration
 }
 
 // Short names of the statuses that the worker meets; package intent has all.
@@ -61,35 +61,35 @@ func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {
 func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 	p := a.policy
 	repeatable := p.Class.repeatable()
-	s := settlement{event: "attempt", spent: int(row.AttemptsUsed), answer: o.response, err: o.text(), sent: true}
+	s := settlement{event: "attempt", attemptsUsed: int(row.AttemptsUsed), response: o.response, err: o.text(), wasSent: true}
 	switch o.kind {
 	case outcomeDelivered, outcomeRefused:
 		return a.finished(s, o.kind)
 	case outcomeAccepted:
 		return a.accepted(s, o, p.SettlingDelay)
 	case outcomeUnsent:
-		s.status, s.outcome, s.unsend, s.sent = statusPending, outcomeUnsent, row.FirstSend || !repeatable, false
-		s.answer.Code, s.delay = o.code("unsent"), p.delay(int(row.Attempt))
+		s.status, s.outcome, s.clearSent, s.wasSent = statusPending, outcomeUnsent, row.FirstSend || !repeatable, false
+		s.response.Code, s.delay = o.code("unsent"), p.delay(int(row.Attempt))
 	case outcomeRetry:
-		// The vendor did not act: nothing is spent, and a write that may not be repeated counts as unsent.
-		s.status, s.outcome, s.unsend = statusPending, outcomeRetry, !repeatable
-		s.answer.Code, s.delay = o.code("retry_after"), p.delay(int(row.Attempt))
+		// The vendor did not act: no attempt is used, and a write that may not be repeated counts as unsent.
+		s.status, s.outcome, s.clearSent = statusPending, outcomeRetry, !repeatable
+		s.response.Code, s.delay = o.code("retry_after"), p.delay(int(row.Attempt))
 	case outcomeDenied:
-		s.status, s.outcome, s.unsend = statusPending, outcomeRetry, row.FirstSend || !repeatable
-		s.answer.Code, s.delay = o.code("denied"), p.delay(int(row.Attempt))
+		s.status, s.outcome, s.clearSent = statusPending, outcomeRetry, row.FirstSend || !repeatable
+		s.response.Code, s.delay = o.code("denied"), p.delay(int(row.Attempt))
 	case outcomeDead, outcomeGone:
-		s.status, s.outcome, s.unsend, s.leave = statusDead, outcomeDead, !repeatable, p.PassFailed
-		s.answer.Code = o.code("dead")
-		s.spent++
+		s.status, s.outcome, s.clearSent, s.leaveOrder = statusDead, outcomeDead, !repeatable, p.PassFailed
+		s.response.Code = o.code("dead")
+		s.attemptsUsed++
 	case outcomeStuck:
-		s.answer.Code = o.code("stuck")
+		s.response.Code = o.code("stuck")
 		if p.Class != Read {
-			s.status, s.outcome, s.spent, s.delay = statusUnknown, outcomeUnknown, 0, max(p.SettlingDelay, 0)
+			s.status, s.outcome, s.attemptsUsed, s.delay = statusUnknown, outcomeUnknown, 0, max(p.SettlingDelay, 0)
 			return s
 		}
 		return a.unknown(s)
 	default: // unknown, or an error
-		s.answer.Code = o.code(unknownCode(o.reason))
+		s.response.Code = o.code(unknownCode(o.reason))
 		return a.unknown(s)
 	}
 	if s.status == statusPending && p.Class == IrreversibleWrite {
@@ -102,7 +102,7 @@ func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 // afterLookup decides what the outcome of a lookup means for its intent.
 func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 	p := a.policy
-	s := settlement{event: "lookup", spent: int(row.AttemptsUsed) + 1, answer: o.response, err: o.text()}
+	s := settlement{event: "lookup", attemptsUsed: int(row.AttemptsUsed) + 1, response: o.response, err: o.text()}
 	absentBefore := row.LastCode != nil && *row.LastCode == outcomeAbsent
 	switch {
 	case o.kind == outcomeDelivered || o.kind == outcomeRefused:
@@ -111,23 +111,23 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 		return a.accepted(s, o, 0)
 	case o.kind == outcomeAbsent && !absentBefore:
 		// Once is not enough: what the vendor accepted may show up late.
-		s.status, s.outcome, s.answer.Code, s.delay = statusUnknown, outcomeAbsent, outcomeAbsent, max(p.SettlingDelay, 0)
+		s.status, s.outcome, s.response.Code, s.delay = statusUnknown, outcomeAbsent, outcomeAbsent, max(p.SettlingDelay, 0)
 	case o.kind == outcomeAbsent && p.ResendAbsent && !row.NoResend:
-		s.status, s.outcome, s.answer.Code, s.spent = statusPending, outcomeAbsent, outcomeAbsent, 0
-		s.unsend, s.resend = true, true
+		s.status, s.outcome, s.response.Code, s.attemptsUsed = statusPending, outcomeAbsent, outcomeAbsent, 0
+		s.clearSent, s.forbidResend = true, true
 	case o.kind == outcomeAbsent:
-		s.status, s.outcome, s.leave, s.answer.Code = statusParked, outcomeAbsent, p.PassFailed, or(o.response.Code, outcomeAbsent)
+		s.status, s.outcome, s.leaveOrder, s.response.Code = statusParked, outcomeAbsent, p.PassFailed, or(o.response.Code, outcomeAbsent)
 	case o.kind == outcomeUnsent || o.kind == outcomeRetry || o.kind == outcomeDenied:
-		// The vendor could not be asked, and no attempt is spent.
-		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
-		s.spent, s.delay = int(row.AttemptsUsed), p.delay(int(row.Attempt))
-	case o.kind == outcomeFailed && s.spent < p.Attempts:
-		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
-		s.delay = p.delay(s.spent)
+		// The vendor could not be asked, and no attempt is used.
+		s.status, s.outcome, s.response.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
+		s.attemptsUsed, s.delay = int(row.AttemptsUsed), p.delay(int(row.Attempt))
+	case o.kind == outcomeFailed && s.attemptsUsed < p.Attempts:
+		s.status, s.outcome, s.response.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
+		s.delay = p.delay(s.attemptsUsed)
 	case o.kind == outcomeFailed:
-		s.status, s.outcome, s.leave, s.answer.Code = statusParked, outcomeUnknown, p.PassFailed, o.code("lookup_failed")
+		s.status, s.outcome, s.leaveOrder, s.response.Code = statusParked, outcomeUnknown, p.PassFailed, o.code("lookup_failed")
 	default: // it cannot tell: unknown, stuck, dead, or no outcome
-		s.status, s.outcome, s.leave, s.answer.Code = statusParked, outcomeUnknown, p.PassFailed, o.code(o.kind)
+		s.status, s.outcome, s.leaveOrder, s.response.Code = statusParked, outcomeUnknown, p.PassFailed, o.code(o.kind)
 	}
 	return s
 }
@@ -136,7 +136,7 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 func (a *action) finished(s settlement, status string) settlement {
 	s.status, s.outcome = status, status
 	if a.apply != nil {
-		s.status, s.keep, s.spent = statusAnswered, true, 0
+		s.status, s.keepLease, s.attemptsUsed = statusAnswered, true, 0
 	}
 	return s
 }
@@ -146,8 +146,8 @@ const codeAccepted = "accepted"
 
 // accepted is a call that the vendor finishes later: from now on it is looked up, or completed by an event.
 func (a *action) accepted(s settlement, o Outcome, atLeast time.Duration) settlement {
-	s.status, s.outcome, s.answer.Code = statusUnknown, outcomeAccepted, codeAccepted
-	s.spent, s.resend = 0, true
+	s.status, s.outcome, s.response.Code = statusUnknown, outcomeAccepted, codeAccepted
+	s.attemptsUsed, s.forbidResend = 0, true
 	s.delay = max(atLeast, time.Second)
 	if a.lookup == nil { // only an event can complete it: the claim after CompletionTime parks it
 		s.delay = a.policy.CompletionTime
@@ -160,23 +160,23 @@ func (a *action) accepted(s settlement, o Outcome, atLeast time.Duration) settle
 func (a *action) unknown(s settlement) settlement {
 	p := a.policy
 	s.outcome = outcomeUnknown
-	s.spent++
+	s.attemptsUsed++
 	switch {
 	case !p.Class.repeatable():
-		s.status, s.spent, s.delay = statusUnknown, 0, max(p.SettlingDelay, 0)
-	case s.spent >= p.Attempts:
-		s.status, s.leave = statusDead, p.PassFailed
+		s.status, s.attemptsUsed, s.delay = statusUnknown, 0, max(p.SettlingDelay, 0)
+	case s.attemptsUsed >= p.Attempts:
+		s.status, s.leaveOrder = statusDead, p.PassFailed
 	default:
-		s.status, s.delay = statusPending, p.delay(s.spent)
+		s.status, s.delay = statusPending, p.delay(s.attemptsUsed)
 		s.outcome = outcomeRetry
 	}
 	return s
 }
 
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.
-func (a *action) applyFailed(row *db.OutboxQueueClaimRow, spent int, err error) settlement {
-	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, spent: spent + 1,
-		delay: a.policy.delay(spent + 1), answer: Response{Code: "apply_failed"}, err: withoutURL(err)}
+func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
+	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
 }
 
 // withoutURL is an error's text without the URLs that net/http puts into it: query and user may be secrets.

@@ -23,7 +23,7 @@ func actionOf(class Class, attempts int) *action {
 	return &action{name: "charge_card", policy: Policy{Class: class, Attempts: attempts}.withDefaults()}
 }
 
-// sent is what becomes of an intent after its Send returned o and err, lookedUp after its Lookup did.
+// sent returns the settlement after Send returned o and err; lookedUp returns the settlement after Lookup did.
 func (a *action) sent(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
 	return a.decide(row, conclude(o, err, false, false))
 }
@@ -34,8 +34,8 @@ func (a *action) lookedUp(row *db.OutboxQueueClaimRow, o Outcome, err error) set
 	return a.decide(&unknown, conclude(o, err, true, false))
 }
 
-// What becomes of an attempt, by class: the next state, the outcome, what it spends, the code, and whether it counts as
-// unsent. The claim is one whose key was sent before, with attempts to spare.
+// The settlement of an attempt, by class: the next state, the outcome, the attempts used, the code, and whether
+// first_sent_at is reset. The claim may have been sent before and has attempts left.
 func TestDecideAfterSend(t *testing.T) {
 	type result struct {
 		outcome Outcome
@@ -63,46 +63,46 @@ func TestDecideAfterSend(t *testing.T) {
 		"error wins": {Delivered(Response{Code: "200"}), errors.New("the body broke off")},
 	}
 	repeatable := map[string]string{
-		"delivered":  "delivered delivered spent=0 200",
-		"refused":    "refused refused spent=0 card_declined",
-		"accepted":   "unknown accepted spent=0 accepted",
-		"retry":      "pending retry spent=0 retry_after",
-		"denied":     "pending retry spent=0 401",
-		"dead":       "dead dead spent=1 404",
-		"gone":       "dead dead spent=1 410",
-		"unsent":     "pending unsent spent=0 unsent",
-		"err unsent": "pending unsent spent=0 unsent",
-		"stuck":      "unknown unknown spent=0 500", // a read has a line of its own
-		"unknown":    "pending retry spent=1 500",
-		"error":      "pending retry spent=1 unknown",
-		"dial":       "pending retry spent=1 unknown", // a redirect may have been followed before: no proof
-		"timeout":    "pending retry spent=1 timeout",
-		"stopped":    "pending retry spent=1 stopped",
-		"panic":      "pending retry spent=1 panic",
-		"nothing":    "pending retry spent=1 no_outcome",
-		"absent":     "pending retry spent=1 404",
-		"error wins": "pending retry spent=1 200",
+		"delivered":  "delivered delivered used=0 200",
+		"refused":    "refused refused used=0 card_declined",
+		"accepted":   "unknown accepted used=0 accepted",
+		"retry":      "pending retry used=0 retry_after",
+		"denied":     "pending retry used=0 401",
+		"dead":       "dead dead used=1 404",
+		"gone":       "dead dead used=1 410",
+		"unsent":     "pending unsent used=0 unsent",
+		"err unsent": "pending unsent used=0 unsent",
+		"stuck":      "unknown unknown used=0 500", // a read has its own expectation
+		"unknown":    "pending retry used=1 500",
+		"error":      "pending retry used=1 unknown",
+		"dial":       "pending retry used=1 unknown", // a redirect may have been followed before, so it proves nothing
+		"timeout":    "pending retry used=1 timeout",
+		"stopped":    "pending retry used=1 stopped",
+		"panic":      "pending retry used=1 panic",
+		"nothing":    "pending retry used=1 no_outcome",
+		"absent":     "pending retry used=1 404",
+		"error wins": "pending retry used=1 200",
 	}
 	once := map[string]string{
 		"delivered":  repeatable["delivered"],
 		"refused":    repeatable["refused"],
 		"accepted":   repeatable["accepted"],
-		"retry":      "pending retry spent=0 retry_after unsend",
-		"denied":     "pending retry spent=0 401 unsend",
-		"dead":       "dead dead spent=1 404 unsend",
-		"gone":       "dead dead spent=1 410 unsend",
-		"unsent":     "pending unsent spent=0 unsent unsend",
-		"err unsent": "pending unsent spent=0 unsent unsend",
-		"stuck":      "unknown unknown spent=0 500",
-		"unknown":    "unknown unknown spent=0 500",
-		"error":      "unknown unknown spent=0 unknown",
-		"dial":       "unknown unknown spent=0 unknown",
-		"timeout":    "unknown unknown spent=0 timeout",
-		"stopped":    "unknown unknown spent=0 stopped",
-		"panic":      "unknown unknown spent=0 panic",
-		"nothing":    "unknown unknown spent=0 no_outcome",
-		"absent":     "unknown unknown spent=0 404",
-		"error wins": "unknown unknown spent=0 200",
+		"retry":      "pending retry used=0 retry_after clearSent",
+		"denied":     "pending retry used=0 401 clearSent",
+		"dead":       "dead dead used=1 404 clearSent",
+		"gone":       "dead dead used=1 410 clearSent",
+		"unsent":     "pending unsent used=0 unsent clearSent",
+		"err unsent": "pending unsent used=0 unsent clearSent",
+		"stuck":      "unknown unknown used=0 500",
+		"unknown":    "unknown unknown used=0 500",
+		"error":      "unknown unknown used=0 unknown",
+		"dial":       "unknown unknown used=0 unknown",
+		"timeout":    "unknown unknown used=0 timeout",
+		"stopped":    "unknown unknown used=0 stopped",
+		"panic":      "unknown unknown used=0 panic",
+		"nothing":    "unknown unknown used=0 no_outcome",
+		"absent":     "unknown unknown used=0 404",
+		"error wins": "unknown unknown used=0 200",
 	}
 	for _, class := range classes {
 		for name, result := range results {
@@ -117,14 +117,14 @@ func TestDecideAfterSend(t *testing.T) {
 				want = repeatable["unknown"]
 			}
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{Attempt: 1}, result.outcome, result.err)
-			got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code)
-			if s.unsend {
-				got += " unsend"
+			got := fmt.Sprintf("%s %s used=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code)
+			if s.clearSent {
+				got += " clearSent"
 			}
 			if got != want {
 				t.Errorf("%v, %s:\n\tgot  %s\n\twant %s", class, name, got, want)
 			}
-			if s.keep || s.leave || s.event != "attempt" {
+			if s.keepLease || s.leaveOrder || s.event != "attempt" {
 				t.Errorf("%v, %s: %+v", class, name, s)
 			}
 			if result.err != nil && s.err == "" {
@@ -134,7 +134,7 @@ func TestDecideAfterSend(t *testing.T) {
 	}
 }
 
-func TestAttemptsUsedUpMakeDead(t *testing.T) {
+func TestDeadAfterTheLastAttempt(t *testing.T) {
 	for _, class := range []Class{Read, IdempotentWrite} {
 		a := actionOf(class, 3)
 		if s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 1}, Outcome{}, errors.New("x")); s.status != statusPending {
@@ -148,10 +148,10 @@ func TestAttemptsUsedUpMakeDead(t *testing.T) {
 
 func TestUnsentFirstAttemptStartsNoKeyWindow(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
-	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Unsent(nil), nil); !s.unsend {
+	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Unsent(nil), nil); !s.clearSent {
 		t.Error("the first send was unsent, and the key window began")
 	}
-	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: false}, Unsent(nil), nil); s.unsend {
+	if s := a.sent(&db.OutboxQueueClaimRow{FirstSend: false}, Unsent(nil), nil); s.clearSent {
 		t.Error("an earlier attempt may have been sent, and the key window was forgotten")
 	}
 }
@@ -181,7 +181,7 @@ func TestBeforeSend(t *testing.T) {
 		class  Class
 		change func(*action)
 		claim  db.OutboxQueueClaimRow
-		want   string // "send", or the state, the code and what else
+		want   string // "send", or the state, the code and the flags
 	}{
 		{"first", Read, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
 		{"again", Read, none, db.OutboxQueueClaimRow{}, "send"},
@@ -190,15 +190,15 @@ func TestBeforeSend(t *testing.T) {
 		{"first", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "send"},
 		{"maybe sent", NonIdempotentWrite, none, db.OutboxQueueClaimRow{}, "unknown maybe_sent"},
 		{"maybe sent, deadline", NonIdempotentWrite, none, db.OutboxQueueClaimRow{PastDeadline: true}, "unknown maybe_sent"},
-		{"first", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "awaiting_approval approval unsend"},
+		{"first", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true}, "awaiting_approval approval clearSent"},
 		{"approved", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, ApprovedAt: &approved}, "send"},
 		{"approved, maybe sent", IrreversibleWrite, none, db.OutboxQueueClaimRow{ApprovedAt: &approved}, "unknown maybe_sent"},
 		{"window", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, AttemptsUsed: 4}, "unknown key_window"},
 		{"window before deadline", IdempotentWrite, none, db.OutboxQueueClaimRow{PastWindow: true, PastDeadline: true}, "unknown key_window"},
 		{"window of a former release", Read, none, db.OutboxQueueClaimRow{PastWindow: true}, "send"},
 		{"intent's deadline", Read, none, db.OutboxQueueClaimRow{PastDeadline: true}, "dead deadline"},
-		{"deadline of an unsent one", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
-		{"deadline before approval", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline unsend"},
+		{"deadline of an unsent one", NonIdempotentWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline clearSent"},
+		{"deadline before approval", IrreversibleWrite, none, db.OutboxQueueClaimRow{FirstSend: true, PastDeadline: true}, "dead deadline clearSent"},
 		{"1 s before the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour + time.Second)}, "send"},
 		{"at the policy's", Read, withDeadline, db.OutboxQueueClaimRow{Now: now, CreatedAt: now.Add(-time.Hour)}, "dead deadline"},
 		{"last attempt", Read, none, db.OutboxQueueClaimRow{AttemptsUsed: 4}, "send"},
@@ -210,11 +210,11 @@ func TestBeforeSend(t *testing.T) {
 		a := actionOf(c.class, 5)
 		c.change(a)
 		s, send := a.beforeSend(&c.claim)
-		got := s.status + " " + s.answer.Code
-		if s.unsend {
-			got += " unsend"
+		got := s.status + " " + s.response.Code
+		if s.clearSent {
+			got += " clearSent"
 		}
-		if s.leave {
+		if s.leaveOrder {
 			got += " leave"
 		}
 		if send {
@@ -233,56 +233,56 @@ func TestDecideAfterLookup(t *testing.T) {
 	evidence := Response{Code: "evidence"}
 	for _, c := range []struct {
 		name    string
-		spent   int32
+		used    int32
 		outcome Outcome
 		err     error
 		want    string
 	}{
-		{"delivered", 0, Delivered(evidence), nil, "delivered delivered spent=1 evidence"},
-		{"refused", 0, Refused(evidence), nil, "refused refused spent=1 evidence"},
-		{"absent once", 0, Absent(evidence), nil, "unknown absent spent=1 absent"},
-		{"accepted", 3, Accepted(evidence).After(time.Minute), nil, "unknown accepted spent=0 accepted"},
-		{"unknown", 0, Unknown(evidence), nil, "parked unknown spent=1 evidence"},
-		{"stuck", 0, Stuck(evidence), nil, "parked unknown spent=1 evidence"},
-		{"dead", 0, Dead(evidence), nil, "parked unknown spent=1 evidence"},
-		{"gone", 0, Gone(evidence), nil, "parked unknown spent=1 evidence"},
-		{"nothing", 0, Outcome{}, nil, "parked unknown spent=1 no_outcome"},
-		{"retry", 4, Retry(Response{}), nil, "unknown retry spent=4 lookup_failed"},
-		{"denied", 4, Denied(Response{Code: "401"}), nil, "unknown retry spent=4 401"},
-		{"unsent", 4, Unsent(nil), nil, "unknown retry spent=4 lookup_failed"},
-		{"err unsent", 4, Outcome{}, ErrUnsent, "unknown retry spent=4 lookup_failed"},
-		{"error", 3, Outcome{}, errors.New("x"), "unknown retry spent=4 lookup_failed"},
-		{"error wins", 0, Delivered(evidence), errors.New("x"), "unknown retry spent=1 evidence"},
-		{"last error", 4, Outcome{}, errors.New("x"), "parked unknown spent=5 lookup_failed"},
-		{"panic", 0, Outcome{}, &panicError{"boom"}, "unknown retry spent=1 lookup_failed"},
-		{"delivered at the last attempt", 4, Delivered(evidence), nil, "delivered delivered spent=5 evidence"},
+		{"delivered", 0, Delivered(evidence), nil, "delivered delivered used=1 evidence"},
+		{"refused", 0, Refused(evidence), nil, "refused refused used=1 evidence"},
+		{"absent once", 0, Absent(evidence), nil, "unknown absent used=1 absent"},
+		{"accepted", 3, Accepted(evidence).After(time.Minute), nil, "unknown accepted used=0 accepted"},
+		{"unknown", 0, Unknown(evidence), nil, "parked unknown used=1 evidence"},
+		{"stuck", 0, Stuck(evidence), nil, "parked unknown used=1 evidence"},
+		{"dead", 0, Dead(evidence), nil, "parked unknown used=1 evidence"},
+		{"gone", 0, Gone(evidence), nil, "parked unknown used=1 evidence"},
+		{"nothing", 0, Outcome{}, nil, "parked unknown used=1 no_outcome"},
+		{"retry", 4, Retry(Response{}), nil, "unknown retry used=4 lookup_failed"},
+		{"denied", 4, Denied(Response{Code: "401"}), nil, "unknown retry used=4 401"},
+		{"unsent", 4, Unsent(nil), nil, "unknown retry used=4 lookup_failed"},
+		{"err unsent", 4, Outcome{}, ErrUnsent, "unknown retry used=4 lookup_failed"},
+		{"error", 3, Outcome{}, errors.New("x"), "unknown retry used=4 lookup_failed"},
+		{"error wins", 0, Delivered(evidence), errors.New("x"), "unknown retry used=1 evidence"},
+		{"last error", 4, Outcome{}, errors.New("x"), "parked unknown used=5 lookup_failed"},
+		{"panic", 0, Outcome{}, &panicError{"boom"}, "unknown retry used=1 lookup_failed"},
+		{"delivered at the last attempt", 4, Delivered(evidence), nil, "delivered delivered used=5 evidence"},
 	} {
 		for _, class := range classes {
-			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: c.spent}, c.outcome, c.err)
-			if got := fmt.Sprintf("%s %s spent=%d %s", s.status, s.outcome, s.spent, s.answer.Code); got != c.want {
+			s := actionOf(class, 5).lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: c.used}, c.outcome, c.err)
+			if got := fmt.Sprintf("%s %s used=%d %s", s.status, s.outcome, s.attemptsUsed, s.response.Code); got != c.want {
 				t.Errorf("%v, %s: got %q, want %q", class, c.name, got, c.want)
 			}
 		}
 	}
 	a := actionOf(NonIdempotentWrite, 5)
-	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked || s.leave {
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked || s.leaveOrder {
 		t.Errorf("without a lookup: %+v", s)
 	}
 	a.policy.PassFailed = true
-	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leave || !a.lookedUp(&db.OutboxQueueClaimRow{}, Unknown(evidence), nil).leave {
-		t.Error("PassFailed does not let the next one pass a parked one")
+	if s, _ := a.beforeLookup(&db.OutboxQueueClaimRow{}); !s.leaveOrder || !a.lookedUp(&db.OutboxQueueClaimRow{}, Unknown(evidence), nil).leaveOrder {
+		t.Error("PassFailed does not let the next intent pass a parked one")
 	}
 }
 
 func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 	evidence, before := Response{Code: "404"}, outcomeAbsent
 	for _, c := range []struct {
-		name   string
-		class  Class
-		resend bool
-		row    db.OutboxQueueClaimRow
-		want   string
-		unsend bool
+		name      string
+		class     Class
+		resend    bool
+		row       db.OutboxQueueClaimRow
+		want      string
+		clearSent bool
 	}{
 		{"once", NonIdempotentWrite, true, db.OutboxQueueClaimRow{}, "unknown absent absent", false},
 		{"twice", NonIdempotentWrite, true, db.OutboxQueueClaimRow{LastCode: &before}, "pending absent absent", true},
@@ -294,14 +294,14 @@ func TestAbsentTwiceParksOrResendsOnce(t *testing.T) {
 		a := actionOf(c.class, 5)
 		a.policy.ResendAbsent, c.row.AttemptsUsed = c.resend, 4
 		s := a.lookedUp(&c.row, Absent(evidence), nil)
-		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.answer.Code); got != c.want || s.unsend != c.unsend || s.resend != c.unsend {
-			t.Errorf("%s: got %q, unsend %t, resend %t; want %q, %t", c.name, got, s.unsend, s.resend, c.want, c.unsend)
+		if got := fmt.Sprintf("%s %s %s", s.status, s.outcome, s.response.Code); got != c.want || s.clearSent != c.clearSent || s.forbidResend != c.clearSent {
+			t.Errorf("%s: got %q, clearSent %t, resend %t; want %q, %t", c.name, got, s.clearSent, s.forbidResend, c.want, c.clearSent)
 		}
-		if c.unsend && s.spent != 0 {
-			t.Errorf("%s: sent once more with %d attempts spent", c.name, s.spent)
+		if c.clearSent && s.attemptsUsed != 0 {
+			t.Errorf("%s: sent once more with %d attempts used", c.name, s.attemptsUsed)
 		}
 		if s.status == statusUnknown && s.delay != a.policy.SettlingDelay {
-			t.Errorf("%s: asked again after %v", c.name, s.delay)
+			t.Errorf("%s: looked up again after %v", c.name, s.delay)
 		}
 	}
 }
@@ -310,7 +310,7 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 	for _, class := range classes {
 		a := actionOf(class, 5)
 		s := a.sent(&db.OutboxQueueClaimRow{FirstSend: true}, Accepted(Response{Code: "202"}).After(time.Minute), nil)
-		if s.status != statusUnknown || s.outcome != outcomeAccepted || s.answer.Code != codeAccepted || !s.resend || s.unsend || !s.sent {
+		if s.status != statusUnknown || s.outcome != outcomeAccepted || s.response.Code != codeAccepted || !s.forbidResend || s.clearSent || !s.wasSent {
 			t.Errorf("%v: %+v", class, s)
 		}
 		if s.delay != a.policy.CompletionTime {
@@ -318,12 +318,12 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 		}
 		a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 		if s := a.sent(&db.OutboxQueueClaimRow{}, Accepted(Response{}).After(time.Minute), nil); s.delay != time.Minute {
-			t.Errorf("%v: asked for after %v", class, s.delay)
+			t.Errorf("%v: looked up after %v", class, s.delay)
 		}
 		code, now := codeAccepted, time.Now()
 		sent := now.Add(-a.policy.CompletionTime)
 		late := db.OutboxQueueClaimRow{LastCode: &code, FirstSentAt: &sent, Now: now}
-		if s, ask := a.beforeLookup(&late); ask || s.status != statusParked || s.answer.Code != "not_completed" {
+		if s, ask := a.beforeLookup(&late); ask || s.status != statusParked || s.response.Code != "not_completed" {
 			t.Errorf("%v: past its time: %+v", class, s)
 		}
 		sent = sent.Add(time.Second)
@@ -333,11 +333,11 @@ func TestAcceptedIsNeverSentAgain(t *testing.T) {
 	}
 }
 
-// The same key replays the same failure: an idempotent write whose lookup says absent is not sent again either.
+// The same key replays the same failure. So an idempotent write whose lookup reports absent is not sent again either.
 func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	s := a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 4}, Stuck(Response{Code: "500"}), nil)
-	if s.status != statusUnknown || s.unsend || !s.sent || s.spent != 0 || s.delay != a.policy.SettlingDelay {
+	if s.status != statusUnknown || s.clearSent || !s.wasSent || s.attemptsUsed != 0 || s.delay != a.policy.SettlingDelay {
 		t.Errorf("%+v", s)
 	}
 	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{}); ask || s.status != statusParked {
@@ -349,7 +349,7 @@ func TestStuckIsLookedUpAndNeverSentAgain(t *testing.T) {
 	}
 }
 
-func TestDeniedSpendsNothing(t *testing.T) {
+func TestDeniedUsesNoAttempt(t *testing.T) {
 	for _, class := range classes {
 		for _, first := range []bool{true, false} {
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: first, AttemptsUsed: 2}, Denied(Response{Code: "401"}), nil)
@@ -357,7 +357,7 @@ func TestDeniedSpendsNothing(t *testing.T) {
 			if class == IrreversibleWrite {
 				want = statusAwaiting
 			}
-			if s.status != want || s.spent != 2 || s.answer.Code != "401" || s.unsend != (first || !class.repeatable()) {
+			if s.status != want || s.attemptsUsed != 2 || s.response.Code != "401" || s.clearSent != (first || !class.repeatable()) {
 				t.Errorf("%v, first send %t: %+v", class, first, s)
 			}
 		}
@@ -372,7 +372,7 @@ func TestAnswerIsStoredBeforeApply(t *testing.T) {
 			outcomeDelivered: a.sent(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Delivered(Response{}), nil),
 			outcomeRefused:   a.lookedUp(&db.OutboxQueueClaimRow{AttemptsUsed: 2}, Refused(Response{}), nil),
 		} {
-			if s.status != statusAnswered || s.outcome != outcome || !s.keep || s.spent != 0 {
+			if s.status != statusAnswered || s.outcome != outcome || !s.keepLease || s.attemptsUsed != 0 {
 				t.Errorf("%v, %s: %+v", class, outcome, s)
 			}
 		}
@@ -386,7 +386,7 @@ func TestPanicIsAnError(t *testing.T) {
 	}
 }
 
-// Its value proves nothing about what was sent.
+// A panic value proves nothing about what was sent.
 func TestPanicWithErrUnsentIsUnknown(t *testing.T) {
 	_, err := guard(func() (Outcome, error) { panic(ErrUnsent) })
 	if o := conclude(Outcome{}, err, false, false); o.kind != outcomeFailed {
@@ -406,19 +406,19 @@ func TestResponseBesideErrorIsKept(t *testing.T) {
 	response := Response{Code: "502", Body: []byte("bad gateway")}
 	for _, err := range []error{errors.New("the body broke off"), ErrUnsent} {
 		s := actionOf(IdempotentWrite, 5).sent(&db.OutboxQueueClaimRow{}, Unknown(response).After(time.Hour), err)
-		if s.answer.Code != "502" || string(s.answer.Body) != "bad gateway" || s.err != err.Error() || s.delay != time.Hour {
+		if s.response.Code != "502" || string(s.response.Body) != "bad gateway" || s.err != err.Error() || s.delay != time.Hour {
 			t.Errorf("%v: %+v", err, s)
 		}
 	}
 }
 
-// Two times in a row: whatever was found out before the first one is not the first of them.
+// The two absent results must follow each other: a lookup with another result in between starts the count again.
 func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 	for _, before := range []string{"timeout", "maybe_sent", codeOrphaned, codeAccepted, "lookup_failed"} {
 		a := actionOf(NonIdempotentWrite, 5)
 		a.policy.ResendAbsent = true
 		s := a.lookedUp(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Response{}), nil)
-		if s.status != statusUnknown || s.unsend || s.resend || s.answer.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
+		if s.status != statusUnknown || s.clearSent || s.forbidResend || s.response.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
 			t.Errorf("after %s: %+v", before, s)
 		}
 	}
@@ -430,11 +430,11 @@ func TestVendorCodeIsNotTheWorkersOwn(t *testing.T) {
 		a := actionOf(NonIdempotentWrite, 5)
 		for _, o := range []Outcome{Unknown(Response{Code: code}), Stuck(Response{Code: code})} {
 			s := a.sent(&db.OutboxQueueClaimRow{}, o, nil)
-			if s.status != statusUnknown || s.answer.Code != "vendor_"+code {
+			if s.status != statusUnknown || s.response.Code != "vendor_"+code {
 				t.Errorf("%v: %+v", o, s)
 			}
 		}
-		if s := a.lookedUp(&db.OutboxQueueClaimRow{}, Retry(Response{Code: code}), nil); s.answer.Code != "vendor_"+code {
+		if s := a.lookedUp(&db.OutboxQueueClaimRow{}, Retry(Response{Code: code}), nil); s.response.Code != "vendor_"+code {
 			t.Errorf("a lookup: %+v", s)
 		}
 	}
@@ -445,7 +445,7 @@ func TestOnlyErrUnsentProvesUnsent(t *testing.T) {
 	for _, class := range classes {
 		for name, err := range map[string]error{"proof": ErrUnsent, "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {
 			s := actionOf(class, 5).sent(&db.OutboxQueueClaimRow{FirstSend: true}, Outcome{}, err)
-			if proved := name == "proof"; s.sent == proved || s.unsend != proved {
+			if proved := name == "proof"; s.wasSent == proved || s.clearSent != proved {
 				t.Errorf("%v, %s: %+v", class, name, s)
 			}
 		}
@@ -461,7 +461,7 @@ func TestLookupWaitsForTheSettlingDelay(t *testing.T) {
 	}
 }
 
-// What the vendor still works at is asked for between a second and a day later, however often, and is not sent again.
+// An accepted call is looked up between a second and a day later, however often, and is not sent again.
 func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
@@ -472,8 +472,8 @@ func TestAcceptedIsLookedUpWithinBounds(t *testing.T) {
 			"accepted": a.sent(row, Accepted(Response{}).After(after), nil),
 			"pending":  a.lookedUp(row, Accepted(Response{}).After(after), nil),
 		} {
-			if s.delay != want || s.spent != 0 || !s.resend {
-				t.Errorf("%s, %v: asked for after %v, %d spent, not sent again %t; want %v, 0, true", name, after, s.delay, s.spent, s.resend, want)
+			if s.delay != want || s.attemptsUsed != 0 || !s.forbidResend {
+				t.Errorf("%s, %v: looked up after %v, %d attempts used, not sent again %t; want %v, 0, true", name, after, s.delay, s.attemptsUsed, s.forbidResend, want)
 			}
 		}
 	}
@@ -490,47 +490,47 @@ func TestPassFailedAppliesToEveryEnd(t *testing.T) {
 			"last lookup failed": a.lookedUp(row, Outcome{}, errors.New("reset")),
 			"not rendered":       a.deadUnsent(row, "render", errors.New("template")),
 		} {
-			if s.leave != pass {
+			if s.leaveOrder != pass {
 				t.Errorf("PassFailed %t, %s: %+v", pass, name, s)
 			}
 		}
 	}
 }
 
-// An endpoint that is stopped or missing, or a template that fails, leaves the key window as it was.
+// A stopped or missing endpoint, or a failing template, does not change the key window.
 func TestDeadUnsentKeepsTheKeyWindow(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		row := &db.OutboxQueueClaimRow{FirstSend: first, Status: statusLeased}
 		a := actionOf(IdempotentWrite, 3)
-		if s := a.deadUnsent(row, "render", errors.New("template")); s.unsend != first || s.sent {
+		if s := a.deadUnsent(row, "render", errors.New("template")); s.clearSent != first || s.wasSent {
 			t.Errorf("dead, first send %t: %+v", first, s)
 		}
-		if s := a.givenBack(row); s.unsend != first || s.sent {
+		if s := a.givenBack(row); s.clearSent != first || s.wasSent {
 			t.Errorf("given back, first send %t: %+v", first, s)
 		}
 	}
 }
 
-// Whoever takes an intent over does not know its policy: the rest of the settling delay is waited for before the lookup.
+// A worker that takes an intent over does not know its policy. The rest of the settling delay passes before the lookup.
 func TestOrphanIsLookedUpAfterTheSettlingDelay(t *testing.T) {
 	orphaned, absent := codeOrphaned, outcomeAbsent
 	a := actionOf(NonIdempotentWrite, 5)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	a.policy.SettlingDelay = time.Minute
 	s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned, AttemptsUsed: 2})
-	if ask || s.status != statusUnknown || s.spent != 2 || s.delay != time.Minute-settlingOrphans || s.leave {
-		t.Errorf("at once: asked %t, %+v", ask, s)
+	if ask || s.status != statusUnknown || s.attemptsUsed != 2 || s.delay != time.Minute-settlingOrphans || s.leaveOrder {
+		t.Errorf("at once: looked up %t, %+v", ask, s)
 	}
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &absent}); !ask {
-		t.Error("one that was not taken over waits once more")
+		t.Error("an intent that was not taken over waits again")
 	}
 	a.policy.SettlingDelay = settlingOrphans
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{LastCode: &orphaned}); !ask {
-		t.Error("it waits for longer than its settling delay")
+		t.Error("it waits longer than its settling delay")
 	}
 }
 
-// A vendor's wait holds after an approval as well.
+// The wait that a vendor asks for also applies after an approval.
 func TestIrreversibleWriteWaitsForTheVendor(t *testing.T) {
 	for _, o := range []Outcome{Retry(Response{}).After(time.Hour), Denied(Response{}).After(time.Hour)} {
 		s := actionOf(IrreversibleWrite, 5).sent(&db.OutboxQueueClaimRow{FirstSend: true, Attempt: 1}, o, nil)
@@ -540,19 +540,19 @@ func TestIrreversibleWriteWaitsForTheVendor(t *testing.T) {
 	}
 }
 
-// A lookup that takes its worker along spends an attempt each time, and is parked in the end.
+// A lookup that kills its worker uses an attempt each time. After the last attempt, the intent is parked.
 func TestLookupsThatKillWorkersEndParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { return Outcome{}, nil }
 	if _, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 2}); !ask {
-		t.Error("the last of three lookups is not made")
+		t.Error("the third and last lookup is not made")
 	}
-	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 3}); ask || s.status != statusParked || s.answer.Code != "attempts" {
-		t.Errorf("after three: asked %t, %+v", ask, s)
+	if s, ask := a.beforeLookup(&db.OutboxQueueClaimRow{AttemptsUsed: 3}); ask || s.status != statusParked || s.response.Code != "attempts" {
+		t.Errorf("after three: looked up %t, %+v", ask, s)
 	}
 }
 
-// What an earlier release may have sent in another form is not sent again; what it did not send is.
+// An intent that an earlier release may have sent in another form is not sent again. An unsent one is.
 func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.form = form{digest("Idempotency-Key"), digest("POST /v2/charges")}
@@ -564,14 +564,14 @@ func TestChangedFormMattersOnlyOnceSent(t *testing.T) {
 	} {
 		for _, first := range []bool{true, false} {
 			s, send := a.beforeSend(&db.OutboxQueueClaimRow{FirstSend: first, SentTo: sentTo, AttemptsUsed: 2})
-			if want := first || same; send != want || !want && (s.status != statusUnknown || s.answer.Code != codeForm || s.spent != 0 || s.unsend) {
+			if want := first || same; send != want || !want && (s.status != statusUnknown || s.response.Code != codeForm || s.attemptsUsed != 0 || s.clearSent) {
 				t.Errorf("sent to %q, first send %t: sent %t, %+v", sentTo, first, send, s)
 			}
 		}
 	}
 }
 
-// A URL may hold a password or a token: neither a row nor a log quotes it.
+// A URL may contain a password or a token. Neither a row nor a log quotes it.
 func TestErrorTextHasNoURL(t *testing.T) {
 	secret := "https://ann:hunter2@vendor.example/charges?token=s3cret"
 	for _, err := range []error{
@@ -586,17 +586,17 @@ func TestErrorTextHasNoURL(t *testing.T) {
 			actionOf(IdempotentWrite, 5).deadUnsent(&db.OutboxQueueClaimRow{}, "render", err),
 		} {
 			if strings.Contains(s.err, "hunter2") || strings.Contains(s.err, "s3cret") || !strings.Contains(s.err, "[URL]") {
-				t.Errorf("the history says %q", s.err)
+				t.Errorf("the history has %q", s.err)
 			}
 		}
 	}
 }
 
-// Postgres quotes values in its messages, and encoding/json quotes what it reads.
+// Postgres quotes values in its messages, and encoding/json quotes its input.
 func TestLoggedErrorsQuoteNoValues(t *testing.T) {
 	err := fmt.Errorf("settle: %w", &pgconn.PgError{Code: "22P02", Message: `invalid input: "4242424242424242"`})
 	if got := errorText(err); strings.Contains(got, "4242") || !strings.Contains(got, "22P02") {
-		t.Errorf("of Postgres's error a log says %q", got)
+		t.Errorf("the log has %q for a Postgres error", got)
 	}
 	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `{"amount":42424242424242424242}`} {
 		_, err := decode[struct {

@@ -28,18 +28,18 @@ func (d *destination) attempt(c *claim) settlement {
 	outcome, took := d.call(ctx, c, call)
 	s = c.action.decide(&c.OutboxQueueClaimRow, outcome)
 	s.took = took
-	d.observe(c, s.answer.Code, outcome)
+	d.observe(c, s.response.Code, outcome)
 	d.stopIfGone(c, outcome)
 	return s
 }
 
 // finish settles a claim, and passes an answered intent on to its Apply.
 func (d *destination) finish(c *claim, s settlement) {
-	if limit := max(c.action.policy.ResponseCap, 0); len(s.answer.Body) > limit {
-		s.answer.Body = s.answer.Body[:limit]
+	if limit := max(c.action.policy.ResponseCap, 0); len(s.response.Body) > limit {
+		s.response.Body = s.response.Body[:limit]
 	}
 	d.worker.reports.report(d.worker.calls, c, s)
-	if s.status == statusAnswered && s.keep {
+	if s.status == statusAnswered && s.keepLease {
 		d.finishAnswered(c, s)
 		return
 	}
@@ -49,17 +49,17 @@ func (d *destination) finish(c *claim, s settlement) {
 // finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes
 // on with the same claim; else the intent is claimed again when there is a slot.
 func (d *destination) finishAnswered(c *claim, s settlement) {
-	s.keep = d.worker.applier.promise(c.action)
+	s.keepLease = d.worker.applier.promise(c.action)
 	settled := d.worker.settler.settle(c, s)
 	switch {
-	case settled && s.keep:
+	case settled && s.keepLease:
 		d.worker.applier.answered(c) // which ends the claim
 		return
 	case settled:
 		d.worker.applier.written(c.action)
 		d.worker.open.Done() // it counts when it is claimed again
 		return
-	case s.keep:
+	case s.keepLease:
 		d.worker.applier.unpromise(c.action)
 	}
 	d.worker.end(s.status, false)

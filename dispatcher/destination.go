@@ -29,13 +29,13 @@ type destination struct {
 	poked  chan struct{} // something was flagged
 	stints chan stint    // River's jobs offer to drain
 	load   loadBudget    // of the drain alone
-	off    int           // how many intents the drain has put off
+	off    int           // how many intents the drain has postponed
 
 	mu     sync.Mutex
 	due    map[string]bool // actions in which something may be due
 	paused map[string]bool // actions that the last sweep saw paused, "" for all; the claim looks for itself
 	next   int             // the action whose turn it is
-	until  time.Time       // when the last intent that was put off for a busy endpoint is due
+	until  time.Time       // when the last intent that was postponed for a busy endpoint is due
 	tries  []tries         // of the actions
 	stuck  string          // what the watch has reported
 }
@@ -186,7 +186,7 @@ func (d *destination) heldUp(now time.Time) time.Duration {
 	return wait
 }
 
-// busyUntil notes when an intent that was put off for a busy endpoint is due.
+// busyUntil notes when an intent that was postponed for a busy endpoint is due.
 func (d *destination) busyUntil(until time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

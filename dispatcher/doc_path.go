@@ -11,10 +11,10 @@ package dispatcher
 //	                                           (a Drain claims in rounds: rounds.go)
 //	 5  claim     claim.go        claim        takes leases on due intents
 //	    load      load.go         loadBatch    reads their payloads, if they did not fit into the claim's answer
-//	 6  admit     admit.go        admit        puts off intents whose endpoint is busy or fails; stored.go reads the others'
+//	 6  admit     admit.go        admit        postpones intents whose endpoint is busy or fails; stored.go reads the others'
 //	                                           endpoints
 //	 7  deliver   deliver.go      deliver      brings one intent to its end, by the steps 8 to 13
-//	 8  prepare   prepare.go      prepare      may it be called, where, and with which bytes? (fix.go stores the bytes)
+//	 8  prepare   prepare.go      prepare      may it be called, where, and with which bytes? (render.go stores the bytes)
 //	 9  call      call.go         call         the application's Send or Lookup, with a deadline
 //	10  decide    decide.go       decide       from the outcome to the intent's next status
 //	11  observe   observe.go      observe      tells the breaker what the call says about the vendor

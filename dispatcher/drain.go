@@ -58,7 +58,7 @@ func (d *destination) drain(ctx context.Context, shift time.Duration) {
 }
 
 // claimAll claims once from each action that may have something due, as far as slots are free, and starts the calls.
-// Intents that were put off count as claimed.
+// Intents that were postponed count as claimed.
 func (d *destination) claimAll(ctx context.Context) (claimed int, err error) {
 	indexes := d.take()
 	for i, index := range indexes {
@@ -109,6 +109,6 @@ func (d *destination) claimOne(ctx context.Context, index, reserved int) (got in
 		d.worker.open.Add(1)
 		go d.deliver(c)
 	}
-	d.putOff(ctx, off)
+	d.postpone(ctx, off)
 	return got, next, nil
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// BenchmarkPutOff has 100,000 intents due for one endpoint that is dead, and nothing else: what it costs to put them off once,
-// by a lane of the default concurrency and by a large one, beside delivering as many to nobody.
-func BenchmarkPutOff(b *testing.B) {
+// BenchmarkPostpone measures 100,000 due intents for one dead endpoint: the cost of postponing each of them once, with
+// the default concurrency and with a large one, compared with a delivery that does nothing.
+func BenchmarkPostpone(b *testing.B) {
 	for _, bench := range []struct {
 		name        string
 		concurrency int

@@ -15,7 +15,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// receivers is a server of many endpoints, named by paths. Calls to one that hangs are held until release.
+// receivers is a server of many endpoints, named by paths. Calls to a hanging endpoint wait until release.
 type receivers struct {
 	*httptest.Server
 	hangs    string
@@ -62,7 +62,7 @@ func (r *receivers) count(name string, change int) {
 	}
 }
 
-// deliver calls the intent's endpoint, which its part names.
+// deliver calls the intent's endpoint. The intent's part is its name.
 func (r *receivers) deliver(b *bundle) handler {
 	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL+"/"+call.Part, nil)
@@ -83,17 +83,17 @@ func (b *bundle) insertTo(n, from, to int) {
 		from generate_series($2::int, $3::int) e, generate_series(1, $1::int) i`, n, from, to)
 }
 
-// toEndpoint counts the intents of the queue that are for an endpoint and fit a condition.
+// toEndpoint counts the intents in the queue for an endpoint that match a condition.
 func (b *bundle) toEndpoint(name, where string) int {
 	b.Helper()
 	return b.count(`select count(*) from samekey.outbox_queue q join samekey.outbox o on o.id = q.id where o.part = $1 and `+where, name)
 }
 
-// asWritten are intents that are pending, whatever claimed them: nothing spent, nothing sent, no history.
+// asWritten matches pending intents that look unclaimed: no attempt used, not sent, no history.
 const asWritten = `q.status = 'pending' and q.leased_by is null and q.attempts_used = 0 and q.first_sent_at is null and q.key_window_until is null and q.last_code is null
 	and not exists (select from samekey.outbox_history h where h.intent_id = q.id)`
 
-func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
+func TestHangingEndpointDoesNotDelayOthers(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "to-0")
 	d := b.dispatcher()
@@ -105,16 +105,16 @@ func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
 	b.insertTo(1, 1, 999)
 	running := b.start(d)
 	for range 4 {
-		wait(b, "a call that hangs", r.hanging)
+		wait(b, "a hanging call", r.hanging)
 	}
 	b.until("all others are delivered", func() bool {
 		return b.count(`select count(*) from samekey.outbox_history where outcome = 'delivered'`) == 999
 	})
-	b.until("all of the endpoint that hangs are as they were written, but its 4 calls", func() bool { // now and then some are claimed, and put off
+	b.until("all intents of the hanging endpoint but its 4 calls look unclaimed", func() bool { // sometimes a claim takes some and postpones them
 		return b.toEndpoint("to-0", asWritten) == 296 && b.toEndpoint("to-0", "q.status = 'leased'") == 4
 	})
 	if n := r.most["to-0"]; n != 4 {
-		t.Errorf("%d calls were under way to the one that hangs", n)
+		t.Errorf("%d calls to the hanging endpoint were in flight", n)
 	}
 	r.release()
 	if err := running.stop(); err != nil {
@@ -122,7 +122,7 @@ func TestOneEndpointOfAThousandThatHangsDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-func TestABusyEndpointGetsAllItsIntentsWithinItsLimit(t *testing.T) {
+func TestBusyEndpointStaysWithinItsLimit(t *testing.T) {
 	for _, mode := range []string{"run", "drain"} {
 		t.Run(mode, func(t *testing.T) {
 			b := setup(t)
@@ -143,13 +143,13 @@ func TestABusyEndpointGetsAllItsIntentsWithinItsLimit(t *testing.T) {
 				}
 			}
 			if n := b.count(`select count(*) from samekey.outbox_history where outcome <> 'delivered'`); n != 0 {
-				t.Errorf("%d lines of history tell of putting off", n)
+				t.Errorf("%d lines of history are about postponing", n)
 			}
 		})
 	}
 }
 
-func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
+func TestOnlyFailingEndpointIsPostponed(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "")
 	deliver := r.deliver(b)
@@ -164,20 +164,20 @@ func TestAnEndpointThatFailsIsPutOffAndNoOtherIs(t *testing.T) {
 	b.insertTo(20, 1, 20)
 	sum := b.drain(d)
 	if sum.Delivered != 400 || sum.Retried < 3 || sum.Retried > 4 || sum.Total() != sum.Delivered+sum.Retried {
-		t.Errorf("the drain came to %+v", sum)
+		t.Errorf("the drain returned %+v", sum)
 	}
 	if n := b.toEndpoint("to-0", asWritten); n != 300-sum.Retried {
-		t.Errorf("%d intents of the endpoint that fails are as they were written, want all but %d", n, sum.Retried)
+		t.Errorf("%d intents of the failing endpoint look unclaimed, want all but %d", n, sum.Retried)
 	}
 	if n := b.toEndpoint("to-0", "q.due_at > now() + interval '59 minutes' and "+asWritten); n != 0 {
-		t.Errorf("%d are put off for more than ten minutes", n)
+		t.Errorf("%d intents are postponed for more than ten minutes", n)
 	}
 	if strings.Contains(b.logs.String(), "to-0") || !strings.Contains(b.logs.String(), "destination=vendor endpoint=") {
-		t.Error("the log names the endpoint, which may be a secret, or tells nothing")
+		t.Error("the log names the endpoint, which may be a secret, or has no line")
 	}
 }
 
-func TestAnEndpointIsProbedByWhatComesDueAndGoesOn(t *testing.T) {
+func TestFailingEndpointIsProbedByDueIntents(t *testing.T) {
 	b := setup(t)
 	var mu sync.Mutex
 	failures := 0
@@ -196,7 +196,7 @@ func TestAnEndpointIsProbedByWhatComesDueAndGoesOn(t *testing.T) {
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue`) == 6 })
 }
 
-func TestALookUpThatIsPutOffKeepsWhatWasFound(t *testing.T) {
+func TestPostponedLookupKeepsItsState(t *testing.T) {
 	b := setup(t)
 	r := receive(b, "to-0")
 	d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{PerEndpoint: 1, BreakAfter: -1}, r.deliver(b), byPart,
@@ -205,21 +205,21 @@ func TestALookUpThatIsPutOffKeepsWhatWasFound(t *testing.T) {
 		}))
 	b.insertTo(1, 0, 0)
 	b.start(d)
-	wait(b, "the call that hangs", r.hanging)
+	wait(b, "the hanging call", r.hanging)
 	id := b.insert("charge_card", func(in *outbox.Intent) { in.Part, in.DueAt = "to-0", time.Now().Add(time.Hour) })
 	b.exec(`update samekey.outbox_queue set status = 'unknown', first_sent_at = '2020-01-01', last_code = 'absent', attempts_used = 2, due_at = now(), last_sent_attempt = 7, attempt = 7 where id = $1`, id)
-	b.until("it was put off", func() bool {
+	b.until("it was postponed", func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where id = $1 and attempt > 7 and leased_by is null`, id) == 1
 	})
 	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and status = 'unknown' and first_sent_at = '2020-01-01'
 		and last_code = 'absent' and attempts_used = 2 and last_sent_attempt = 7`, id); n != 1 {
-		t.Error("it is not as it was")
+		t.Error("its state changed")
 	}
 	b.wantHistory(id, "")
 	r.release()
 }
 
-func TestOrderedIntentsOfABusyEndpointKeepTheirOrder(t *testing.T) {
+func TestBusyEndpointKeepsOrder(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{PerEndpoint: 1}, c.handle,
@@ -240,11 +240,11 @@ func TestOrderedIntentsOfABusyEndpointKeepTheirOrder(t *testing.T) {
 		}
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("came %v, want %v", got, want)
+		t.Errorf("the calls were %v, want %v", got, want)
 	}
 }
 
-func TestACallOfNoEndpointGoesByTheConcurrencyAlone(t *testing.T) {
+func TestCallWithoutEndpointHasNoEndpointLimit(t *testing.T) {
 	b := setup(t)
 	for name, fn := range map[string]func(*dispatcher.Call) string{
 		"none": func(*dispatcher.Call) string { return "" }, "panics": func(*dispatcher.Call) string { panic("no such header") },
@@ -254,7 +254,7 @@ func TestACallOfNoEndpointGoesByTheConcurrencyAlone(t *testing.T) {
 		b.insertManyMore("charge_card", 20)
 		b.expect(d, dispatcher.Summary{Delivered: 20})
 		if n := b.count(`select count(*) from samekey.outbox_history where attempt > 1`); n != 0 {
-			t.Errorf("%s: %d were put off", name, n)
+			t.Errorf("%s: %d were postponed", name, n)
 		}
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// event is the handler of the vendor's webhook: it completes the intent, once for each event. Where before is set it is
-// called before the commit.
+// event handles the vendor's webhook: it completes the intent once per event. If before is set, it is called before the
+// commit.
 func (b *bundle) event(name string, id uuid.UUID, before func()) (first bool, err error) {
 	key, err := samekey.NewKey(name, "vendor", "events")
 	if err != nil {
@@ -34,8 +34,8 @@ func (b *bundle) event(name string, id uuid.UUID, before func()) (first bool, er
 	})
 }
 
-// The event comes while the poll is under way, or the other way round: one of them ends the intent, and Apply runs once.
-func TestAnEventAndAPollThatCompleteACallAtTheSameTimeEndItOnce(t *testing.T) {
+// An event arrives during a poll, or the other way round. One of them finishes the intent, and Apply runs once.
+func TestConcurrentEventAndPollFinishOnce(t *testing.T) {
 	for name, eventFirst := range map[string]bool{"the event is committed while the vendor is asked": true, "the vendor's answer comes while the event's transaction is open": false} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -83,8 +83,8 @@ func TestAnEventAndAPollThatCompleteACallAtTheSameTimeEndItOnce(t *testing.T) {
 			}
 			wait(b, "the drain is over", drained)
 			b.drain(d)
-			// The poll's answer is only kept: its fence is closed.
-			b.until("the late answer is kept", func() bool { return strings.Contains(b.history(id), "late") })
+			// The poll's answer is only recorded: its fence does not match.
+			b.until("the late answer is recorded", func() bool { return strings.Contains(b.history(id), "late") })
 			history := strings.Fields(b.history(id))
 			slices.Sort(history)
 			if got := strings.Join(history, " "); got != "apply:delivered:done attempt:accepted:accepted late:delivered:polled resolved:delivered:done" {
@@ -92,12 +92,12 @@ func TestAnEventAndAPollThatCompleteACallAtTheSameTimeEndItOnce(t *testing.T) {
 			}
 			b.wantStatus(id, "delivered")
 			if n := applied.Load(); n != 1 || s.calls != 1 {
-				t.Errorf("it was applied %d times after %d calls", n, s.calls)
+				t.Errorf("Apply ran %d times after %d calls", n, s.calls)
 			}
 			if n := b.count(`select count(*) from samekey.outbox_history where final_status is not null`); n != 1 {
 				t.Errorf("%d events finished it", n)
 			}
-			// The vendor tells the same again, under the same name and under another.
+			// The vendor repeats the event under the same name and under another one.
 			if first, err := b.event("event-7", id, nil); first || err != nil {
 				t.Errorf("the event again: %t, %v", first, err)
 			}

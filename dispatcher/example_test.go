@@ -109,7 +109,7 @@ func ExampleDispatcher_Check() {
 	})
 	fmt.Println(d.Check())
 	// Output:
-	// samekey: action "charge_card": KeyWindow: missing: say for how long the vendor remembers a key (Forever is a value); its Destination does not say it
+	// samekey: action "charge_card": KeyWindow: missing: set how long the vendor remembers a key (Forever is a value), here or for its Destination
 	// samekey: action "book_courier": Lease: 1m must be longer than Timeout (1m) by at least 100ms
 	// samekey: action "send_receipt": Destination: "mail" is not declared: call Dispatcher.Destination, or correct the name
 	// samekey: action "send_receipt": Class: missing: say whether the vendor may be called again: Read, IdempotentWrite, NonIdempotentWrite or IrreversibleWrite

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What tests look behind, or cannot wait for.
+// Internals that tests read, and times that they shorten.
 
 func init() {
 	illegal = func(from, event, to string) {
@@ -17,13 +17,13 @@ func init() {
 // SetShift makes the drains of this dispatcher's next Run shorter.
 func (d *Dispatcher) SetShift(shift time.Duration) { d.shift = shift }
 
-// SetAlarmAfter shortens how long nothing may be claimed before the alarm.
+// SetAlarmAfter sets how long no claim may end before the alarm is raised.
 func (d *Dispatcher) SetAlarmAfter(after time.Duration) { d.alarmAfter = after }
 
-// SetStopMargin shortens what a stop takes beyond its StopTimeout.
+// SetStopMargin sets how long a stop takes beyond its StopTimeout.
 func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.stopMargin = margin }
 
-// Upkeep runs a periodic job's task once, now.
+// Upkeep runs the task of a periodic job once, now.
 func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
 	n, err := d.newWorker(ctx)
 	if err != nil {
@@ -36,7 +36,7 @@ func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
 // QueueName is the River queue of a destination.
 var QueueName = queueName
 
-// WorkerID is the identity of the running worker, once it runs; else 0.
+// WorkerID is the id of the running worker, or 0.
 func (d *Dispatcher) WorkerID() int32 {
 	if n := d.worker.Load(); n != nil {
 		return n.session.id()
@@ -44,7 +44,7 @@ func (d *Dispatcher) WorkerID() int32 {
 	return 0
 }
 
-// Swept is when the running dispatcher's last sweep was answered.
+// Swept is when the last sweep of the running dispatcher was answered.
 func (d *Dispatcher) Swept() (at time.Time) {
 	if n := d.worker.Load(); n != nil {
 		at = n.sweeper.answeredAt()
@@ -52,12 +52,12 @@ func (d *Dispatcher) Swept() (at time.Time) {
 	return at
 }
 
-// NoJitter has breakers wait for as long as they may.
+// NoJitter makes breakers wait for their longest time.
 func (d *Dispatcher) NoJitter() {
 	d.draw = func(ceiling time.Duration) time.Duration { return ceiling }
 }
 
-// HoldUpOutcomes has the running dispatcher count so many outcomes as held up by locks of others, until release.
+// HoldUpOutcomes makes the running dispatcher count that many outcomes as delayed by locks, until release.
 func (d *Dispatcher) HoldUpOutcomes(outcomes int64) (release func()) {
 	n := d.worker.Load()
 	n.settler.stuck.Add(outcomes)

@@ -11,7 +11,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
+func TestKeyWindowForever(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k', 'charge_card', '1')`)
 	d := dispatcher.New(db.Pool, nil)
@@ -30,8 +30,8 @@ func TestAKeyWindowThatNeverEndsIsReadAndPassed(t *testing.T) {
 	if err != nil || len(page.Entries) != 1 {
 		t.Fatalf("%+v, %v", page, err)
 	}
-	if entry := page.Entries[0]; entry.FirstSentAt.IsZero() || !entry.WindowEnds.IsZero() {
-		t.Errorf("first sent %v, window ends %v: want a send, and no end", entry.FirstSentAt, entry.WindowEnds)
+	if entry := page.Entries[0]; entry.FirstSentAt.IsZero() || !entry.KeyWindowUntil.IsZero() {
+		t.Errorf("first sent %v, window ends %v: want a send, and no end", entry.FirstSentAt, entry.KeyWindowUntil)
 	}
 	fail = false
 	samekeytest.Elapse(t, db, 365*24*time.Hour)

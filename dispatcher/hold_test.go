@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// busyVendor answers 429 or 503 without a Retry-After, until it is told to answer 200.
+// busyVendor answers 429 or 503 without a Retry-After until the test tells it to answer 200.
 type busyVendor struct {
 	*httptest.Server
 	status   atomic.Int32
@@ -37,7 +37,7 @@ func (v *busyVendor) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 
 func (v *busyVendor) idle() bool { return v.together.Load() == 0 }
 
-// call maps 429 and 503 to what is given.
+// call maps 429 and 503 to the given outcomes.
 func (v *busyVendor) call(b *bundle, busy dispatcher.Outcome) handler {
 	return func(ctx context.Context, _ *dispatcher.Call) (dispatcher.Outcome, error) {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, v.URL, nil)
@@ -61,8 +61,8 @@ var busyAnswers = map[string]dispatcher.Outcome{
 	"503 with a time":             dispatcher.Retry(dispatcher.Response{Code: "503"}).After(time.Second),
 }
 
-// 5,000 are due. A first batch goes out, then one call after each hold, which doubles: 25, 50, 100, 200 ms.
-func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
+// 5,000 intents are due. A first batch goes out, then one call after each hold. The holds double: 25, 50, 100, 200 ms.
+func TestThrottleWithoutATimeAllowsFewCalls(t *testing.T) {
 	for name, busy := range busyAnswers {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -71,32 +71,33 @@ func TestAVendorThatWantsNoCallsGetsFewWithoutATime(t *testing.T) {
 			b.insertManyMore("charge_card", 5_000)
 			b.start(d)
 			b.until("the fourth hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=4 ") })
-			// The batch, what had begun by the tenth answer, and a probe for each of the three holds that ended.
+			// The batch, the calls that had begun by the tenth answer, and a probe for each of the three holds that
+			// ended.
 			if n := v.calls.Load(); n > 24+3 {
 				t.Errorf("%d calls were made", n)
 			}
 			if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null and status = 'pending'`); n != 0 {
-				t.Errorf("%d intents had something spent", n)
+				t.Errorf("%d intents used an attempt or were sent", n)
 			}
 		})
 	}
 }
 
-// Each hold ends with one call; while the vendor answers, twice as many at once.
-func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
+// Each hold ends with one call. While the vendor answers, the number of calls in flight doubles.
+func TestCallsReturnOneByOneAfterAHold(t *testing.T) {
 	b := setup(t)
 	v := startBusy(b, http.StatusTooManyRequests)
-	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{SweepInterval: time.Minute}) // what goes on does so by itself
+	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{SweepInterval: time.Minute}) // no sweep helps
 	d.NoJitter()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 16, BreakDelay: 4 * time.Second, MaxBreakDelay: 4 * time.Second})
 	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), v.call(b, busyAnswers["429 without a time"]))
 	b.insertMany("charge_card", 300)
 	b.start(d)
 	b.until("the second hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=2 ") })
-	b.until("no call is under way", v.idle)
+	b.until("no call is in flight", v.idle)
 	before := v.calls.Load()
 	b.until("the third hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=3 ") })
-	b.until("no call is under way", v.idle)
+	b.until("no call is in flight", v.idle)
 	if n := v.calls.Load() - before; n != 1 {
 		t.Errorf("after a hold %d calls were made, want 1", n)
 	}
@@ -104,8 +105,8 @@ func TestAfterAHoldTheCallsComeBackOneByOne(t *testing.T) {
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue where attempt = 0`) == 0 })
 }
 
-// A Drain does not wait for a hold, and does not hang at it.
-func TestADrainLeavesAHeldDestinationAlone(t *testing.T) {
+// A Drain does not wait for a hold, and does not hang.
+func TestDrainSkipsAHeldDestination(t *testing.T) {
 	b := setup(t)
 	v := startBusy(b, http.StatusServiceUnavailable)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 2, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},
@@ -113,12 +114,12 @@ func TestADrainLeavesAHeldDestinationAlone(t *testing.T) {
 	b.insertMany("charge_card", 50)
 	sum := b.drain(d)
 	if n := int(v.calls.Load()); n < 3 || n > 4 || sum != (dispatcher.Summary{Retried: n}) {
-		t.Errorf("%d calls, the drain came to %+v", n, sum)
+		t.Errorf("%d calls, the drain returned %+v", n, sum)
 	}
 }
 
-// A customer's webhook that answers 503 is held by itself.
-func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
+// If a customer's webhook answers 503, only that endpoint is held.
+func TestThrottledReceiverDoesNotDelayOthers(t *testing.T) {
 	b := setup(t)
 	var busyCalls, calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour, PerEndpoint: 2},
@@ -134,15 +135,15 @@ func TestAReceiverThatWantsNoCallsHoldsUpNoOther(t *testing.T) {
 	b.insertTo(20, 1, 20)
 	sum := b.drain(d)
 	if n := int(busyCalls.Load()); n < 3 || n > 4 || sum != (dispatcher.Summary{Delivered: 400, Retried: n}) {
-		t.Errorf("%d calls to the busy one, the drain came to %+v", n, sum)
+		t.Errorf("%d calls to the busy endpoint, the drain returned %+v", n, sum)
 	}
 	if n := b.toEndpoint("to-0", asWritten); n != 300-int(busyCalls.Load()) {
-		t.Errorf("%d intents of the busy one are as they were written", n)
+		t.Errorf("%d intents of the busy endpoint look unclaimed", n)
 	}
 }
 
-// Now and then a vendor answers that a call under this key still runs: that slows nothing.
-func TestALoneRetryLaterSlowsNothing(t *testing.T) {
+// A vendor sometimes answers that a call under this key still runs. That slows down nothing else.
+func TestSingleRetrySlowsNothing(t *testing.T) {
 	b := setup(t)
 	var calls atomic.Int32
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 3, BreakDelay: time.Hour, MaxBreakDelay: time.Hour},

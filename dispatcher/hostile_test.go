@@ -15,8 +15,8 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// A writer holds its ordering key's lock until it commits. That must delay no other key.
-func TestOpenWriterHoldsUpItsOrderingKeyOnly(t *testing.T) {
+// A writer holds the lock of its ordering key until it commits. That must not delay other keys.
+func TestOpenWriterDelaysOnlyItsOrderingKey(t *testing.T) {
 	b := setup(t)
 	b.exec(`select samekey.enqueue('t', 'head', 'ordered', '1', ordering_key => 'k')`)
 	open, err := b.db.Pool.Begin(t.Context())
@@ -44,7 +44,7 @@ func TestOpenWriterHoldsUpItsOrderingKeyOnly(t *testing.T) {
 		return b.count(`select count(*) from samekey.outbox_history where final_status = 'delivered'`)
 	}
 	b.until("the others are delivered", func() bool { return delivered() == 5 })
-	// The head has answered, and waits for the writer for longer than its lease.
+	// The head is answered, and waits for the writer longer than its lease.
 	renewed := func() bool {
 		return b.count(`select count(*) from samekey.outbox_queue where ordering_key = 'k' and status = 'leased' and lease_until > clock_timestamp() + interval '30 s'`) == 1
 	}
@@ -58,8 +58,8 @@ func TestOpenWriterHoldsUpItsOrderingKeyOnly(t *testing.T) {
 	}
 }
 
-// Somebody's open transaction on one intent must not hold up its neighbours either.
-func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
+// An open transaction on one intent must not delay other intents.
+func TestLockedRowDelaysOnlyItsOutcome(t *testing.T) {
 	b := setup(t)
 	b.exec(`select samekey.enqueue('t', 'k' || i, 'plain', '1') from generate_series(1, 10) i`)
 	d := dispatcher.New(b.db.Pool, nil)
@@ -85,14 +85,14 @@ func TestALockedRowHoldsUpItsOwnOutcomeAlone(t *testing.T) {
 	delivered := func() int {
 		return b.count(`select count(*) from samekey.outbox_history where final_status = 'delivered'`)
 	}
-	b.until("its neighbours are delivered", func() bool { return delivered() == 9 })
+	b.until("the other intents are delivered", func() bool { return delivered() == 9 })
 	if err := open.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.until("it is delivered too", func() bool { return delivered() == 10 })
 }
 
-// The application writes its row first and its intent last; Apply must take the locks in the same order.
+// The application writes its row first and its intent last. Apply must take the locks in the same order.
 func TestApplyAndWriterDoNotDeadlock(t *testing.T) {
 	b := setup(t)
 	b.exec(`create table orders (id int primary key, state text)`)
@@ -138,7 +138,7 @@ func TestApplyAndWriterDoNotDeadlock(t *testing.T) {
 	}
 }
 
-func TestAnApplyCannotEndItsTransaction(t *testing.T) {
+func TestApplyCannotEndItsTransaction(t *testing.T) {
 	b := setup(t)
 	b.exec(`create table receipts (n int)`)
 	b.exec(`select samekey.enqueue('t', 'k', 'plain', '1')`)
@@ -160,7 +160,7 @@ func TestAnApplyCannotEndItsTransaction(t *testing.T) {
 	}
 }
 
-// What a handler's error looks like is no proof that nothing was sent.
+// The type of a handler's error does not prove that nothing was sent.
 func TestDialErrorProvesNothing(t *testing.T) {
 	dial := fmt.Errorf("note it: %w", &net.OpError{Op: "dial", Err: errors.New("refused")})
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
@@ -170,7 +170,7 @@ func TestDialErrorProvesNothing(t *testing.T) {
 			calls := 0
 			d := dispatcher.New(b.db.Pool, nil)
 			handle(d, "charge_card", dispatcher.Policy{Class: class}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
-				calls++ // it acts, and then fails to report it elsewhere
+				calls++ // it acts, and then fails to report that elsewhere
 				return dispatcher.Delivered(dispatcher.Response{Code: "200"}), dial
 			})
 			if class == dispatcher.IrreversibleWrite {
@@ -229,7 +229,7 @@ func TestErrorWhoseMethodsPanicEndsNoWorker(t *testing.T) {
 	})
 }
 
-func TestAHandlerThatEndsItsGoroutineLeavesAnUnknownOutcome(t *testing.T) {
+func TestGoexitInSendIsUnknown(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	d := dispatcher.New(b.db.Pool, nil)
@@ -245,8 +245,8 @@ func TestAHandlerThatEndsItsGoroutineLeavesAnUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A late answer resolves what its own attempt left open, whatever was claimed and not sent in between.
-func TestAClaimThatSendsNothingDoesNotTakeAwayWhoseAnswerCounts(t *testing.T) {
+// A late answer resolves what its own attempt left open, regardless of later claims that sent nothing.
+func TestUnsentClaimDoesNotReplaceTheLastSend(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")
 	p := policyOf(dispatcher.IdempotentWrite)
@@ -254,7 +254,7 @@ func TestAClaimThatSendsNothingDoesNotTakeAwayWhoseAnswerCounts(t *testing.T) {
 	g := newGate(1)
 	run := b.start(b.gated(b.db.Pool, g, p))
 	wait(b, "the call", g.began)
-	b.elapse(2 * lease) // another takes it over, and finds the attempts used up
+	b.elapse(2 * lease) // another worker takes it over, and no attempt is left
 	b.until("it is dead", func() bool { return b.status(id) == "dead" })
 	g.release()
 	b.until("the late answer ends it", func() bool {

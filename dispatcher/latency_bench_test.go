@@ -17,9 +17,10 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// BenchmarkCommitToCall commits 500 intents a second for 6 seconds, each followed by Flush. p50-ms and p99-ms are the times
-// from the end of a commit to the start of its Send. cold-start-ms is the time from Run to the first call of an intent that
-// was already there, and idle-ms the time from a commit to its call after two idle seconds: the medians of several rounds.
+// BenchmarkCommitToCall commits 500 intents a second for 6 seconds, each followed by Flush. p50-ms and p99-ms are the
+// times from the end of a commit to the start of its Send. cold-start-ms is the time from Run to the first call of an
+// existing intent. idle-ms is the time from a commit to its call after two idle seconds. Both are medians of several
+// rounds.
 func BenchmarkCommitToCall(b *testing.B) {
 	for b.Loop() {
 		db := samekeytest.NewDB(b)
@@ -114,7 +115,7 @@ func BenchmarkCommitToCall(b *testing.B) {
 	}
 }
 
-// callTimes records when each key was called for the first time.
+// callTimes records when each key was first called.
 type callTimes struct {
 	mu   sync.Mutex
 	at   map[string]time.Time

@@ -16,11 +16,11 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// throttle is a link that carries so many bytes a second from the database, over all its connections together.
+// throttle is a link from the database that carries that many bytes a second, over all connections together.
 type throttle struct {
 	mu        sync.Mutex
 	perSecond int
-	free      time.Time // when the link has carried all that it took
+	free      time.Time // when the link has carried all accepted bytes
 }
 
 func (l *throttle) take(bytes int) {
@@ -31,10 +31,10 @@ func (l *throttle) take(bytes int) {
 	l.free = l.free.Add(time.Duration(bytes) * time.Second / time.Duration(l.perSecond))
 	until := l.free
 	l.mu.Unlock()
-	time.Sleep(time.Until(until)) // what is made here is slowness
+	time.Sleep(time.Until(until)) // the link is slow on purpose
 }
 
-// overSlowLink returns a pool on the database over a link that carries so many bytes a second, and its DSN.
+// overSlowLink returns a pool on the database over a slow link, and its DSN.
 func (b *bundle) overSlowLink(perSecond int) (*pgxpool.Pool, string) {
 	b.Helper()
 	pool, w := b.wired()
@@ -52,14 +52,14 @@ func (b *bundle) overSlowLink(perSecond int) (*pgxpool.Pool, string) {
 	return pool, dsn.String()
 }
 
-// insertLarge commits n intents with payloads of so many bytes.
+// insertLarge commits n intents with payloads of that many bytes.
 func (b *bundle) insertLarge(action string, n, bytes int) {
 	b.Helper()
 	b.exec(`select samekey.enqueue('tenant/large', 'k' || i, $1, convert_to('"' || repeat('x', $3::int - 2) || '"', 'UTF8')) from generate_series(1, $2::int) i`, action, n, bytes)
 }
 
-// Payloads of which the link carries all in longer than a claim may take: they are loaded a few at a time, calls are made
-// from the first second on, and nothing is taken for sent that was not.
+// The link takes longer to carry the payloads than a claim may take. They are loaded a few at a time, calls start in
+// the first second, and no intent wrongly counts as sent.
 func TestLargePayloadsOverASlowLinkAreDelivered(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
@@ -75,15 +75,15 @@ func TestLargePayloadsOverASlowLinkAreDelivered(t *testing.T) {
 			b.untilFinished()
 			c.wantOnceEach(b, intents)
 			if n := b.count(`select count(*) from samekey.outbox_history where outcome = 'unknown'`); n != 0 {
-				t.Errorf("%d intents became unknown, and nothing was sent in vain", n)
+				t.Errorf("%d intents became unknown, although all calls succeeded", n)
 			}
 		})
 	}
 }
 
-// What a worker has claimed and not loaded yet is not sent: whoever takes it over sends it, whatever its class, and a worker
-// that was only stopped sends nothing when it goes on.
-func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
+// An intent that is claimed but not loaded is unsent: the worker that takes it over sends it, whatever its class. A
+// worker that was only stopped sends nothing when it continues.
+func TestWorkerThatDiesWhileLoadingLeavesNoUnknown(t *testing.T) {
 	for name, end := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -105,19 +105,19 @@ func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
 			if err := b.vendor.WaitEffects(b.ctx, left); err != nil {
 				t.Fatal(err)
 			}
-			if end == syscall.SIGSTOP { // its lock is held: its leases count, until they run out
+			if end == syscall.SIGSTOP { // it still holds its lock, so its leases count until they expire
 				b.elapse(lease)
 			}
 			b.untilFinished()
 			b.wantCalls(intents)
 			if n := b.count(`select count(*) from samekey.outbox_history where event not in ('attempt', 'orphaned') or event = 'attempt' and outcome <> 'delivered'`); n != 0 {
-				t.Errorf("%d events tell of anything but deliveries", n)
+				t.Errorf("%d events are not deliveries", n)
 			}
 			if end == syscall.SIGSTOP {
 				if err := one.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-				b.until("it has given back what it loaded", func() bool {
+				b.until("it has given its claim back", func() bool {
 					return b.count(`select count(*) from samekey.outbox_history where event = 'late'`) > 0 || b.count(`select count(*) from samekey.workers`) == 2
 				})
 				b.sweeps(d, time.Second)
@@ -127,8 +127,8 @@ func TestAWorkerThatEndsWhileItLoadsLeavesNothingUnknown(t *testing.T) {
 	}
 }
 
-// A payload that the answer of the claim was too small for is sent as it is, with its headers.
-func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
+// A payload that did not fit into the claim's answer is sent unchanged, with its headers.
+func TestLoadedPayloadIsUnchanged(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.Read} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
@@ -157,8 +157,8 @@ func TestALoadedPayloadIsSentAsItIs(t *testing.T) {
 	}
 }
 
-// A stop does not wait for a load: what is loaded then is given back, and nothing of it is sent.
-func TestAStopDoesNotWaitForALoad(t *testing.T) {
+// A stop does not wait for a load. Intents that are loading are given back unsent.
+func TestStopDoesNotWaitForALoad(t *testing.T) {
 	b := setup(t)
 	pool, _ := b.overSlowLink(20 << 10)
 	c := &counting{}
@@ -181,12 +181,12 @@ func TestAStopDoesNotWaitForALoad(t *testing.T) {
 		t.Error("it was not given back at once")
 	}
 	if n := b.count(`select count(*) from samekey.outbox_history`); n != 0 {
-		t.Errorf("%d events tell of it", n)
+		t.Errorf("%d events are about it", n)
 	}
 }
 
-// Where what was loaded cannot be marked as sent, it is given back for a while: no hot loop of claims.
-func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
+// If loaded intents cannot be marked as sent, they are given back with a delay, so that claims do not loop.
+func TestFailedMarkDoesNotLoop(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.dispatcher()
@@ -209,8 +209,8 @@ func TestWhatCannotBeMarkedAsSentIsNotClaimedInALoop(t *testing.T) {
 	c.wantOnceEach(b, 1)
 }
 
-// Answered intents whose payloads the link carries in longer than a claim may take: a claim of them carries no payload.
-func TestLargePayloadsOfAnsweredIntentsAreApplied(t *testing.T) {
+// The link takes longer to carry the payloads than a claim may take. A claim of answered intents carries no payload.
+func TestLargePayloadsAreApplied(t *testing.T) {
 	b := setup(t)
 	pool, _ := b.overSlowLink(190 << 10)
 	d := b.dispatcherOn(pool, dispatcher.Config{})

@@ -16,7 +16,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// line returns the logged line with a text.
+// line returns the logged line that contains a text.
 func (l *logs) line(text string) string {
 	for line := range strings.Lines(l.String()) {
 		if strings.Contains(line, text) {
@@ -26,7 +26,7 @@ func (l *logs) line(text string) string {
 	return ""
 }
 
-func TestLogSaysWhyAHandlerFailedAndWhatToDo(t *testing.T) {
+func TestLogExplainsAFailedHandler(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
@@ -44,14 +44,14 @@ func TestLogSaysWhyAHandlerFailedAndWhatToDo(t *testing.T) {
 		}
 	}
 	if line := b.logs.line("status=parked"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "outbox.Resolve") {
-		t.Errorf("the line says no next step: %s", line)
+		t.Errorf("the line has no next step: %s", line)
 	}
 	if strings.Contains(b.logs.String(), iban) {
 		t.Errorf("a log holds the payload: %s", b.logs)
 	}
 }
 
-func TestLogSaysWhyAnApplyFailed(t *testing.T) {
+func TestLogExplainsAFailedApply(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil, withApply(
 		func(ctx context.Context, tx pgx.Tx, _ []byte, _ dispatcher.Settled) error {
@@ -68,8 +68,8 @@ func TestLogSaysWhyAnApplyFailed(t *testing.T) {
 	}
 }
 
-// A mistake in the connection string or in the grants ends Run: a supervisor sees it, and the text says what to do.
-func TestRunEndsOverWhatWaitingCannotChange(t *testing.T) {
+// A mistake in the connection string or in the grants ends Run: a supervisor sees it, and the error says what to do.
+func TestRunEndsOnPermanentErrors(t *testing.T) {
 	b := setup(t)
 	role := "samekey_" + regexp.MustCompile(`[^a-z0-9]`).ReplaceAllString(strings.ToLower(t.Name()), "")
 	b.exec(`drop role if exists ` + role)
@@ -114,7 +114,7 @@ func TestRunEndsOverWhatWaitingCannotChange(t *testing.T) {
 	}
 }
 
-// While the database is away the log has a few lines, and each of them once.
+// While the database is unavailable, the log has a few lines, each of them once.
 func TestOutageIsLoggedInAFewLines(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
@@ -124,7 +124,7 @@ func TestOutageIsLoggedInAFewLines(t *testing.T) {
 	b.start(d)
 	w.set(true)
 	b.until("the worker knows", func() bool { return d.Ready() != nil })
-	<-time.After(5 * time.Second) // what is counted is a rate
+	<-time.After(5 * time.Second) // the test counts lines per time
 	if n := strings.Count(b.logs.String(), "level=WARN") + strings.Count(b.logs.String(), "level=ERROR"); n > 12 {
 		t.Errorf("%d lines were logged within 5 s:\n%s", n, b.logs)
 	}
@@ -132,8 +132,8 @@ func TestOutageIsLoggedInAFewLines(t *testing.T) {
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
-// What the documents advise where the vendor refused the bytes: a redrive would send them again.
-func TestTheWayOnAfterRefusedBytes(t *testing.T) {
+// The documented recovery after the vendor refused the bytes: a redrive would send them again.
+func TestRecoveryAfterRefusedBytes(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)

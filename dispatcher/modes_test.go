@@ -17,12 +17,12 @@ import (
 	"github.com/samekey/samekey/outbox/endpoints"
 )
 
-// modes are pgx's ways to run a query.
+// modes are pgx's query execution modes.
 var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
 	pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 
-// The application's pool may have any of them. A worker that cannot write down what it did sends again and again.
-func TestAWorkerWorksInEveryExecMode(t *testing.T) {
+// The application's pool may use any of these modes. A worker that cannot record its outcomes sends again and again.
+func TestWorkerRunsInEveryExecMode(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := setup(t)
@@ -86,11 +86,11 @@ func TestAWorkerWorksInEveryExecMode(t *testing.T) {
 				t.Fatalf("%d intents are left by the drain: %s", n, b.rest())
 			}
 			insert()
-			// An orphan, for the sweep.
+			// The sweep takes an orphan over.
 			b.exec(`update samekey.outbox_queue set status = 'leased', attempt = 1, leased_by = 77, safe_to_resend = true, lease_until = now() + interval '1 hour'
 				where action = 'hook'`)
 			r := b.start(d)
-			b.until("the orphans are delivered, and the rest is", func() bool {
+			b.until("all intents are delivered, orphans too", func() bool {
 				b.exec(`update samekey.outbox_queue set due_at = now() where status = 'unknown'`)
 				return b.count(`select count(*) from samekey.outbox_queue`) == 0
 			})

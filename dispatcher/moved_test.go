@@ -9,7 +9,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// goingTo is a dispatcher of a release that sends the action to that destination.
+// goingTo returns a dispatcher of a release that sends the action to that destination.
 func (b *bundle) goingTo(destination string, p dispatcher.Policy, s *scripted, options ...option) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	p.Destination = destination
@@ -18,8 +18,8 @@ func (b *bundle) goingTo(destination string, p dispatcher.Policy, s *scripted, o
 	return d
 }
 
-// The new vendor does not know the key of what the old one may have done: it would do it again.
-func TestWhatOneDestinationMayHaveSeenIsNeverSentToAnother(t *testing.T) {
+// The old vendor may have acted. The new vendor does not know the key and would act again.
+func TestMovedIntentThatMayBeSentIsNotSentAgain(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
 		dispatcher.NonIdempotentWrite: "attempt:unknown:unknown lookup:parked:moved",
 		dispatcher.IdempotentWrite:    "attempt:retry:unknown attempt:unknown:moved lookup:parked:moved",
@@ -44,10 +44,10 @@ func TestWhatOneDestinationMayHaveSeenIsNeverSentToAnother(t *testing.T) {
 			b.wantStatus(id, "parked")
 			b.wantHistory(id, want)
 			if other.calls != 0 || asked != 0 {
-				t.Errorf("the other destination was called %d times and asked %d times", other.calls, asked)
+				t.Errorf("the other destination got %d calls and %d lookups", other.calls, asked)
 			}
 
-			// A person's word that the old one never saw it lets it go to the other.
+			// After a person resolves it as not sent, it goes to the other destination.
 			if err := outbox.Resolve(b.ctx, b.db.Pool, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +57,7 @@ func TestWhatOneDestinationMayHaveSeenIsNeverSentToAnother(t *testing.T) {
 	}
 }
 
-func TestWhatWasNeverSentGoesWhereTheActionGoesNow(t *testing.T) {
+func TestMovedUnsentIntentGoesToTheNewDestination(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.NonIdempotentWrite, dispatcher.IdempotentWrite} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)
@@ -65,7 +65,7 @@ func TestWhatWasNeverSentGoesWhereTheActionGoesNow(t *testing.T) {
 			b.insert("charge_card")
 			b.expect(b.goingTo("old", policyOf(class), old), retried)
 			b.elapse(backoff)
-			if class == dispatcher.IdempotentWrite { // and is the other's from there on
+			if class == dispatcher.IdempotentWrite { // from now on it belongs to the other
 				other.next = failing(errors.New("reset"))
 				b.expect(b.goingTo("other", policyOf(class), other), retried)
 				other.next = succeeding
@@ -76,8 +76,8 @@ func TestWhatWasNeverSentGoesWhereTheActionGoesNow(t *testing.T) {
 	}
 }
 
-// A read has no effect that could be had twice.
-func TestAReadMayBeMadeAgainElsewhere(t *testing.T) {
+// A read has no effect, so it can be repeated at another vendor.
+func TestMovedReadIsRepeated(t *testing.T) {
 	b := setup(t)
 	old, other := &scripted{next: failing(errors.New("reset"))}, &scripted{next: succeeding}
 	b.insert("charge_card")

@@ -9,16 +9,16 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// A vendor that says when it wants to be asked again is never asked earlier, by whatever way the next call comes.
+// No call starts before the time that the vendor asked for, whatever causes the call.
 
-// impatient is a policy whose own waits are short.
+// impatient returns a policy with short waits.
 func impatient(class dispatcher.Class) dispatcher.Policy {
 	p := policyOf(class)
 	p.Backoff, p.MaxBackoff, p.SettlingDelay, p.Attempts = time.Millisecond, time.Millisecond, -1, 2
 	return p
 }
 
-// asking is a lookup that returns what the test says, and counts.
+// asking is a lookup that returns the outcome that the test sets, and counts.
 type asking struct {
 	asked int
 	next  dispatcher.Outcome
@@ -33,7 +33,7 @@ func (f *asking) option() option {
 	})
 }
 
-// idle drains until nothing is due any more: waits of a millisecond may be over within a drain, or not.
+// idle drains until no intent is due. Waits of a millisecond may end within a drain.
 func (b *bundle) idle(d *dispatcher.Dispatcher) {
 	b.Helper()
 	b.until("nothing is due", func() bool { return b.drain(d) == nothing })
@@ -60,7 +60,7 @@ func TestLookupWaitsForTheVendor(t *testing.T) {
 				b.elapse(time.Minute)
 				b.drain(d)
 				if tc.waits && f.asked > before+1 {
-					t.Fatalf("the vendor was asked %d times within a minute, and wanted an hour", f.asked-before)
+					t.Fatalf("the vendor got %d lookups within a minute, but asked for an hour", f.asked-before)
 				}
 				b.wantStatus(id, "unknown")
 				b.elapse(time.Hour)
@@ -94,7 +94,7 @@ func TestUnknownWaitsForTheVendor(t *testing.T) {
 			b.elapse(59 * time.Minute)
 			b.expect(d, nothing)
 			if s.calls != 1 || f.asked != 0 {
-				t.Errorf("the vendor was called %d times and asked %d times within the hour", s.calls, f.asked)
+				t.Errorf("the vendor got %d calls and %d lookups within the hour", s.calls, f.asked)
 			}
 			b.elapse(2 * time.Minute)
 			b.idle(d)

@@ -44,6 +44,6 @@ func TestHealthOf(t *testing.T) {
 		}
 	}
 	if got := healthOf(Unknown(Response{Code: "200"}), true); got != limit.Good {
-		t.Errorf("a lookup that cannot tell: %d", got)
+		t.Errorf("an inconclusive lookup: %d", got)
 	}
 }

@@ -17,14 +17,14 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// recorder is a handler that notes what was delivered, in order; fail says which attempts go wrong.
+// recorder is a handler that records deliveries in order. fail says which attempts fail.
 type recorder struct {
 	mu   sync.Mutex
 	done []string
 	fail func(call *dispatcher.Call, payload string) error
 }
 
-// errDead has the recorder report that its intent is dead.
+// errDead makes the recorder return Dead.
 var errDead = errors.New("dead")
 
 func (r *recorder) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -49,7 +49,7 @@ func (r *recorder) delivered() []string {
 	return slices.Clone(r.done)
 }
 
-// wantOrder: those whose payload begins with the key came in the order of their numbers, and all of them.
+// wantOrder fails unless all payloads that begin with the key were delivered, in the order of their numbers.
 func (r *recorder) wantOrder(b *bundle, key string, n int) {
 	b.Helper()
 	var got, want []string
@@ -66,7 +66,7 @@ func (r *recorder) wantOrder(b *bundle, key string, n int) {
 	}
 }
 
-// insertOrdered commits n intents of one ordering key, each in a transaction of its own.
+// insertOrdered commits n intents of one ordering key, each in its own transaction.
 func (b *bundle) insertOrdered(key string, n int) (ids []uuid.UUID) {
 	b.Helper()
 	for i := range n {
@@ -75,7 +75,7 @@ func (b *bundle) insertOrdered(key string, n int) (ids []uuid.UUID) {
 	return ids
 }
 
-// recorded is a dispatcher whose charge_card is recorded.
+// recorded returns a dispatcher whose charge_card is recorded.
 func (b *bundle) recorded(r *recorder, change func(*dispatcher.Policy)) *dispatcher.Dispatcher {
 	p := policyOf(dispatcher.IdempotentWrite)
 	if change != nil {
@@ -96,7 +96,7 @@ func TestOrderingKeyKeepsItsOrderAcrossRetries(t *testing.T) {
 		if payload == `"b/3"` {
 			others++
 		}
-		// The head of key a goes wrong until key b is done, and then once more at each step.
+		// The head of key a fails until key b is done, and then once more at each step.
 		if payload == `"a/0"` && others == 0 {
 			return errors.New("reset")
 		}
@@ -114,7 +114,7 @@ func TestOrderingKeyKeepsItsOrderAcrossRetries(t *testing.T) {
 	r.wantOrder(b, "b", 4)
 }
 
-func TestADeadHeadBlocksItsKeyAloneUntilAPersonDecides(t *testing.T) {
+func TestDeadHeadBlocksOnlyItsKey(t *testing.T) {
 	for name, decide := range map[string]func(b *bundle, id uuid.UUID) error{
 		"redrive": func(b *bundle, id uuid.UUID) error { return outbox.Redrive(b.ctx, b.db.Pool, id, by) },
 		"cancel": func(b *bundle, id uuid.UUID) error {
@@ -154,7 +154,7 @@ func TestADeadHeadBlocksItsKeyAloneUntilAPersonDecides(t *testing.T) {
 	}
 }
 
-func TestPassFailedLetsTheNextOneGoOnPastADeadOrParkedOne(t *testing.T) {
+func TestPassFailedContinuesPastDeadOrParked(t *testing.T) {
 	for state, class := range map[string]dispatcher.Class{"dead": dispatcher.IdempotentWrite, "parked": dispatcher.NonIdempotentWrite} {
 		t.Run(state, func(t *testing.T) {
 			b := setup(t)
@@ -179,7 +179,7 @@ func TestPassFailedLetsTheNextOneGoOnPastADeadOrParkedOne(t *testing.T) {
 	}
 }
 
-func TestAKilledWorkersOrderingKeyGoesOnInOrder(t *testing.T) {
+func TestKilledWorkersOrderingKeyKeepsItsOrder(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil)
 	ids := []uuid.UUID{b.insert("charge_card", ordered("a")), b.insert("charge_card", ordered("a")), b.insert("charge_card", ordered("a"))}
@@ -230,7 +230,7 @@ func TestManyOrderingKeysKeepOrderWithTwoWorkers(t *testing.T) {
 	}
 }
 
-func TestAnOrderingKeyThatLostItsHeadIsGivenTheNextOne(t *testing.T) {
+func TestHeadlessOrderingKeyIsPromoted(t *testing.T) {
 	b := setup(t)
 	r := &recorder{}
 	ids := b.insertOrdered("a", 3)
@@ -242,7 +242,7 @@ func TestAnOrderingKeyThatLostItsHeadIsGivenTheNextOne(t *testing.T) {
 	b.wantStatus(ids[2], "delivered")
 }
 
-func TestAHundredThousandBehindAFailingHeadDoNotHoldUpOtherKeys(t *testing.T) {
+func TestManyBehindAFailingHeadDoNotDelayOtherKeys(t *testing.T) {
 	b := setup(t)
 	r := &recorder{fail: func(_ *dispatcher.Call, payload string) error {
 		if payload == `"a/0"` {
@@ -260,6 +260,6 @@ func TestAHundredThousandBehindAFailingHeadDoNotHoldUpOtherKeys(t *testing.T) {
 	b.until("the others are delivered", func() bool { return len(r.delivered()) == 55 })
 	r.wantOrder(b, "b", 5)
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'blocked'`); n != 100_000 {
-		t.Errorf("%d still wait behind the head, want all", n)
+		t.Errorf("%d intents still wait behind the head, want all", n)
 	}
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// wire is a network to the database that can be cut: what is open breaks, what is new is refused.
+// wire is a network to the database that the test can cut: open connections break, and new ones are refused.
 type wire struct {
 	listener net.Listener
 	target   string
-	attempts atomic.Int32 // connections asked for while it was cut
+	attempts atomic.Int32 // connection attempts while it was cut
 	slow     atomic.Pointer[throttle]
 
 	mu    sync.Mutex
@@ -27,7 +27,7 @@ type wire struct {
 	wg    sync.WaitGroup
 }
 
-// wired returns a pool whose connections, and those made from its settings, run over a wire.
+// wired returns a pool whose connections, and those made from its settings, use a wire.
 func (b *bundle) wired() (*pgxpool.Pool, *wire) {
 	b.Helper()
 	config, err := pgxpool.ParseConfig(b.db.DSN)
@@ -42,7 +42,7 @@ func (b *bundle) wired() (*pgxpool.Pool, *wire) {
 	network, address := config.ConnConfig.Host, config.ConnConfig.Port
 	w.target = (&net.TCPAddr{IP: net.ParseIP(network), Port: int(address)}).String()
 	config.ConnConfig.Host, config.ConnConfig.Port = "127.0.0.1", uint16(listener.Addr().(*net.TCPAddr).Port)
-	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks = nil, nil // no other way to the server
+	config.ConnConfig.TLSConfig, config.ConnConfig.Fallbacks = nil, nil // the wire is the only way to the server
 	config.MaxConns = 8
 	w.wg.Go(w.serve)
 	pool, err := pgxpool.NewWithConfig(b.ctx, config)
@@ -77,7 +77,7 @@ func (w *wire) serve() {
 	}
 }
 
-// slowed is the end of a connection that a slow link leads to.
+// slowed is the database's end of a connection over a slow link.
 type slowed struct {
 	net.Conn
 	w *wire
@@ -117,7 +117,7 @@ func (w *wire) pipe(to, from net.Conn) {
 	_ = from.Close()
 }
 
-// set cuts the wire, or mends it.
+// set cuts the wire or restores it.
 func (w *wire) set(cut bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -135,7 +135,7 @@ func (b *bundle) untilLogged(text string) {
 
 const keptText = "outcomes could not be written back; they are kept and tried again"
 
-func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
+func TestOutcomesAreWrittenAfterAnOutage(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite} {
 		for name, away := range map[string]time.Duration{"shortly": 0, "for longer than the lease": lease} {
 			t.Run(class.String()+" "+name, func(t *testing.T) {
@@ -154,8 +154,8 @@ func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
 				b.untilStatus(id, "delivered")
 				calls := 2
 				if class == dispatcher.IdempotentWrite && away > 0 && strings.Contains(b.history(id), "late:delivered:call-1") {
-					// On a machine so slow that the settle times out, the sweep may be faster: then the answer is kept as a late one,
-					// and the same key was sent once more.
+					// On a slow machine, the settle may time out and the sweep may be faster. Then the answer is kept
+					// as a late one, and the same key was sent twice.
 					calls++
 				} else {
 					b.wantHistory(id, "attempt:delivered:call-1")
@@ -168,7 +168,7 @@ func TestADatabaseThatWasAwayGetsWhatWasKeptAndWorkGoesOn(t *testing.T) {
 	}
 }
 
-func TestADatabaseThatIsAwayIsNotAskedInATightLoop(t *testing.T) {
+func TestOutageDoesNotCauseATightLoop(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
 	g := newGate(1)
@@ -182,9 +182,9 @@ func TestADatabaseThatIsAwayIsNotAskedInATightLoop(t *testing.T) {
 	b.until("the worker knows", func() bool { return d.Ready() != nil })
 	w.attempts.Store(0)
 	lines := strings.Count(b.logs.String(), "\n")
-	<-time.After(3 * time.Second) // what is counted is a rate
+	<-time.After(3 * time.Second) // the test counts per time
 	if n := w.attempts.Load(); n == 0 || n > 60 {
-		t.Errorf("%d connections were asked for within 3 s, want some and few", n)
+		t.Errorf("%d connection attempts within 3 s, want a few", n)
 	}
 	if n := strings.Count(b.logs.String(), "\n") - lines; n > 60 {
 		t.Errorf("%d lines were logged within 3 s", n)
@@ -194,7 +194,7 @@ func TestADatabaseThatIsAwayIsNotAskedInATightLoop(t *testing.T) {
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
-func TestRunWaitsForADatabaseThatIsAwayAtTheStart(t *testing.T) {
+func TestRunWaitsForTheDatabaseAtStart(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
 	w.set(true)
@@ -212,7 +212,7 @@ func TestRunWaitsForADatabaseThatIsAwayAtTheStart(t *testing.T) {
 	g.wantCalls(b, 1)
 }
 
-func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
+func TestStopDuringAnOutageReturns(t *testing.T) {
 	b := setup(t)
 	pool, w := b.wired()
 	g := newGate(1)
@@ -230,14 +230,14 @@ func TestAStopWhileTheDatabaseIsAwayReturns(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
-	b.wantStatus(id, "leased") // and is taken over, as from a killed worker
+	b.wantStatus(id, "leased") // and is taken over, as after a kill
 	b.expect(b.gated(b.db.Pool, g, policyOf(dispatcher.IdempotentWrite)), delivered)
 	g.wantCalls(b, 2)
 }
 
-// What the vendor did and the database does not take: an alarm, and a number of calls with the same key that the leases
-// and the attempts bound.
-func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T) {
+// The vendor acts, but the database refuses the outcome. The log has an error, and the leases and the policy's attempts
+// bound the number of calls with the same key.
+func TestRefusedSettlesAreLoggedAndResendsBounded(t *testing.T) {
 	b := setup(t)
 	b.exec(`create function refuse() returns trigger language plpgsql as $$ begin
 		if new.event = 'attempt' then raise 'the disk is full' using errcode = '53100'; end if; return new; end $$`)
@@ -246,15 +246,15 @@ func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T)
 	p.Attempts = 3
 	g := newGate(0)
 	id := b.insert("charge_card")
-	for range 5 { // each is one more worker that cannot settle
+	for range 5 { // one more worker that cannot settle
 		b.start(b.gated(b.db.Pool, g, p))
 	}
 	b.untilLogged(keptText)
-	spent := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
+	used := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
 	for i := range 3 {
-		before := spent()
+		before := used()
 		b.elapse(lease)
-		b.until("another worker has taken it over", func() bool { return spent() > before || i == 3 })
+		b.until("another worker has taken it over", func() bool { return used() > before || i == 3 })
 		b.until("it is claimed again", func() bool { return b.status(id) == "leased" })
 	}
 	if n := g.calls.Load(); n > 3 {
@@ -266,7 +266,7 @@ func TestASettleThatIsRefusedOverAndOverIsAnAlarmAndABoundedResend(t *testing.T)
 		}
 	}
 	b.exec(`drop trigger refuse on samekey.outbox_history`)
-	b.until("what was kept is written", func() bool {
+	b.until("the kept outcomes are written", func() bool {
 		return b.count(`select count(*) from samekey.outbox_history where event in ('attempt', 'late') and outcome = 'delivered'`) == int(g.calls.Load())
 	})
 }

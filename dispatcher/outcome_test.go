@@ -67,14 +67,14 @@ func TestErrorWinsOverTheOutcome(t *testing.T) {
 	}
 }
 
-func TestErrUnsentSpendsNothing(t *testing.T) {
+func TestErrUnsentUsesNoAttempt(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite))
 	s.next = failing(fmt.Errorf("charge: %w", fmt.Errorf("client: %w: no route", dispatcher.ErrUnsent)))
 	id := b.insert("charge_card")
 	b.expect(d, retried)
 	b.wantHistory(id, "attempt:unsent:unsent")
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used = 0 and first_sent_at is null`); n != 1 {
-		t.Error("an unsent attempt was spent")
+		t.Error("an unsent call used an attempt")
 	}
 }
 
@@ -141,7 +141,7 @@ func TestOutcomeString(t *testing.T) {
 	}
 }
 
-// One declaration serves the writer and the worker, and Apply inserts the next intent with the same type.
+// The writer and the worker share one declaration. Apply inserts the next intent with the same type.
 func TestTypedActionEndToEnd(t *testing.T) {
 	b := setup(t)
 	type receipt struct{ Order string }
@@ -156,7 +156,7 @@ func TestTypedActionEndToEnd(t *testing.T) {
 		},
 		Apply: func(ctx context.Context, tx pgx.Tx, c charge, settled dispatcher.Settled) error {
 			if settled.Status != outbox.StatusDelivered || settled.Resolved || settled.Response.Code != c.Order {
-				t.Errorf("told %+v", settled)
+				t.Errorf("Apply got %+v", settled)
 			}
 			_, err := sendReceipt.Insert(ctx, tx, receipt{c.Order})
 			return err

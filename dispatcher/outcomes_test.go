@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// scripted is a handler that answers as the test says, and counts.
+// scripted is a handler that returns what the test sets, and counts.
 type scripted struct {
 	calls int
 	next  func(call *dispatcher.Call) (dispatcher.Outcome, error)
@@ -29,12 +29,12 @@ func (s *scripted) handle(_ context.Context, call *dispatcher.Call) (dispatcher.
 	return s.next(call)
 }
 
-// answering returns an outcome.
+// answering makes a handler that returns an outcome.
 func answering(o dispatcher.Outcome) func(*dispatcher.Call) (dispatcher.Outcome, error) {
 	return func(*dispatcher.Call) (dispatcher.Outcome, error) { return o, nil }
 }
 
-// failing returns an error.
+// failing makes a handler that returns an error.
 func failing(err error) func(*dispatcher.Call) (dispatcher.Outcome, error) {
 	return func(*dispatcher.Call) (dispatcher.Outcome, error) { return dispatcher.Outcome{}, err }
 }
@@ -43,7 +43,7 @@ func succeeding(*dispatcher.Call) (dispatcher.Outcome, error) {
 	return dispatcher.Delivered(dispatcher.Response{Code: "201", ContentType: "text/plain", Body: []byte("charged")}), nil
 }
 
-// scriptedSetup is a dispatcher whose charge_card does as the script says.
+// scriptedSetup returns a dispatcher whose charge_card is scripted.
 func scriptedSetup(t *testing.T, p dispatcher.Policy, options ...option) (*bundle, *dispatcher.Dispatcher, *scripted) {
 	b := setup(t)
 	s := &scripted{next: succeeding}
@@ -65,11 +65,11 @@ func TestRefusedFinishesTheIntent(t *testing.T) {
 	}
 }
 
-func TestRetryThirtyTimesSpendsNoAttempt(t *testing.T) {
+func TestRetryUsesNoAttempt(t *testing.T) {
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Attempts, p.Backoff, p.MaxBackoff, p.Destination = 1, time.Millisecond, time.Millisecond, "patient"
 	b, d, s := scriptedSetup(t, p)
-	d.Destination("patient", dispatcher.Limits{Concurrency: 1, BreakAfter: -1}) // so many in a row would hold it
+	d.Destination("patient", dispatcher.Limits{Concurrency: 1, BreakAfter: -1}) // so many retries in a row would hold it
 	id := b.insert("charge_card")
 	s.next = func(call *dispatcher.Call) (dispatcher.Outcome, error) {
 		if s.calls <= 30 {
@@ -145,7 +145,7 @@ func TestRedriveUsesTheSameKeyAndBytes(t *testing.T) {
 	}
 }
 
-func TestAttemptsUsedUpMakeTheIntentDead(t *testing.T) {
+func TestIntentIsDeadAfterTheLastAttempt(t *testing.T) {
 	p := policyOf(dispatcher.Read)
 	p.Attempts = 3
 	b, d, s := scriptedSetup(t, p)
@@ -238,7 +238,7 @@ func TestLateOutcomeIsStillSettled(t *testing.T) {
 	b.wantHistory(id, "attempt:delivered:201")
 }
 
-// lookingUp is a lookup that returns what the test says.
+// lookingUp is a lookup that returns the outcome that the test sets.
 func lookingUp(o *dispatcher.Outcome, err *error) option {
 	return withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 		if *err != nil {
@@ -303,11 +303,11 @@ func TestResendAfterTwoAbsentLookups(t *testing.T) {
 				b.wantHistory(id, history+"lookup:absent:404")
 				return
 			}
-			b.expect(d, dispatcher.Summary{Retried: 1, Unknown: 1}) // sent once more, and unknown again
+			b.expect(d, dispatcher.Summary{Retried: 1, Unknown: 1}) // sent again, and unknown again
 			b.elapse(settling)
 			b.expect(d, unknown)
 			b.elapse(settling)
-			b.expect(d, parked) // and never again
+			b.expect(d, parked) // not sent again
 			history += "lookup:absent:absent attempt:unknown:unknown lookup:absent:absent lookup:absent:404"
 			b.wantHistory(id, history)
 			if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err == nil {
@@ -326,7 +326,7 @@ func TestAcceptedIsLookedUpUntilDone(t *testing.T) {
 	s.next = answering(dispatcher.Accepted(dispatcher.Response{Code: "202", Body: []byte("job 7")}).After(time.Minute))
 	id, byEvent := b.insert("charge_card"), b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Unknown: 2})
-	// Several looks do not use up the attempts.
+	// Several lookups do not use up the attempts.
 	for range 30 {
 		b.elapse(61 * time.Second)
 		b.expect(d, dispatcher.Summary{Unknown: 2})
@@ -361,7 +361,7 @@ func TestAcceptedWithoutLookupIsParkedAfterCompletionTime(t *testing.T) {
 	}
 }
 
-// The vendor that has accepted a call and can then not be asked does not get more time by that.
+// A vendor that accepted a call and then cannot be asked does not get more time.
 func TestAcceptedIsParkedAfterCompletionTime(t *testing.T) {
 	p := policyOf(dispatcher.IdempotentWrite)
 	p.CompletionTime = 5 * time.Hour
@@ -461,7 +461,7 @@ func TestResolvedAsDeliveredRunsApply(t *testing.T) {
 	b.expect(d, delivered)
 	o := wait(b, "Apply ran", told)
 	if !o.Resolved || o.Status != outbox.StatusDelivered || o.Response.Code != "200" || string(o.Response.Body) != "ch_1" || o.Response.ContentType != "text/plain" {
-		t.Errorf("Apply was told %+v", o)
+		t.Errorf("Apply got %+v", o)
 	}
 	b.wantStatus(id, "delivered")
 	if s.calls != 1 {

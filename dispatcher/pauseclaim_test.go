@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The claim sees a pause by itself, however long ago the last sweep was.
-func TestTheClaimReadsPausesItself(t *testing.T) {
+// The claim reads pauses itself, so it does not depend on the last sweep.
+func TestClaimReadsPauses(t *testing.T) {
 	on, n, _ := settling(t)
 	lane := n.destinations.list[0]
 	exec := func(sql string, args ...any) {

@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// pausing is a dispatcher with two actions of one destination, and their counts.
+// pausing has a dispatcher with two actions of one destination, and counts their calls.
 func (b *bundle) pausing() (d *dispatcher.Dispatcher, charges, refunds *counting) {
 	charges, refunds = &counting{}, &counting{}
 	d = b.counted(charges, dispatcher.Limits{})
@@ -39,8 +39,8 @@ func (b *bundle) pauses() []outbox.PauseRecord {
 
 var vendorTarget = outbox.Target{Destination: "vendor"}
 
-// River deletes the row of a queue that nobody worked for a day, and makes it again, not paused.
-func TestAPauseMadeInRiverOutlivesRiversRow(t *testing.T) {
+// River deletes the row of a queue that no client has used for a day, and then creates a new row that is not paused.
+func TestRiverPauseOutlivesItsRow(t *testing.T) {
 	b := setup(t)
 	d, charges, _ := b.pausing()
 	r := b.start(d)
@@ -49,9 +49,9 @@ func TestAPauseMadeInRiverOutlivesRiversRow(t *testing.T) {
 	if err := client.QueuePause(b.ctx, queue, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.until("the pause is kept", func() bool { return len(b.pauses()) == 1 })
+	b.until("the pause is stored", func() bool { return len(b.pauses()) == 1 })
 	if p := b.pauses()[0]; !p.InRiver || p.By.Actor != "river" || !p.EndedAt.IsZero() {
-		t.Errorf("what is kept is %+v", p)
+		t.Errorf("the stored pause is %+v", p)
 	}
 	b.insertMany("charge_card", 10)
 
@@ -88,7 +88,7 @@ func TestAPauseMadeInRiverOutlivesRiversRow(t *testing.T) {
 	}
 }
 
-// expectPaused holds who paused the vendor, by pauses in force.
+// expectPaused compares the actors of the pauses in force.
 func (b *bundle) expectPaused(actors ...string) {
 	b.Helper()
 	var got []string
@@ -102,7 +102,7 @@ func (b *bundle) expectPaused(actors ...string) {
 	}
 }
 
-func TestADestinationIsPausedAndResumedByPeople(t *testing.T) {
+func TestPauseAndResumeDestination(t *testing.T) {
 	for name, resume := range map[string]func(b *bundle){
 		"by Resume": func(b *bundle) {
 			if err := outbox.Resume(b.ctx, b.db.Pool, vendorTarget, by); err != nil {
@@ -139,7 +139,7 @@ func TestADestinationIsPausedAndResumedByPeople(t *testing.T) {
 	}
 }
 
-func TestAPauseOfOneActionLeavesTheOthersAlone(t *testing.T) {
+func TestPauseOfOneAction(t *testing.T) {
 	b := setup(t)
 	action := outbox.Target{Destination: "vendor", Action: "charge_card"}
 	if err := outbox.Pause(b.ctx, b.db.Pool, action, time.Time{}, by); err != nil {
@@ -163,8 +163,8 @@ func TestAPauseOfOneActionLeavesTheOthersAlone(t *testing.T) {
 	charges.wantOnceEach(b, 3)
 }
 
-// Resume ends a person's pause, River's own and its copy.
-func TestResumeEndsWhatRiverPausedToo(t *testing.T) {
+// Resume ends a person's pause, River's pause and its copy.
+func TestResumeEndsRiversPause(t *testing.T) {
 	b := setup(t)
 	d, charges, _ := b.pausing()
 	b.start(d)
@@ -173,7 +173,7 @@ func TestResumeEndsWhatRiverPausedToo(t *testing.T) {
 	if err := b.riverClient().QueuePause(b.ctx, queue, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.until("the pause is kept", func() bool { return len(b.pauses()) == 1 })
+	b.until("the pause is stored", func() bool { return len(b.pauses()) == 1 })
 	if err := outbox.Pause(b.ctx, b.db.Pool, vendorTarget, time.Now().Add(time.Hour), by); err != nil {
 		t.Fatal(err)
 	}
@@ -195,8 +195,8 @@ func TestResumeEndsWhatRiverPausedToo(t *testing.T) {
 	}
 }
 
-// The answers of a paused action wait for their Apply, as those of a paused destination do.
-func TestAPauseHoldsUpTheAppliesToo(t *testing.T) {
+// Answered intents of a paused action wait for their Apply, as those of a paused destination do.
+func TestPauseStopsApplies(t *testing.T) {
 	for name, target := range map[string]outbox.Target{
 		"of the destination": vendorTarget, "of the action": {Destination: "vendor", Action: "charge_card"},
 	} {

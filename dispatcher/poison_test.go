@@ -9,8 +9,9 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// The tables refuse a second finishing event, which can only be there by hand: it stands for whatever they may refuse.
-func TestAnOutcomeThatTheTablesRefuseCostsItsNeighboursNothing(t *testing.T) {
+// The table refuses a second finishing event. Here one is inserted by hand; it stands for any value that the tables
+// refuse.
+func TestRefusedOutcomeDoesNotAffectItsBatch(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	mustExec(t, db.Pool, `select samekey.enqueue('t', 'k' || i, 'charge_card', '1') from generate_series(1, 11) i`)
 	mustExec(t, db.Pool, `insert into samekey.outbox_history (intent_id, event, final_status)
@@ -24,6 +25,6 @@ func TestAnOutcomeThatTheTablesRefuseCostsItsNeighboursNothing(t *testing.T) {
 	defer cancel()
 	sum, err := d.Drain(ctx)
 	if err != nil || sum.Delivered != 10 || sum.TakenOver != 1 {
-		t.Errorf("%+v, %v: want ten delivered, and one that could not be written back", sum, err)
+		t.Errorf("%+v, %v: want ten delivered, and one that could not be written", sum, err)
 	}
 }

@@ -28,7 +28,7 @@ func TestCheckAcceptsTheLimits(t *testing.T) {
 	}
 }
 
-// With the shortest timeout, what the claim takes of it leaves time for the calls.
+// The shortest timeout leaves time for the call after the claim.
 func TestShortestTimeoutDelivers(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Timeout, p.Backoff, p.MaxBackoff = 100*time.Millisecond, 0, 0 })
@@ -37,7 +37,7 @@ func TestShortestTimeoutDelivers(t *testing.T) {
 	b.untilFinished()
 }
 
-// A claim that takes longer than the attempt may is told of, and is not made in a tight loop.
+// A claim that takes longer than the timeout is logged, and is not repeated in a tight loop.
 func TestClaimLongerThanTimeoutIsLogged(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Timeout = 100 * time.Millisecond })
@@ -68,7 +68,7 @@ func (b *bundle) holdTable(name string) (release func()) {
 	return release
 }
 
-// The horizon of 3 attempts: 3 timeouts of 10 s, waits of 1 s and 2 s, and the margin of 10 s.
+// The retry horizon of 3 attempts: 3 timeouts of 10 s, waits of 1 s and 2 s, and the margin of 10 s.
 func TestRetryHorizonMayFillTheKeyWindow(t *testing.T) {
 	const horizon = 43 * time.Second
 	policy := dispatcher.Policy{Class: dispatcher.IdempotentWrite, Timeout: 10 * time.Second, Attempts: 3}
@@ -77,7 +77,7 @@ func TestRetryHorizonMayFillTheKeyWindow(t *testing.T) {
 		policy.KeyWindow = window
 		handle(d, "charge_card", policy, ok)
 		if err := d.Check(); (err == nil) != fits {
-			t.Errorf("window %v: Check says %v", window, err)
+			t.Errorf("window %v: Check returns %v", window, err)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func TestDefaultAttemptsFitTheKeyWindow(t *testing.T) {
 	d := dispatcher.New(nil, nil)
 	handle(d, "charge_card", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 39 * time.Second}, ok)
 	if d.Check() == nil {
-		t.Error("a window that is shorter than one attempt was accepted")
+		t.Error("a window shorter than one attempt was accepted")
 	}
 }
 
@@ -111,11 +111,11 @@ func TestRetentionHasTheBoundsOfPruning(t *testing.T) {
 func TestParseClass(t *testing.T) {
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		if got, ok := dispatcher.ParseClass(class.String()); !ok || got != class {
-			t.Errorf("%v is read back as %v", class, got)
+			t.Errorf("%v is parsed as %v", class, got)
 		}
 	}
 	if _, ok := dispatcher.ParseClass("no class"); ok {
-		t.Error("the text of no class was accepted as one")
+		t.Error("an unknown class was accepted")
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// hostile is what a server, a database or a role may set, against all that a worker needs.
+// hostile has settings of a server, a database or a role that contradict what a worker needs.
 const hostile = `do $$ declare s text; begin
 	foreach s in array array['synchronous_commit = off', 'default_transaction_isolation = serializable', 'default_transaction_deferrable = on',
 		'statement_timeout = ''1s''', 'lock_timeout = ''1ms''', 'idle_in_transaction_session_timeout = ''1s''',
@@ -32,10 +32,10 @@ const settingsOf = `select concat_ws(' ', current_setting('synchronous_commit'),
 	current_setting('default_transaction_deferrable'), current_setting('statement_timeout'), current_setting('lock_timeout'),
 	current_setting('idle_in_transaction_session_timeout'), current_setting('idle_session_timeout'), current_setting('client_encoding'))`
 
-// ownSettings are those of an action whose Timeout is less than a minute.
+// ownSettings are the worker's settings if no action has a Timeout of a minute or more.
 const ownSettings = "on read committed off 2min 0 2min 0 UTF8"
 
-// workerOn is a worker whose pool is made from the given configuration.
+// workerOn returns a worker whose pool is made from the given configuration.
 func workerOn(t *testing.T, on *samekeytest.DB, change func(*pgxpool.Config)) *worker {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(on.DSN)
@@ -83,8 +83,8 @@ func mustExec(t *testing.T, on *samekeytest.DB, sql string, args ...any) {
 	}
 }
 
-// Each hook of the application's pool may be the place where an application resets a session.
-func TestEveryConnectionOfAWorkerHasItsSettings(t *testing.T) {
+// An application may reset a session in any hook of its pool.
+func TestWorkerConnectionsHaveTheirSettings(t *testing.T) {
 	reset := func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "reset all")
 		return err
@@ -141,8 +141,8 @@ func TestSynchronousCommitIsRaisedAndNeverLowered(t *testing.T) {
 	}
 }
 
-// The longest Timeout bounds an Apply, so the server's own limits are longer.
-func TestTheServersLimitsAreLongerThanTheLongestTimeout(t *testing.T) {
+// The longest Timeout bounds an Apply, so the server's limits must be longer.
+func TestServerLimitsExceedTheLongestTimeout(t *testing.T) {
 	d := New(nil, nil)
 	Handle(d, outbox.NewAction[[]byte]("export"), Delivery[[]byte]{
 		Policy: Policy{Class: Read, Timeout: 10 * time.Minute},
@@ -156,8 +156,8 @@ func TestTheServersLimitsAreLongerThanTheLongestTimeout(t *testing.T) {
 	}
 }
 
-// Code of the application runs on a connection, which then serves a settle.
-func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
+// Application code runs on a connection, which then serves a settle.
+func TestApplySettingsAreReset(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	n := workerOn(t, on, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -181,8 +181,8 @@ func TestWhatAnApplySetsIsUndoneBeforeTheNextUse(t *testing.T) {
 	}
 }
 
-// A pool that sets its role after it connected: the worker's session is of that role as well.
-func TestTheSessionRunsTheHooksOfThePool(t *testing.T) {
+// If a pool sets its role after it connects, the worker's session has that role too.
+func TestSessionRunsThePoolsHooks(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	var before, after int
@@ -204,7 +204,7 @@ func TestTheSessionRunsTheHooksOfThePool(t *testing.T) {
 	}
 }
 
-func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
+func TestConnectTimeoutAndExecMode(t *testing.T) {
 	for dsn, want := range map[string]string{
 		"":                                       "5s cache statement",
 		"connect_timeout=2":                      "2s cache statement",
@@ -225,7 +225,7 @@ func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
 		if got := fmt.Sprint(c.ConnectTimeout, " ", c.DefaultQueryExecMode); got != want {
 			t.Errorf("%s: %s, want %s", dsn, got, want)
 		}
-		// A hook may undo it.
+		// A hook may override the settings.
 		config, _ = pgxpool.ParseConfig("postgres://127.0.0.1/x")
 		config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
 			c.DefaultQueryExecMode, c.ConnectTimeout = pgx.QueryExecModeExec, 0
@@ -241,8 +241,8 @@ func TestAConnectionHasALimitOfTimeAndAModeThatWorks(t *testing.T) {
 	}
 }
 
-// A connection that broke keeps its place in the pool until it is closed, and pgx alone takes 15 or 30 seconds.
-func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
+// A broken connection keeps its place in the pool until it is closed. pgx alone takes 15 to 30 seconds.
+func TestSilentConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewDB(t)
 	relay := startRelay(t, on)
@@ -267,8 +267,8 @@ func TestAConnectionThatWentSilentIsClosedSoon(t *testing.T) {
 	}
 }
 
-// An attempt to connect takes a place in the pool too, also when no caller waits for it any more.
-func TestAnAttemptToConnectIsGivenUp(t *testing.T) {
+// A connection attempt takes a place in the pool too, even if no caller waits for it any more.
+func TestConnectAttemptTimesOut(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -300,7 +300,7 @@ func TestAnAttemptToConnectIsGivenUp(t *testing.T) {
 	}
 }
 
-// relay hands on what comes in, and keeps it while it is mute.
+// relay forwards data, and keeps it while it is mute.
 type relay struct {
 	listener net.Listener
 	mute     atomic.Bool

@@ -27,53 +27,53 @@ func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool)
 // beforeSend decides whether a pending intent is sent.
 func (a *action) beforeSend(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
 	p := a.policy
-	s = settlement{event: "attempt", spent: int(row.AttemptsUsed), unsend: row.FirstSend}
+	s = settlement{event: "attempt", attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend}
 	switch {
 	case a.moved(row):
-		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, codeMoved
+		s.status, s.outcome, s.response.Code = statusUnknown, outcomeUnknown, codeMoved
 	case !p.Class.repeatable() && !row.FirstSend:
 		// It may have been sent before, and nothing proves that it was not.
-		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "maybe_sent"
+		s.status, s.outcome, s.response.Code = statusUnknown, outcomeUnknown, "maybe_sent"
 	case a.reformed(row):
-		s.status, s.outcome, s.answer.Code, s.spent = statusUnknown, outcomeUnknown, codeForm, 0
+		s.status, s.outcome, s.response.Code, s.attemptsUsed = statusUnknown, outcomeUnknown, codeForm, 0
 		s.err = "an earlier release may have sent it as another request, or with its key in another header: it is looked up, or parked"
 	case row.PastWindow && p.Class == IdempotentWrite:
-		s.status, s.outcome, s.answer.Code = statusUnknown, outcomeUnknown, "key_window"
+		s.status, s.outcome, s.response.Code = statusUnknown, outcomeUnknown, "key_window"
 		s.err = fmt.Sprintf("the key window of %v is over, or would end during the attempt: it is looked up, or parked", p.KeyWindow)
-		s.spent = 0
+		s.attemptsUsed = 0
 	case row.PastDeadline || p.Deadline > 0 && row.Now.Sub(row.CreatedAt) >= p.Deadline:
-		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "deadline"
+		s.status, s.outcome, s.response.Code = statusDead, outcomeDead, "deadline"
 	case p.Class == IrreversibleWrite && row.ApprovedAt == nil:
-		s.status, s.outcome, s.answer.Code = statusAwaiting, outcomeAwaiting, "approval"
+		s.status, s.outcome, s.response.Code = statusAwaiting, outcomeAwaiting, "approval"
 	case p.Class.repeatable() && int(row.AttemptsUsed) >= p.Attempts:
-		s.status, s.outcome, s.answer.Code = statusDead, outcomeDead, "attempts"
+		s.status, s.outcome, s.response.Code = statusDead, outcomeDead, "attempts"
 	default:
 		return s, true
 	}
-	s.leave = p.PassFailed && s.status == statusDead
+	s.leaveOrder = p.PassFailed && s.status == statusDead
 	return s, false
 }
 
 // beforeLookup decides whether an unknown intent is looked up.
 func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
-	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, spent: int(row.AttemptsUsed), leave: a.policy.PassFailed}
+	s = settlement{event: "lookup", status: statusParked, outcome: outcomeParked, attemptsUsed: int(row.AttemptsUsed), leaveOrder: a.policy.PassFailed}
 	accepted := row.LastCode != nil && *row.LastCode == codeAccepted
 	switch settling := a.policy.SettlingDelay - settlingOrphans; {
 	case accepted && row.FirstSentAt != nil && row.Now.Sub(*row.FirstSentAt) >= a.policy.CompletionTime:
-		s.answer.Code = "not_completed"
+		s.response.Code = "not_completed"
 		s.err = fmt.Sprintf("the vendor accepted it and did not complete it within %v: find out what happened, then resolve the intent", a.policy.CompletionTime)
 	case a.moved(row):
-		s.answer.Code = codeMoved
+		s.response.Code = codeMoved
 		s.err = fmt.Sprintf("destination %q may have acted on it, and the action now goes to %q: find out what happened there, then resolve the intent", sentDestination(row), a.destination())
 	case a.lookup == nil:
-		s.answer.Code = "no_lookup"
+		s.response.Code = "no_lookup"
 		s.err = "the action has no lookup: find out what happened at the vendor, then resolve the intent"
 	case row.LastCode != nil && *row.LastCode == codeOrphaned && settling > 0:
 		// The worker that took the intent over does not know the policy, and waited settlingOrphans. Wait for the rest.
-		s.status, s.outcome, s.leave = statusUnknown, outcomeRetry, false
-		s.answer.Code, s.delay = codeSettling, settling
+		s.status, s.outcome, s.leaveOrder = statusUnknown, outcomeRetry, false
+		s.response.Code, s.delay = codeSettling, settling
 	case int(row.AttemptsUsed) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
-		s.answer.Code = "attempts"
+		s.response.Code = "attempts"
 	default:
 		return s, true
 	}
@@ -130,7 +130,7 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 	if s, ok := d.mayCall(ctx, c); !ok {
 		return nil, s
 	}
-	if s, ok := d.fix(ctx, c); !ok {
+	if s, ok := d.storeRequest(ctx, c); !ok {
 		return nil, s
 	}
 	call := c.call()
@@ -190,10 +190,10 @@ func (d *destination) notSent(ctx context.Context, c *claim, message string, err
 }
 
 // givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
-// sent, nothing is spent, and the intent is due.
+// sent, no attempt is used, and the intent is due.
 func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
-	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, spent: int(row.AttemptsUsed),
-		unsend: row.FirstSend, answer: Response{Code: "given_back"}}
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, attemptsUsed: int(row.AttemptsUsed),
+		clearSent: row.FirstSend, response: Response{Code: "given_back"}}
 	switch row.Status {
 	case statusUnknown:
 		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
@@ -203,8 +203,8 @@ func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 	return s
 }
 
-// deadUnsent is the settlement of an attempt that ends before its call until a person has corrected something.
+// deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
 func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
-	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, spent: int(row.AttemptsUsed), unsend: row.FirstSend,
-		leave: a.policy.PassFailed, answer: Response{Code: code}, err: withoutURL(err)}
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,
+		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: withoutURL(err)}
 }

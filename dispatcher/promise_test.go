@@ -15,13 +15,13 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// troubles are what a vendor does to a call, one by one or in any row.
+// troubles are the faults of a vendor, used alone and in random rows.
 var troubles = []samekeytest.Fault{
 	samekeytest.FaultNone, samekeytest.FaultLoseAnswer, samekeytest.FaultResetBefore, samekeytest.FaultResetAfter, "500",
 	"500_after", "429", "402", samekeytest.FaultTruncate,
 }
 
-// runOf is one intent of a class, a random row of troubles, and random times between the drains.
+// runOf is one intent of a class, with a random row of faults and random times between the drains.
 type runOf struct {
 	*bundle
 	class    dispatcher.Class
@@ -33,11 +33,11 @@ type runOf struct {
 	approved int
 }
 
-// Whatever a vendor does, each class keeps its promise: a write that may be repeated has one effect at a vendor that
-// honours keys, carries one key and the same bytes, and is not sent past its window; one that may not has at most one
-// effect at a vendor that does not; an irreversible one makes no more calls than it had approvals; what is said to be
-// delivered was. And each ends, finished or before a person.
-func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
+// Each class keeps its guarantee under any faults. An idempotent write has one effect at a vendor that honors keys, one
+// key, the same bytes, and no call past its window. A non-idempotent write has at most one effect at a vendor without
+// keys. An irreversible write has no more calls than approvals. A delivered intent had its effect. Each intent ends
+// finished, parked or dead.
+func TestClassGuaranteesUnderRandomFaults(t *testing.T) {
 	runs := dbtest.Size(25, 5)
 	for _, class := range []dispatcher.Class{dispatcher.Read, dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite, dispatcher.IrreversibleWrite} {
 		t.Run(class.String(), func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestWhateverAVendorDoesEachClassKeepsItsPromise(t *testing.T) {
 				r := &runOf{bundle: b, class: class, random: random, sent: -1}
 				var options []option
 				if random.IntN(3) > 0 {
-					options = append(options, withLookup(b.lookUp))
+					options = append(options, withLookup(b.lookup))
 				}
 				r.d = b.handles(class, func(p *dispatcher.Policy) {
 					if !keyless || len(options) > 0 {
@@ -83,18 +83,18 @@ func (r *runOf) run() error {
 				r.sent = elapsed
 			}
 			if r.class == dispatcher.IdempotentWrite && elapsed-r.sent >= lastSend {
-				return fmt.Errorf("it was sent %v after the first call", elapsed-r.sent)
+				return fmt.Errorf("it was sent %v after the first send", elapsed-r.sent)
 			}
 		}
 		switch status := r.status(r.id); {
 		case status == "delivered", status == "refused", status == "parked", status == "dead":
-			r.vendor.SetFaults(samekeytest.FaultPlan{}) // what of the row was not met is not the next one's
+			r.vendor.SetFaults(samekeytest.FaultPlan{}) // unused faults do not apply to the next intent
 			return r.judge(status, key)
 		case status == "awaiting_approval":
 			r.approved++
 			r.approve(r.id)
 		case step == 60:
-			return fmt.Errorf("it is %s, and does not end", status)
+			return fmt.Errorf("it is %s and does not end", status)
 		}
 		pause := time.Duration(1+r.random.IntN(100)) * time.Minute
 		if r.random.IntN(8) == 0 {

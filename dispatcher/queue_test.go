@@ -19,11 +19,11 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// counting is a handler that succeeds and remembers when each intent was called.
+// counting is a handler that succeeds and records when each intent was called.
 type counting struct {
 	mu     sync.Mutex
 	starts []time.Time
-	order  []string // payloads, as they came
+	order  []string // payloads, in the order of the calls
 	ids    map[uuid.UUID]int
 }
 
@@ -53,7 +53,7 @@ func (c *counting) wantOnceEach(b *bundle, intents int) {
 	}
 }
 
-// counted is a dispatcher whose charge_card is counted.
+// counted returns a dispatcher whose charge_card is counted.
 func (b *bundle) counted(c *counting, limits dispatcher.Limits) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.Destination("vendor", limits)
@@ -61,7 +61,7 @@ func (b *bundle) counted(c *counting, limits dispatcher.Limits) *dispatcher.Disp
 	return d
 }
 
-func TestTwoWorkersMakeAHundredCallsForAHundredIntents(t *testing.T) {
+func TestTwoWorkersCallOncePerIntent(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	b.start(b.counted(c, dispatcher.Limits{Concurrency: 4}))
@@ -74,14 +74,14 @@ func TestTwoWorkersMakeAHundredCallsForAHundredIntents(t *testing.T) {
 	c.wantOnceEach(b, 100)
 }
 
-// insertManyMore is insertMany under new keys.
+// insertManyMore is insertMany with new keys.
 func (b *bundle) insertManyMore(action string, n int) {
 	b.Helper()
 	b.exec(`select samekey.enqueue('tenant/bulk', gen_random_uuid()::text, $1, '{}') from generate_series(1, $2::int)`, action, n)
 }
 
-// Without a notification, too: the sweep finds them.
-func TestAnIntentThatCommitsLateIsDeliveredWithinAboutASecond(t *testing.T) {
+// Without a notification, the sweep finds the intents.
+func TestLateCommitIsDeliveredWithinASecond(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	b.start(b.counted(c, dispatcher.Limits{}))
@@ -109,7 +109,7 @@ func TestAnIntentThatCommitsLateIsDeliveredWithinAboutASecond(t *testing.T) {
 	c.wantOnceEach(b, 32)
 }
 
-func TestAnUnknownActionFirstInTheQueueIsLeftAloneAndVisible(t *testing.T) {
+func TestUnhandledActionIsLeftAndReported(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -131,8 +131,8 @@ func TestAnUnknownActionFirstInTheQueueIsLeftAloneAndVisible(t *testing.T) {
 	}
 }
 
-// A worker whose breaker is open keeps the one drain that it took: another that it is asked for is left to other workers.
-func TestAWorkerThatIsHeldUpLeavesTheDrainsToOthers(t *testing.T) {
+// A worker whose breaker is open keeps the one drain that it took. It leaves further drains to other workers.
+func TestHeldWorkerLeavesDrainsToOthers(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{MaxBreakDelay: time.Hour}, func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 		return dispatcher.Retry(dispatcher.Response{}).After(time.Hour).ForAccount().Because(errors.New("429")), nil
@@ -147,11 +147,11 @@ func TestAWorkerThatIsHeldUpLeavesTheDrainsToOthers(t *testing.T) {
 	})
 	b.sweeps(d, 600*time.Millisecond)
 	if n := b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'available'`); n < 2 {
-		t.Errorf("%d drains are left to others", n)
+		t.Errorf("%d drains are left to other workers", n)
 	}
 }
 
-func TestTheStatisticsTellWhatIsHandledAndHowOldItIs(t *testing.T) {
+func TestStatsReportHandledAndOldest(t *testing.T) {
 	b := setup(t)
 	d := b.counted(&counting{}, dispatcher.Limits{})
 	b.start(d)
@@ -171,11 +171,11 @@ func TestTheStatisticsTellWhatIsHandledAndHowOldItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_stats`); n != 0 {
-		t.Errorf("%d rows of statistics are left over", n)
+		t.Errorf("%d obsolete rows of statistics", n)
 	}
 }
 
-func TestAPoisonPayloadIsDeadAndItsNeighboursAreDelivered(t *testing.T) {
+func TestPoisonPayloadIsDeadAndOthersDelivered(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	c := &counting{}
@@ -202,7 +202,7 @@ func TestAPoisonPayloadIsDeadAndItsNeighboursAreDelivered(t *testing.T) {
 	}
 }
 
-func TestAnErrorTextThatPostgresRefusesCostsNobodyElseAnything(t *testing.T) {
+func TestInvalidErrorTextAffectsOneIntent(t *testing.T) {
 	b := setup(t)
 	good := &counting{}
 	var bad uuid.UUID
@@ -227,14 +227,14 @@ func TestAnErrorTextThatPostgresRefusesCostsNobodyElseAnything(t *testing.T) {
 	b.untilFinished()
 	good.wantOnceEach(b, 10)
 	if n := calls.Load(); n != 3 {
-		t.Errorf("the bad one was called %d times, want 3", n)
+		t.Errorf("the failing intent was called %d times, want 3", n)
 	}
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// riverClient only inserts and pauses.
+// riverClient returns a client that only inserts and pauses.
 func (b *bundle) riverClient() *river.Client[pgx.Tx] {
 	b.Helper()
 	client, err := river.NewClient(riverpgxv5.New(b.db.Pool), &river.Config{Schema: "samekey"})
@@ -244,9 +244,9 @@ func (b *bundle) riverClient() *river.Client[pgx.Tx] {
 	return client
 }
 
-func TestAPauseOfTheRiverQueueStopsEveryNodesCallsWithinASecond(t *testing.T) {
+func TestRiverQueuePauseStopsAllNodes(t *testing.T) {
 	b := setup(t)
-	// Due since a while, in an order that a claim has to keep.
+	// The intents have been due for a while, in an order that a claim has to keep.
 	b.exec(`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
 		select gen_random_uuid(), 's', 'k' || g, 'charge_card', gen_random_uuid(), '{}', 'application/json', now() from generate_series(1, 100000) g`)
 	b.exec(`insert into samekey.outbox_queue (id, action, status, due_at) select id, action, 'pending', due_at from samekey.outbox`)
@@ -275,7 +275,7 @@ func TestAPauseOfTheRiverQueueStopsEveryNodesCallsWithinASecond(t *testing.T) {
 		t.Errorf("%d calls began more than a second after the pause", late)
 	}
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'pending'`); n == 0 {
-		t.Fatal("nothing was left to be held back: the test shows nothing")
+		t.Fatal("no intent was left to hold back, so the test proves nothing")
 	}
 
 	before := c.total()
@@ -285,7 +285,7 @@ func TestAPauseOfTheRiverQueueStopsEveryNodesCallsWithinASecond(t *testing.T) {
 	b.until("calls go on", func() bool { return c.total() > before+100 })
 }
 
-func TestADrainLeavesAPausedDestinationAlone(t *testing.T) {
+func TestDrainSkipsAPausedDestination(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -296,7 +296,7 @@ func TestADrainLeavesAPausedDestinationAlone(t *testing.T) {
 	b.expect(d, delivered)
 }
 
-func TestEveryRiverJobMayBeDeletedAtAnyTime(t *testing.T) {
+func TestRiverJobsMayBeDeleted(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	b.start(b.counted(c, dispatcher.Limits{Concurrency: 2}))
@@ -316,7 +316,7 @@ func TestEveryRiverJobMayBeDeletedAtAnyTime(t *testing.T) {
 	c.wantOnceEach(b, 300)
 }
 
-func TestReconcileGivesALostQueueRowBackAndTheClassDecides(t *testing.T) {
+func TestReconcileRestoresALostQueueRow(t *testing.T) {
 	for _, c := range []struct {
 		class dispatcher.Class
 		age   time.Duration
@@ -355,7 +355,7 @@ func TestReconcileGivesALostQueueRowBackAndTheClassDecides(t *testing.T) {
 			later := b.drain(d)
 			sum.Parked += later.Parked
 			if sum != c.want {
-				t.Errorf("the drains came to %+v, want %+v", sum, c.want)
+				t.Errorf("the drains returned %+v, want %+v", sum, c.want)
 			}
 			g.wantCalls(b, int(c.calls))
 		})

@@ -17,13 +17,13 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// tracedBy is a pool whose statements are counted.
+// tracedBy returns a pool whose statements are counted.
 func (b *bundle) tracedBy(s *dbtest.Statements) *pgxpool.Pool {
 	b.Helper()
 	return dbtest.Pool(b, b.db.DSN, func(config *pgxpool.Config) { config.ConnConfig.Tracer = s })
 }
 
-// metered is a vendor that notes when each call came.
+// metered is a vendor that records when each call arrived.
 type metered struct {
 	*httptest.Server
 	mu   sync.Mutex
@@ -41,8 +41,8 @@ func meter(b *bundle) *metered {
 	return m
 }
 
-// wantWithin holds each call against what had been given out when it came: Burst, and Rate since before the first. The
-// database runs on this machine, by the same clock.
+// wantWithin compares each call with the permits given out by then: Burst, and Rate since before the first call. The
+// database runs on this machine and has the same clock.
 func (m *metered) wantWithin(b *bundle, since time.Time, limits dispatcher.Limits, calls int) {
 	b.Helper()
 	m.mu.Lock()
@@ -52,13 +52,13 @@ func (m *metered) wantWithin(b *bundle, since time.Time, limits dispatcher.Limit
 	}
 	for i, at := range m.came {
 		if given := float64(limits.Burst) + limits.Rate*at.Sub(since).Seconds(); float64(i+1) > given+0.01 {
-			b.Fatalf("call %d came after %v, when %.1f were given out", i+1, at.Sub(since), given)
+			b.Fatalf("call %d came after %v, when %.1f permits were given out", i+1, at.Sub(since), given)
 		}
 	}
 	b.Logf("%d calls in %v", calls, m.came[len(m.came)-1].Sub(since))
 }
 
-func TestTwoWorkersTogetherStayWithinTheRate(t *testing.T) {
+func TestTwoWorkersShareTheRate(t *testing.T) {
 	b := setup(t)
 	m, limits := meter(b), dispatcher.Limits{Concurrency: 16, Rate: 100, Burst: 10}
 	b.insertMany("charge_card", 80)
@@ -69,11 +69,11 @@ func TestTwoWorkersTogetherStayWithinTheRate(t *testing.T) {
 	b.untilFinished()
 	m.wantWithin(b, since, limits, 80)
 	if n := b.count(`select count(*) from samekey.outbox_history where outcome <> 'delivered'`); n != 0 {
-		t.Errorf("%d attempts were spent on waiting", n)
+		t.Errorf("%d attempts were used while waiting", n)
 	}
 }
 
-func TestLookUpsCountTowardsTheRate(t *testing.T) {
+func TestLookupsCountTowardsTheRate(t *testing.T) {
 	b := setup(t)
 	m, limits := meter(b), dispatcher.Limits{Rate: 10, Burst: 2}
 	ask := postTo(b.client, m.URL)
@@ -88,7 +88,7 @@ func TestLookUpsCountTowardsTheRate(t *testing.T) {
 	m.wantWithin(b, since, limits, 12)
 }
 
-func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
+func TestIdleActionTakesNoPermits(t *testing.T) {
 	b := setup(t)
 	d := b.breaking(dispatcher.IdempotentWrite, dispatcher.Limits{Rate: 1}, b.post)
 	b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
@@ -102,11 +102,11 @@ func TestALaneWithNothingDueTakesNoPermits(t *testing.T) {
 	outbox.Flush(b.db.Pool, "charge_card")
 	b.untilStatus(id, "delivered")
 	if left := value[float64](b, `select level from samekey.rate_limits`); left > 1 {
-		t.Errorf("for one intent %v permits were taken", left)
+		t.Errorf("%v permits were taken for one intent", left)
 	}
 }
 
-func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
+func TestRateLimitedDestinationWaitsAlone(t *testing.T) {
 	b := setup(t)
 	takes := &dbtest.Statements{Like: "RateLimitsTake :"}
 	d := b.dispatcherOn(b.tracedBy(takes), dispatcher.Config{})
@@ -127,14 +127,14 @@ func TestADestinationAtItsRateWaitsWithoutALoopAndHoldsUpNoOther(t *testing.T) {
 	})
 	b.sweeps(d, 300*time.Millisecond)
 	if n := takes.Count() - before; n != 0 {
-		t.Errorf("it was asked %d times whether the hour is over", n)
+		t.Errorf("it asked for permits %d times in the hour", n)
 	}
 	if n := b.unspent("send_receipt"); n != 9 {
 		t.Errorf("%d intents are as they were written", n)
 	}
 }
 
-// taking is the statement alone.
+// taking runs the statement alone.
 type taking struct {
 	*bundle
 	q *db.Queries
@@ -172,7 +172,7 @@ func (tk *taking) wantGiven(want int32) (wait time.Duration) {
 	return time.Duration(row.WaitUs) * time.Microsecond
 }
 
-func TestTheRateGivesOnePermitAfterTheOtherHoweverOddItIs(t *testing.T) {
+func TestOddRates(t *testing.T) {
 	b := setup(t)
 	for _, rate := range []float64{1.0 / 86400, 1.0 / 700, 0.0123} {
 		for _, burst := range []int{1, 3} {
@@ -192,7 +192,7 @@ func TestTheRateGivesOnePermitAfterTheOtherHoweverOddItIs(t *testing.T) {
 	}
 }
 
-func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
+func TestBurstIsWholeAtAnyRate(t *testing.T) {
 	b := setup(t)
 	for _, rate := range []float64{3, 7, 333, 70_000, 100_000} {
 		for _, burst := range []int{1, 7} {
@@ -201,9 +201,9 @@ func TestTheBudgetIsWholeWhateverTheRate(t *testing.T) {
 	}
 }
 
-// The database's clock is set back two hours: what was given out before counts for no longer than it would have. The wait is
-// looked at each time, also while nothing is given out.
-func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
+// The database's clock is set back two hours. Permits given out before do not count longer than they would have. The
+// test checks the wait each time, also while no permit is given.
+func TestClockSetBackDelaysOnePermit(t *testing.T) {
 	tk := newTaking(setup(t), 1, 10)
 	tk.wantGiven(10)
 	tk.exec(`update samekey.rate_limits set updated_at = updated_at + interval '2 hours'`)
@@ -216,7 +216,7 @@ func TestAClockSetBackHoldsTheRateUpForOnePermit(t *testing.T) {
 	tk.wantGiven(9)
 }
 
-func TestARaisedRateIsFullAtOnceAndALoweredOneHolds(t *testing.T) {
+func TestRateChangesApplyAtOnce(t *testing.T) {
 	tk := newTaking(setup(t), 10.0/3600, 10)
 	tk.wantGiven(10)
 	tk.p.Rate = 0.1 // slow enough for a busy machine
@@ -232,7 +232,7 @@ func TestARaisedRateIsFullAtOnceAndALoweredOneHolds(t *testing.T) {
 	}
 }
 
-func TestASmallerBurstDoesNotWaitForTheLargerOnesDebt(t *testing.T) {
+func TestSmallerBurstForgivesDebt(t *testing.T) {
 	tk := newTaking(setup(t), 0.1, 90)
 	tk.wantGiven(90)
 	tk.p.Burst = 5
@@ -241,12 +241,13 @@ func TestASmallerBurstDoesNotWaitForTheLargerOnesDebt(t *testing.T) {
 	}
 	tk.elapse(20 * time.Second)
 	tk.wantGiven(2)
-	tk.p.Burst = 90 // a node of the old release: it is forgiven nothing
+	tk.p.Burst = 90 // a node of the old release: it still counts the whole debt
 	tk.wantGiven(0)
 }
 
-// Two nodes with different settings take in turn, as in a deploy: each stays within its own, and neither stands still.
-func TestInADeployEachNodeStaysWithinItsOwnRate(t *testing.T) {
+// Two nodes with different settings take in turn, as during a deploy. Each stays within its own rate, and neither
+// stops.
+func TestNodesWithDifferentRates(t *testing.T) {
 	for name, test := range map[string]struct{ old, new dispatcher.Limits }{
 		"raised":         {dispatcher.Limits{Rate: 10.0 / 3600, Burst: 10}, dispatcher.Limits{Rate: 100, Burst: 10}},
 		"lowered":        {dispatcher.Limits{Rate: 100, Burst: 10}, dispatcher.Limits{Rate: 1, Burst: 1}},
@@ -269,18 +270,18 @@ func TestInADeployEachNodeStaysWithinItsOwnRate(t *testing.T) {
 			for who, limits := range map[string]dispatcher.Limits{"old": test.old, "new": test.new} {
 				sum += given[who]
 				if most := float64(limits.Burst) + limits.Rate*passed.Seconds(); float64(given[who]) > most+0.01 {
-					t.Errorf("the %s node was given %d in %v, at most %.1f are its own", who, given[who], passed, most)
+					t.Errorf("the %s node got %d permits in %v, more than %.1f", who, given[who], passed, most)
 				}
 			}
 			if least := max(test.old.Rate, test.new.Rate) * 10 * 0.9; float64(sum) < least {
-				t.Errorf("both were given %v in %v, want %.1f at least", given, passed, least)
+				t.Errorf("the nodes got %v permits in %v, want at least %.1f", given, passed, least)
 			}
 		})
 	}
 }
 
-// Whatever stands in the row, a permit comes after 1/rate, and the row is in order after it.
-func TestAnAbsurdRateRowHealsItself(t *testing.T) {
+// With any values in the row, a permit comes after 1/rate, and the row is valid afterwards.
+func TestInvalidRateRowIsRepaired(t *testing.T) {
 	b := setup(t)
 	for _, at := range []string{"'infinity'", "'-infinity'", "'4000-01-01'", "'4000-01-01 BC'", "clock_timestamp()", "clock_timestamp() + interval '1 hour'"} {
 		for _, owed := range []string{"'Infinity'", "'NaN'", "'-Infinity'", "-5", "1e300", "1e-300"} {
@@ -291,17 +292,17 @@ func TestAnAbsurdRateRowHealsItself(t *testing.T) {
 			}
 			tk.elapse(100 * time.Millisecond)
 			if row := tk.take(); row.Given == 0 || row.Given > 10 {
-				t.Fatalf("updated_at %s, level %s: given %d", at, owed, row.Given)
+				t.Fatalf("updated_at %s, level %s: got %d permits", at, owed, row.Given)
 			}
 			if n := b.count(`select count(*) from samekey.rate_limits where updated_at between now() - interval '1 minute' and now() and level between 0 and 2e6`); n != 1 {
-				t.Fatalf("updated_at %s, level %s: the row is not in order", at, owed)
+				t.Fatalf("updated_at %s, level %s: the row is still invalid", at, owed)
 			}
 		}
 	}
 }
 
-// The takes meet at the row, which is held until all of them wait for it.
-func TestTakesAtOnceAreGivenTheBudgetOnce(t *testing.T) {
+// The takes meet at the row, which is locked until all of them wait for it.
+func TestConcurrentTakesShareTheBudget(t *testing.T) {
 	const burst, takers = 20, 3
 	tk := newTaking(setup(t), 0.01, burst)
 	holder, err := tk.db.Begin(tk.ctx)

@@ -15,8 +15,8 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// A worker gives up a connection that says nothing, and is back soon after the balancer speaks.
-func TestABalancerThatAcceptsAndStaysSilentIsGivenUp(t *testing.T) {
+// A worker gives up a silent connection, and recovers soon after the balancer answers again.
+func TestSilentBalancerIsGivenUp(t *testing.T) {
 	b := setup(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -42,12 +42,12 @@ func TestABalancerThatAcceptsAndStaysSilentIsGivenUp(t *testing.T) {
 	b.start(d)
 	s.silence(true)
 	b.until("the session and the pool try to connect", func() bool { return s.held() >= 3 })
-	s.silence(false) // for those that come from now on
+	s.silence(false) // for new connections
 	spoke := time.Now()
 	b.insert("charge_card")
 	b.untilFinished()
-	t.Logf("delivered %v after the balancer spoke again", time.Since(spoke).Round(time.Millisecond))
-	b.until("the worker has given up each connection that says nothing", func() bool { return s.held() == 0 })
+	t.Logf("delivered %v after the balancer answered again", time.Since(spoke).Round(time.Millisecond))
+	b.until("the worker has given up all silent connections", func() bool { return s.held() == 0 })
 	b.until("the worker is ready", func() bool { return d.Ready() == nil })
 	b.wantCalls(1)
 }
@@ -61,7 +61,7 @@ type balancer struct {
 	mu     sync.Mutex
 	silent bool
 	conns  map[net.Conn]bool
-	mute   int // connections that are held, and say nothing
+	mute   int // open, silent connections
 }
 
 func (s *balancer) serve() {
@@ -96,7 +96,7 @@ func (s *balancer) serve() {
 	}
 }
 
-// silence breaks what is open, and has what is new say nothing. Those that say nothing stay so: nobody tells the worker.
+// silence breaks open connections and makes new ones silent. Silent ones stay silent, and the worker gets no error.
 func (s *balancer) silence(silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,8 +119,8 @@ func (s *balancer) close() {
 	s.wg.Wait()
 }
 
-// After a restore a new worker may be given a running one's id: neither ends the other.
-func TestTwoWorkersThatMeetAtOneIDBothGoOn(t *testing.T) {
+// After a restore, a new worker may get the id of a running one. Neither ends the other.
+func TestTwoWorkersWithOneIDBothContinue(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	b.gates = append(b.gates, g)
@@ -130,9 +130,9 @@ func TestTwoWorkersThatMeetAtOneIDBothGoOn(t *testing.T) {
 	b.start(d)
 	id := d.WorkerID()
 	under := b.insert("charge_card")
-	wait(b, "the call is under way", g.began)
+	wait(b, "the call is in flight", g.began)
 
-	// A session that waits for the lock gets it before the worker is back.
+	// A session that waits for the lock gets it before the worker reconnects.
 	stranger, err := pgx.Connect(b.ctx, b.db.DSN)
 	if err != nil {
 		b.Fatal(err)
@@ -151,7 +151,7 @@ func TestTwoWorkersThatMeetAtOneIDBothGoOn(t *testing.T) {
 	if err := wait(b, "the stranger has the lock", locked); err != nil {
 		b.Fatal(err)
 	}
-	b.until("the worker is back under another id", func() bool { return d.Ready() == nil && d.WorkerID() != id })
+	b.until("the worker has another id", func() bool { return d.Ready() == nil && d.WorkerID() != id })
 	later := b.insert("charge_card")
 	b.untilStatus(later, "delivered")
 	g.release()

@@ -40,7 +40,7 @@ func TestRepeatedLineIsLoggedOnceWithACount(t *testing.T) {
 		if got := lines(); !strings.Contains(got, "error=down repeated=50") || strings.Count(got, "\n") != 1 {
 			t.Errorf("after 11 s:\n%s", got)
 		}
-		for range 25 { // its time is 20 s now
+		for range 25 { // the interval is 20 s now
 			log.Warn("claim failed", "error", "down")
 			time.Sleep(time.Second)
 		}

@@ -77,7 +77,7 @@ func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 	switch {
 	case s.finishes(), s.status == statusAnswered, s.outcome == outcomeAccepted:
 		level = slog.LevelDebug
-	case s.answer.Code == codeEndpointStopped: // the log has said that it was stopped
+	case s.response.Code == codeEndpointStopped: // the log has said that it was stopped
 	case s.status == statusDead, s.status == statusParked:
 		level = slog.LevelError
 	case s.status == statusUnknown:
@@ -87,10 +87,10 @@ func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 		return
 	}
 	attrs := append(c.attrs(),
-		slog.String("outcome", s.outcome), slog.String("status", s.status), slog.String("code", clean(s.answer.Code, codeLimit)),
+		slog.String("outcome", s.outcome), slog.String("status", s.status), slog.String("code", clean(s.response.Code, codeLimit)),
 		slog.Duration("again_in", s.delay), slog.Duration("took", s.took))
 	switch {
-	case s.answer.Code == codePanic:
+	case s.response.Code == codePanic:
 		attrs = append(attrs, slog.String("error", panicText))
 	case s.err != "":
 		attrs = append(attrs, slog.String("error", c.withoutValues(s.err)))

@@ -64,7 +64,7 @@ func (s *sweeper) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// busyUntil is when the last intent that was put off for a busy endpoint is due.
+// busyUntil is when the last intent that was postponed for a busy endpoint is due.
 func (ds *destinations) busyUntil() (until time.Time) {
 	for _, d := range ds.list {
 		d.mu.Lock()
@@ -94,7 +94,7 @@ func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 		got, err := d.claimAll(ctx)
 		called := got - (d.off - off)
 		claimed += called
-		// Intents that were put off may be due again already. They are no reason to go on, unless there may be more
+		// Intents that were postponed may be due again already. They are no reason to go on, unless there may be more
 		// behind them.
 		if err != nil || called == 0 && d.rate.Wait(time.Now()) == 0 && (got == 0 || !d.isDue()) {
 			return claimed, err

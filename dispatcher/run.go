@@ -15,7 +15,7 @@ import (
 // ErrRunning is returned by a second Run or Drain of one dispatcher. Make another dispatcher, or wait for the first.
 var ErrRunning = errors.New("dispatcher: already running")
 
-// Run delivers intents until ctx ends, then stops: it claims nothing more, lets calls under way go on for
+// Run delivers intents until ctx ends, then stops: it claims nothing more, lets calls in progress continue for
 // Config.StopTimeout, settles their outcomes, and gives back claims whose calls had not begun. It returns nil after
 // such a stop.
 //
@@ -145,12 +145,12 @@ func (w *worker) finishCalls() {
 	select {
 	case <-ended:
 	case <-time.After(w.config.StopTimeout):
-		w.log.Warn("dispatcher: calls under way take longer than StopTimeout; their contexts are cancelled")
+		w.log.Warn("dispatcher: calls in progress take longer than StopTimeout; their contexts are cancelled")
 		w.cancelCalls()
 		select {
 		case <-ended:
 		case <-time.After(w.stopMargin):
-			w.log.Error("dispatcher: stopped with calls under way that ignore their context; their intents are taken over")
+			w.log.Error("dispatcher: stopped with calls in progress that ignore their context; their intents are taken over")
 			w.settler.abandon()
 			return
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// stranger is a session that holds the lock of an id, as another worker's does.
+// stranger opens a session that holds the lock of an id, as another worker's session does.
 func stranger(t *testing.T, on *samekeytest.DB, id int32) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), on.DSN)
@@ -26,7 +26,7 @@ func stranger(t *testing.T, on *samekeytest.DB, id int32) *pgx.Conn {
 	return conn
 }
 
-// unharmed says whether a stranger's session is still there, with its lock.
+// unharmed reports whether a stranger's session still exists and holds its lock.
 func unharmed(t *testing.T, conn *pgx.Conn, id int32) {
 	t.Helper()
 	held, err := db.New(conn).WorkersHoldsLock(t.Context(), id)
@@ -35,7 +35,7 @@ func unharmed(t *testing.T, conn *pgx.Conn, id int32) {
 	}
 }
 
-// reopened comes back, as keep does: the server may need a moment to notice that a session has ended.
+// reopened reconnects, as keep does. The server may need a moment to notice that a session has ended.
 func reopened(t *testing.T, s *session) *pgx.Conn {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; {
@@ -45,7 +45,7 @@ func reopened(t *testing.T, s *session) *pgx.Conn {
 			return conn
 		}
 		if !errors.Is(err, errLockBusy) || time.Now().After(deadline) {
-			t.Fatalf("it does not come back: %v", err)
+			t.Fatalf("it does not reconnect: %v", err)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func rowOf(t *testing.T, on *samekeytest.DB, id int32) (name string) {
 	return name
 }
 
-func TestAnIDThatIsTakenIsDrawnAgain(t *testing.T) {
+func TestTakenIDIsDrawnAgain(t *testing.T) {
 	on, n, _ := settling(t)
 	mustExec(t, on, `insert into samekey.workers (id, name, actions) values (11, 'other', '{}')`)
 	mustExec(t, on, `update samekey.outbox_queue set status = 'leased', leased_by = 12, lease_until = now()`)
@@ -92,8 +92,8 @@ func TestRandomIDsArePositiveAndDiffer(t *testing.T) {
 	}
 }
 
-// A database that was restored, or copied, can give a running worker's id to another one.
-func TestAWorkerWhoseIDIsAStrangersGoesOnUnderAnother(t *testing.T) {
+// A restored or copied database can give the id of a running worker to another worker.
+func TestWorkerDrawsANewIDIfAnotherHoldsIt(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
 	old := n.session.id()
@@ -113,7 +113,7 @@ func TestAWorkerWhoseIDIsAStrangersGoesOnUnderAnother(t *testing.T) {
 		t.Errorf("the worker's new row is of %q", got)
 	}
 
-	// What it claimed before is settled under the id of its claim, in one batch with what it claims now.
+	// An earlier claim is settled under the id of its claim, in one batch with new claims.
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-2', 'charge_card', '{}')`)
 	later := claimOne(t, n)
 	n.settler.in <- resultOf(c, Delivered(Response{Code: "200"}))
@@ -134,8 +134,8 @@ func end(t *testing.T, on *samekeytest.DB, id int32) {
 	}
 }
 
-// The server may believe in a connection that the worker has lost, until keepalives tell it hours later.
-func TestAWorkerEndsItsOwnFormerSession(t *testing.T) {
+// The server may keep a connection that the worker has lost until keepalives fail, hours later.
+func TestWorkerEndsItsFormerSession(t *testing.T) {
 	on, n, _ := settling(t)
 	id, former := n.session.id(), n.session.former[0].Pid
 	conn := reopened(t, n.session)
@@ -151,8 +151,8 @@ func TestAWorkerEndsItsOwnFormerSession(t *testing.T) {
 	}
 }
 
-// The process id of a former session may be a stranger's by now.
-func TestASessionThatStartedAtAnotherTimeIsAStrangers(t *testing.T) {
+// The process id of an earlier session may belong to a stranger now.
+func TestSessionWithAnotherStartIsForeign(t *testing.T) {
 	on, n, _ := settling(t)
 	old := n.session.id()
 	end(t, on, old)
@@ -162,8 +162,8 @@ func TestASessionThatStartedAtAnotherTimeIsAStrangers(t *testing.T) {
 	unharmed(t, other, old)
 }
 
-// A row that is there, of a worker that had the id before, and whose lock no session holds: the row follows the lock.
-func TestTheRowFollowsTheLock(t *testing.T) {
+// The row belongs to an earlier worker with this id, and no session holds its lock: the row follows the lock.
+func TestWorkerRowFollowsTheLock(t *testing.T) {
 	on, n, _ := settling(t)
 	id := n.session.id()
 	end(t, on, id)
@@ -174,7 +174,7 @@ func TestTheRowFollowsTheLock(t *testing.T) {
 	}
 }
 
-func TestAWorkerWhoseRowIsDeletedRegistersAgain(t *testing.T) {
+func TestDeletedWorkerRowIsRegisteredAgain(t *testing.T) {
 	on, n, _ := settling(t)
 	id := n.session.id()
 	conn := reopened(t, n.session)
@@ -183,7 +183,7 @@ func TestAWorkerWhoseRowIsDeletedRegistersAgain(t *testing.T) {
 	go func() { defer close(ended); _ = n.session.listen(ctx, conn) }()
 	defer func() { cancel(); <-ended }()
 	mustExec(t, on, `delete from samekey.workers`)
-	// Notifications come all the time: they are no sign of life to others.
+	// Notifications arrive all the time. They do not show other workers that this one is alive.
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	deadline := time.After(30 * time.Second)

@@ -13,14 +13,14 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// setForAll sets something for every new session of the database.
+// setForAll sets a parameter for every new session of the database.
 func (b *bundle) setForAll(setting string) {
 	b.Helper()
 	b.exec(`do $$ begin execute format('alter database %I set ` + strings.ReplaceAll(setting, "'", "''") + `', current_database()); end $$`)
 }
 
-// What the database sets for everybody neither slows a worker down nor makes it fail.
-func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
+// Settings of the database neither slow a worker down nor make it fail.
+func TestDatabaseSettingsDoNotReachTheWorker(t *testing.T) {
 	b := setup(t)
 	for _, setting := range []string{"default_transaction_isolation = serializable", "synchronous_commit = off", "statement_timeout = '1s'",
 		"lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1s'", "idle_session_timeout = '1s'"} {
@@ -44,7 +44,7 @@ func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
 		first := slow
 		slow = false
 		mu.Unlock()
-		if first { // longer than any limit of the database's
+		if first { // longer than any limit of the database
 			if _, err := tx.Exec(ctx, `select pg_sleep(1.2)`); err != nil {
 				return err
 			}
@@ -70,12 +70,12 @@ func TestSettingsOfTheDatabaseDoNotReachTheWorker(t *testing.T) {
 	}
 	for _, setting := range []string{"synchronous_commit", "default_transaction_isolation"} {
 		if !strings.Contains(logged, "setting="+setting+" ") {
-			t.Errorf("nothing is logged about %s, which holds for the application too", setting)
+			t.Errorf("the log has nothing about %s, which affects the application too", setting)
 		}
 	}
 }
 
-// sleepy idles in a transaction, which is what is tested.
+// sleepy idles in a transaction on purpose.
 func sleepy(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -85,8 +85,9 @@ func sleepy(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// An operator freezes a database before a switch-over: what a worker writes there is lost, and sent again by the next.
-func TestAWorkerWritesNothingInADatabaseThatIsFrozen(t *testing.T) {
+// An operator freezes a database before a switch-over. Writes of a worker would be lost, and the next worker would send
+// again.
+func TestWorkerWritesNothingInAFrozenDatabase(t *testing.T) {
 	b := setup(t)
 	b.insert("charge_card")
 	b.setForAll("default_transaction_read_only = on")
@@ -99,7 +100,7 @@ func TestAWorkerWritesNothingInADatabaseThatIsFrozen(t *testing.T) {
 	d.Destination("vendor", dispatcher.Limits{})
 	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), b.post)
 	if _, err := d.Drain(b.ctx); err == nil || !strings.Contains(err.Error(), "default_transaction_read_only = off") {
-		t.Errorf("the drain says %v", err)
+		t.Errorf("the drain returned %v", err)
 	}
 	ctx, cancel := context.WithCancel(b.ctx)
 	done := make(chan error, 1)

@@ -27,7 +27,7 @@ func (r result) tell(written bool) { r.claim.settled <- written }
 // settler writes settlements in batches: what comes in while a batch is written is the next batch.
 //
 // If the database is unavailable, nothing is claimed and settling is tried again until it returns. A settlement that
-// only a lock or its own values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while
+// only a lock or its own values hold up is set apart, so that it costs its neighbors nothing: a batch that fails while
 // the database answers is halved until that settlement stands alone. Ordered intents, whose keys a writer may hold
 // locked for as long as its transaction lasts, are written by a goroutine of their own, see order.go. A settlement that
 // waits for long has its lease renewed.
@@ -129,7 +129,7 @@ func (s *settler) next(ctx context.Context) (batch []result, more bool) {
 			}
 			return
 		}
-		size += len(r.answer.Body) + len(r.err)
+		size += len(r.response.Body) + len(r.err)
 		batch = append(batch, r)
 	}
 	select {
@@ -315,8 +315,8 @@ func (s *settler) late(ctx context.Context, r result) error {
 	defer cancel()
 	row, err := s.q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
 		ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
-		Code: clean(r.answer.Code, codeLimit), Error: clean(r.err, errorLimit),
-		ResponseType: clean(r.answer.ContentType, typeLimit), Response: r.answer.Body,
+		Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
+		ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body,
 	})
 	switch {
 	case err != nil:
@@ -351,18 +351,18 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 		p.Attempts = append(p.Attempts, r.claim.Attempt)
 		p.Statuses = append(p.Statuses, r.status)
 		p.Delays = append(p.Delays, r.delay.Microseconds())
-		p.AttemptsUsed = append(p.AttemptsUsed, int32(r.spent))
-		p.ClearSent = append(p.ClearSent, r.unsend)
-		p.KeepLease = append(p.KeepLease, r.keep)
-		p.LeaveOrder = append(p.LeaveOrder, r.leave)
-		p.WasSent = append(p.WasSent, r.sent)
-		p.ForbidResend = append(p.ForbidResend, r.resend)
+		p.AttemptsUsed = append(p.AttemptsUsed, int32(r.attemptsUsed))
+		p.ClearSent = append(p.ClearSent, r.clearSent)
+		p.KeepLease = append(p.KeepLease, r.keepLease)
+		p.LeaveOrder = append(p.LeaveOrder, r.leaveOrder)
+		p.WasSent = append(p.WasSent, r.wasSent)
+		p.ForbidResend = append(p.ForbidResend, r.forbidResend)
 		p.Events = append(p.Events, r.event)
 		p.Outcomes = append(p.Outcomes, r.outcome)
-		p.Codes = append(p.Codes, clean(r.answer.Code, codeLimit))
+		p.Codes = append(p.Codes, clean(r.response.Code, codeLimit))
 		p.Errors = append(p.Errors, clean(r.err, errorLimit))
-		p.ResponseTypes = append(p.ResponseTypes, clean(r.answer.ContentType, typeLimit))
-		p.Responses = append(p.Responses, r.answer.Body)
+		p.ResponseTypes = append(p.ResponseTypes, clean(r.response.ContentType, typeLimit))
+		p.Responses = append(p.Responses, r.response.Body)
 		p.TookUs = append(p.TookUs, r.took.Microseconds())
 	}
 	return p

@@ -18,7 +18,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// settling is a settler, a session that holds its worker's lock, and a lane that claims charge_card.
+// settling returns a settler, a session that holds its worker's lock, and a destination that claims charge_card.
 func settling(t *testing.T) (*samekeytest.DB, *worker, *settler) {
 	t.Helper()
 	t.Parallel()
@@ -44,8 +44,8 @@ func settling(t *testing.T) (*samekeytest.DB, *worker, *settler) {
 	return on, n, n.settler
 }
 
-// A worker may not know yet that its session is gone: the claim itself looks.
-func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
+// A worker may not know yet that its session is gone. The claim itself checks.
+func TestClaimWithoutTheLockTakesNothing(t *testing.T) {
 	on, n, _ := settling(t)
 	if _, err := on.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and classid::bigint = samekey.worker_class()
 		and objid::bigint = $1 and database = (select oid from pg_database where datname = current_database())`, n.session.id()); err != nil {
@@ -66,7 +66,7 @@ func TestAClaimTakesNothingOnceTheWorkersLockIsGone(t *testing.T) {
 	}
 }
 
-// claimOne claims the one due intent.
+// claimOne claims the only due intent.
 func claimOne(t *testing.T, n *worker) *claim {
 	t.Helper()
 	a := n.destinations.list[0].actions[0]
@@ -93,7 +93,7 @@ func settle(ctx context.Context, s *settler, batch []result) (written []bool) {
 	return written
 }
 
-// deliver brings a claim to its end, as the drain has it brought.
+// deliver runs a claim's delivery as the drain does.
 func deliver(t *testing.T, n *worker, c *claim) {
 	t.Helper()
 	d := n.destinations.list[0]
@@ -107,7 +107,7 @@ func deliver(t *testing.T, n *worker, c *claim) {
 	<-ended
 }
 
-func TestLateResultInTheNextAttemptsBatchMatchesNothing(t *testing.T) {
+func TestLateResultInTheNextBatchIsFenced(t *testing.T) {
 	on, n, s := settling(t)
 	first := claimOne(t, n)
 	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
@@ -115,7 +115,7 @@ func TestLateResultInTheNextAttemptsBatchMatchesNothing(t *testing.T) {
 	}
 	second := claimOne(t, n)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a batch that is refused is tried until then
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a refused batch is retried until then
 	defer cancel()
 	written := settle(ctx, s, []result{resultOf(first, Delivered(Response{Code: "200"})), resultOf(second, Delivered(Response{Code: "200"}))})
 	if written[0] || !written[1] {
@@ -126,8 +126,8 @@ func TestLateResultInTheNextAttemptsBatchMatchesNothing(t *testing.T) {
 	}
 }
 
-// The worker is the same: only the attempt's number tells the two apart.
-func TestALateResultDoesNotEndTheAttemptThatTookItsPlace(t *testing.T) {
+// Both attempts are by the same worker. Only the attempt's number differs.
+func TestLateResultDoesNotEndTheNextAttempt(t *testing.T) {
 	for name, outcome := range map[string]Outcome{"delivered": Delivered(Response{}), "to be retried": Unknown(Response{})} {
 		t.Run(name, func(t *testing.T) {
 			on, n, s := settling(t)
@@ -158,8 +158,8 @@ func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 	return line
 }
 
-// A settle whose commit's answer was lost is written again: it matches nothing, and adds no second line.
-func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
+// If the answer to a settle's commit is lost, the settle is written again. It matches no row and adds no second event.
+func TestRepeatedSettleAddsOneEvent(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
 	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false, false))})
@@ -169,13 +169,13 @@ func TestASettleThatIsWrittenTwiceIsInTheHistoryOnce(t *testing.T) {
 	}
 }
 
-func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
+func TestDefiniteLateAnswerOfTheLastSendResolves(t *testing.T) {
 	done, lost := Delivered(Response{Code: "200"}), Unknown(Response{})
 	for _, c := range []struct {
-		status  string // in which the late answer finds the intent
+		status  string // the status when the late answer arrives
 		later   bool   // another attempt was sent meanwhile
 		outcome Outcome
-		want    string // the status after it
+		want    string // the status afterwards
 		history string
 	}{
 		{"unknown", false, done, "answered", "late:1"},
@@ -204,7 +204,7 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 			}
 			r := resultOf(first, c.outcome)
 			settled := settle(t.Context(), s, []result{r})[0]
-			settled = settled || settle(t.Context(), s, []result{r})[0] // once more changes nothing
+			settled = settled || settle(t.Context(), s, []result{r})[0] // a repetition changes nothing
 			var status string
 			if err := on.QueryRow(t.Context(), `select status from samekey.outbox_queue`).Scan(&status); err != nil {
 				t.Fatal(err)
@@ -216,8 +216,8 @@ func TestOnlyADefiniteLateAnswerOfTheLastAttemptResolves(t *testing.T) {
 	}
 }
 
-// An answer that does not count is kept beside the one that does, and is not mistaken for it.
-func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
+// An answer that does not count is recorded beside the one that does, and Apply does not get it.
+func TestApplyGetsTheAnswerThatCounts(t *testing.T) {
 	on, n, s := settling(t)
 	first := claimOne(t, n)
 	if _, err := on.Exec(t.Context(), `update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null`); err != nil {
@@ -232,12 +232,12 @@ func TestApplyIsToldTheAnswerThatCountsAndNotALateOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if answer.Outcome != outcomeDelivered || answer.Code != "200" {
-		t.Errorf("Apply would be told %q with code %q, want the second attempt's answer", answer.Outcome, answer.Code)
+		t.Errorf("Apply would get %q with code %q, want the second attempt's answer", answer.Outcome, answer.Code)
 	}
 }
 
-// A lookup goes by the answer of the last attempt that was sent, also where it came late, and by no earlier one's.
-func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
+// A lookup gets the answer of the last attempt that was sent, even if it came late, and no earlier answer.
+func TestLookupGetsTheLastSendsAnswer(t *testing.T) {
 	on, n, s := settling(t)
 	orphan := func(c *claim) {
 		t.Helper()
@@ -259,37 +259,37 @@ func TestALookupIsToldALateAnswerOfTheLastSendAndOfNoOtherOne(t *testing.T) {
 	first := claimOne(t, n)
 	orphan(first)
 	if got := told(first); got != "nothing" {
-		t.Errorf("is told %s before there is an answer", got)
+		t.Errorf("gets %s before there is an answer", got)
 	}
 	second := claimOne(t, n)
 	orphan(second)
 	settle(t.Context(), s, []result{resultOf(first, Unknown(Response{Code: "500", Body: []byte("first")}))})
 	if got := told(second); got != "nothing" {
-		t.Errorf("is told %s by an attempt that was not the last", got)
+		t.Errorf("gets %s from an attempt that was not the last", got)
 	}
 	settle(t.Context(), s, []result{resultOf(second, Unknown(Response{Code: "502", ContentType: "text/plain", Body: []byte("second")}))})
 	if got := told(second); got != "502 text/plain second" || timeline(t, on) != "late:1 late:2" {
-		t.Errorf("is told %s, after %s", got, timeline(t, on))
+		t.Errorf("gets %s, after %s", got, timeline(t, on))
 	}
 }
 
-// Without the last answer a lookup might ask another question: it is not made, and spends nothing.
-func TestALookupIsNotMadeWhereTheLastAnswerCannotBeRead(t *testing.T) {
+// Without the last answer, a lookup might ask the wrong question. It is not made, and uses no attempt.
+func TestLookupNeedsTheLastAnswer(t *testing.T) {
 	_, n, _ := settling(t)
 	n.destinations.list[0].actions[0].lookup = func(context.Context, *Call) (Outcome, error) {
-		t.Error("the vendor was asked")
+		t.Error("the lookup was made")
 		return Outcome{}, nil
 	}
 	c := claimOne(t, n)
 	c.action.policy.Attempts = 1
 	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
 	s := n.destinations.list[0].attempt(c)
-	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.spent != 0 || s.delay != time.Second {
-		t.Errorf("it came to %+v", s)
+	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.attemptsUsed != 0 || s.delay != time.Second {
+		t.Errorf("the settlement is %+v", s)
 	}
 }
 
-func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
+func TestClaimDuringAStopIsGivenBack(t *testing.T) {
 	on, n, _ := settling(t)
 	n.destinations.list[0].actions[0].send = func(context.Context, *Call) (Outcome, error) {
 		t.Error("a call began after the stop")
@@ -305,7 +305,7 @@ func TestAClaimThatComesWhileTheWorkerStopsIsGivenBackUnsent(t *testing.T) {
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !unsent {
-		t.Errorf("it is not due as if it had never been claimed: %v", err)
+		t.Errorf("it does not look unclaimed: %v", err)
 	}
 }
 
@@ -324,7 +324,7 @@ func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	defer looking.Rollback(context.WithoutCancel(t.Context()))
 	look := func() (gone bool) {
 		if err := looking.QueryRow(t.Context(), `select pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1)`, other.id()).Scan(&gone); err != nil {
-			t.Fatalf("the session of one who looks whether the lock is there was ended: %v", err)
+			t.Fatalf("a session that tests the lock was ended: %v", err)
 		}
 		return gone
 	}
@@ -336,7 +336,7 @@ func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	}
 	defer closeConn(again)
 	if err := other.lock(t.Context(), again); err == nil {
-		t.Error("the lock was taken while another looks whether it is there")
+		t.Error("the lock was taken while another session tests it")
 	}
 	look()
 	if err := looking.Rollback(t.Context()); err != nil {
@@ -347,8 +347,8 @@ func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	}
 }
 
-// After an outage longer than its leases, a worker writes what it knows before its own sweep calls it orphaned.
-func TestWithOutcomesInHandLeasesStayAndClaimsStop(t *testing.T) {
+// After an outage longer than its leases, a worker writes its outcomes before its own sweep releases them.
+func TestUnwrittenOutcomesKeepLeasesAndStopClaims(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
@@ -356,7 +356,7 @@ func TestWithOutcomesInHandLeasesStayAndClaimsStop(t *testing.T) {
 	for _, behind := range []bool{true, false} {
 		n.settler.behind.Store(behind)
 		if n.destinations.list[0].mayClaim() == behind {
-			t.Errorf("with outcomes in hand: %v; may claim: %v", behind, n.destinations.list[0].mayClaim())
+			t.Errorf("with unwritten outcomes: %v; may claim: %v", behind, n.destinations.list[0].mayClaim())
 		}
 		if err := s.sweep(t.Context()); err != nil {
 			t.Fatal(err)
@@ -366,14 +366,14 @@ func TestWithOutcomesInHandLeasesStayAndClaimsStop(t *testing.T) {
 			t.Fatal(err)
 		}
 		if leased != behind {
-			t.Errorf("with outcomes in hand: %v; still leased: %v", behind, leased)
+			t.Errorf("with unwritten outcomes: %v; still leased: %v", behind, leased)
 		}
 	}
 }
 
-// The first claim of an irreversible action sends nothing. Where its worker dies before that is written, it waits for
-// approval all the same, and is not taken for one that may have been sent.
-func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
+// The first claim of an irreversible action sends nothing. If its worker dies before that is written, the intent still
+// waits for approval, and does not count as sent.
+func TestOrphanedUnapprovedIntentWaitsForApproval(t *testing.T) {
 	on, n, s := settling(t)
 	a := n.destinations.list[0].actions[0]
 	a.policy.Class, a.policy.KeyWindow = IrreversibleWrite, 0
@@ -395,8 +395,8 @@ func TestAnUnapprovedClaimWhoseWorkerDiesStillWaitsForApproval(t *testing.T) {
 	}
 }
 
-// A lease that could not be marked as sent may be another worker's by now: it is given back, and not sent.
-func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
+// A lease that could not be marked as sent may belong to another worker by now. It is given back and not sent.
+func TestUnmarkedClaimIsGivenBack(t *testing.T) {
 	on, n, _ := settling(t)
 	withPolicy(n)
 	a := n.destinations.list[0].actions[0]
@@ -408,7 +408,7 @@ func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 	first := claimOne(t, n)
 	n.destinations.list[0].markSending(t.Context(), a, []*claim{first})
 	if first.unmarked {
-		t.Error("a lease that holds was not marked")
+		t.Error("a valid lease was not marked")
 	}
 	mustExec(t, on, `update samekey.outbox_queue set attempt = attempt + 1`) // taken over
 	n.destinations.list[0].markSending(t.Context(), a, []*claim{first})
@@ -420,12 +420,12 @@ func TestAClaimThatWasNotMarkedIsGivenBackUnsent(t *testing.T) {
 	var unsent bool
 	err := on.QueryRow(t.Context(), `select status = 'pending' and first_sent_at is null and attempts_used = 0 from samekey.outbox_queue`).Scan(&unsent)
 	if err != nil || !unsent {
-		t.Errorf("it is not as if it had never been claimed: %v", err)
+		t.Errorf("it does not look unclaimed: %v", err)
 	}
 }
 
-// While outcomes cannot be written nothing is claimed: the settler says so as soon as the database is gone.
-func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
+// Claims stop as soon as outcomes cannot be written.
+func TestOutageStopsClaims(t *testing.T) {
 	_, n, s := settling(t)
 	c := claimOne(t, n)
 	away, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/gone?connect_timeout=1")
@@ -454,7 +454,7 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 	cancel()
 	<-ended
 	if <-c.settled {
-		t.Error("the outcome counts as written")
+		t.Error("the outcome was reported as written")
 	}
 	s.pool, s.q = n.pool, back
 	settled := settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})[0]
@@ -463,8 +463,8 @@ func TestASettlerWithoutItsDatabaseStopsClaims(t *testing.T) {
 	}
 }
 
-// The transaction that finishes an ordered intent by its Apply makes the next of its key due.
-func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
+// The transaction that finishes an ordered intent with its Apply makes the next intent of the key due.
+func TestApplyPromotesTheNextHead(t *testing.T) {
 	on, n, s := settling(t)
 	withPolicy(n)
 	mustExec(t, on, `delete from samekey.outbox_queue`)
@@ -474,26 +474,26 @@ func TestAnApplyGivesItsOrderingKeyTheNextHead(t *testing.T) {
 	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})
 	outcome, err := n.applier.applyOnce(t.Context(), c)
 	if err != nil || outcome != outcomeDelivered {
-		t.Fatalf("the Apply came to %q, %v", outcome, err)
+		t.Fatalf("the Apply returned %q, %v", outcome, err)
 	}
 	var due bool
 	if err := on.QueryRow(t.Context(), `select status = 'pending' and due_at <= clock_timestamp() from samekey.outbox_queue`).Scan(&due); err != nil || !due {
-		t.Errorf("the next one is due: %v, %v", due, err)
+		t.Errorf("the next intent is due: %v, %v", due, err)
 	}
 }
 
-// The secrets of an endpoint are for its calls alone.
-func TestAnApplyIsNotToldTheEndpoint(t *testing.T) {
+// Only calls get the secrets of an endpoint.
+func TestApplyGetsNoEndpoint(t *testing.T) {
 	var told *Settled
 	a := actionOf(IdempotentWrite, 5)
 	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
 	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
 	if err := (&applier{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
-		t.Errorf("told %+v, %v", told, err)
+		t.Errorf("Apply got %+v, %v", told, err)
 	}
 }
 
-func TestAnAttemptOfAWriteSendsOneRequest(t *testing.T) {
+func TestWriteAttemptSendsOneRequest(t *testing.T) {
 	for _, class := range classes {
 		for _, resend := range []bool{true, false} {
 			a := actionOf(class, 5)
@@ -510,8 +510,8 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	dbtest.Until(t, what, condition)
 }
 
-// A settlement that a lock holds up is counted, since too many stop the claims, and keeps its lease meanwhile.
-func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
+// A settlement that waits for a lock keeps its lease and is counted, since too many of them stop the claims.
+func TestDelayedOutcomeKeepsItsLease(t *testing.T) {
 	for name, c := range map[string]struct{ ordering, lock string }{
 		"by a lock on the history": {"", `lock table samekey.outbox_history in exclusive mode`},
 		"by a writer of its order": {"account", `select pg_advisory_xact_lock(samekey.ordering_lock('account'))`},
@@ -546,27 +546,27 @@ func TestAnOutcomeThatIsHeldUpKeepsItsLease(t *testing.T) {
 			}
 			<-ended
 			if settled := <-claimed.settled; !settled || n.settler.stuck.Load() != 0 {
-				t.Errorf("settled %v, %d held up", settled, n.settler.stuck.Load())
+				t.Errorf("settled %v, %d waiting", settled, n.settler.stuck.Load())
 			}
 		})
 	}
 }
 
-func TestTooManyOutcomesThatAreHeldUpStopTheClaims(t *testing.T) {
+func TestTooManyDelayedOutcomesStopClaims(t *testing.T) {
 	_, n, _ := settling(t)
 	for held, may := range map[int64]bool{maxStuck - 1: true, maxStuck: false} {
 		n.settler.stuck.Store(held)
 		if n.destinations.list[0].mayClaim() != may {
-			t.Errorf("with %d held up it may claim: %v", held, !may)
+			t.Errorf("with %d waiting outcomes it may claim: %v", held, !may)
 		}
 	}
 }
 
-// One byte that Postgres refuses would lose the only proof that a vendor acted.
-func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
+// A byte that Postgres refuses must not lose the only proof that a vendor acted.
+func TestLateAnswerIsKeptWithAnyText(t *testing.T) {
 	const text = "a\x00b\xff"
 	for name, s := range map[string]settlement{
-		"code": {answer: Response{Code: text}}, "type": {answer: Response{ContentType: text}}, "error": {err: text},
+		"code": {response: Response{Code: text}}, "type": {response: Response{ContentType: text}}, "error": {err: text},
 	} {
 		t.Run(name, func(t *testing.T) {
 			on, n, settler := settling(t)
@@ -581,17 +581,17 @@ func TestALateAnswerIsKeptWhateverItsText(t *testing.T) {
 	}
 }
 
-func TestABatchIsBoundedByItsBytes(t *testing.T) {
+func TestBatchIsBoundedByBytes(t *testing.T) {
 	s := &settler{in: make(chan result, 3)}
 	for range 3 {
-		s.in <- result{claim: &claim{}, settlement: settlement{answer: Response{Body: make([]byte, settleBytes/2)}}}
+		s.in <- result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
 	}
 	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
 		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
 	}
 }
 
-func TestALogNamesAKeyByItsHash(t *testing.T) {
+func TestLogHashesKeys(t *testing.T) {
 	c := &claim{action: actionOf(Read, 5)}
 	c.Scope, c.IdemKey, c.Payload = "tenant-4711/orders", "order-of-ann", []byte(`"4242424242424242"`)
 	logged := fmt.Sprint(c.attrs()...)
@@ -605,16 +605,16 @@ func TestALogNamesAKeyByItsHash(t *testing.T) {
 	}
 }
 
-// Where the endpoint is not there any more, an unknown intent is parked in the end.
-func TestALookupWithoutItsEndpointIsParkedInTheEnd(t *testing.T) {
+// If the endpoint no longer exists, an unknown intent is parked after its last lookup.
+func TestLookupWithoutEndpointIsParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
-	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("it was asked"); return Outcome{}, nil }
+	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("the lookup was made"); return Outcome{}, nil }
 	d := &destination{worker: &worker{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
-	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
+	for used, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
-		c.Status, c.AttemptsUsed = statusUnknown, spent
-		if s := d.attempt(c); s.status != want || s.spent != int(spent)+1 {
-			t.Errorf("after %d lookups: %+v", spent, s)
+		c.Status, c.AttemptsUsed = statusUnknown, used
+		if s := d.attempt(c); s.status != want || s.attemptsUsed != int(used)+1 {
+			t.Errorf("after %d lookups: %+v", used, s)
 		}
 	}
 }

@@ -35,8 +35,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(unhurried{m})
 }
 
-// unhurried gives River the time that it takes to give up its leadership in a database that is gone: goleak waits for a
-// second or two only.
+// unhurried gives River time to give up its leadership in a database that is gone. goleak waits only a second or two.
 type unhurried struct{ *testing.M }
 
 func (m unhurried) Run() int {
@@ -46,19 +45,19 @@ func (m unhurried) Run() int {
 	return code
 }
 
-// patience bounds every wait in these tests; what is waited for usually takes milliseconds.
+// patience bounds every wait in these tests. Most conditions are true within milliseconds.
 const patience = dbtest.Patience
 
-// bundle is a test's world: a database, a vendor over sockets, and what the dispatchers logged.
+// bundle is a test's environment: a database, a vendor over sockets, and the log of the dispatchers.
 type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
 	vendor *samekeytest.Vendor
-	ctx    context.Context //nolint:containedctx // the test's
+	ctx    context.Context //nolint:containedctx // of the test
 	logs   *logs
 	client *http.Client
 	keys   int
-	gates  []*gate // opened before a dispatcher is stopped
+	gates  []*gate // released before a dispatcher is stopped
 }
 
 func setup(t *testing.T) *bundle { return setupVendor(t, nil) }
@@ -72,13 +71,13 @@ func setupVendor(t *testing.T, options *samekeytest.VendorOptions) *bundle {
 	b.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("what the dispatchers logged:\n%s", b.logs)
+			t.Logf("the log of the dispatchers:\n%s", b.logs)
 		}
 	})
 	return b
 }
 
-// dispatcher makes one with a short sweep.
+// dispatcher makes a dispatcher with a short sweep interval.
 func (b *bundle) dispatcher() *dispatcher.Dispatcher {
 	return b.dispatcherOn(b.db.Pool, dispatcher.Config{})
 }
@@ -95,7 +94,7 @@ func (b *bundle) dispatcherOn(pool *pgxpool.Pool, config dispatcher.Config) *dis
 	return d
 }
 
-// running is a dispatcher in its Run.
+// running is a dispatcher whose Run has begun.
 type running struct {
 	b    *bundle
 	d    *dispatcher.Dispatcher
@@ -157,23 +156,23 @@ func (b *bundle) drain(d *dispatcher.Dispatcher) dispatcher.Summary {
 func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 	b.Helper()
 	if got := b.drain(d); got != want {
-		b.Fatalf("the drain came to %+v, want %+v", got, want)
+		b.Fatalf("the drain returned %+v, want %+v", got, want)
 	}
 }
 
-// until waits for a condition; its deadline is the only thing that makes it fail.
+// until waits for a condition. The test fails only at its deadline.
 func (b *bundle) until(what string, condition func() bool) {
 	b.Helper()
 	dbtest.Until(b, what, condition)
 }
 
-// wait receives from a signal.
+// wait receives from a channel, or fails at its deadline.
 func wait[T any](b *bundle, what string, signal <-chan T) T {
 	b.Helper()
 	return dbtest.Receive(b, what, signal)
 }
 
-// elapse lets d pass for all that is stored.
+// elapse moves everything that is stored back by d.
 func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.db, d) }
 
 // charge is the payload of most tests.
@@ -182,7 +181,7 @@ type charge struct {
 	Amount int    `json:"amount"`
 }
 
-// insert commits one intent under a key of its own.
+// insert commits one intent under its own key.
 func (b *bundle) insert(action string, change ...func(*outbox.Intent)) uuid.UUID {
 	b.Helper()
 	b.keys++
@@ -194,7 +193,7 @@ func (b *bundle) insert(action string, change ...func(*outbox.Intent)) uuid.UUID
 	return dbtest.Insert(b, b.db, in)
 }
 
-// insertMany commits n plain intents by one statement.
+// insertMany commits n plain intents with one statement.
 func (b *bundle) insertMany(action string, n int) {
 	b.Helper()
 	b.exec(`select samekey.enqueue('tenant/bulk', $1 || '-' || g, $1, convert_to('{"order":"' || g || '"}', 'UTF8'))
@@ -219,7 +218,7 @@ func value[T any](b *bundle, sql string, args ...any) T {
 
 func (b *bundle) count(sql string, args ...any) int { b.Helper(); return value[int](b, sql, args...) }
 
-// status is the intent's state, from its queue row or from the event that finished it.
+// status returns the intent's status, from its queue row or from the event that finished it.
 func (b *bundle) status(id uuid.UUID) string {
 	b.Helper()
 	return value[string](b, `select coalesce(
@@ -245,7 +244,7 @@ func (b *bundle) untilFinished() {
 	b.until("the queue is empty", func() bool { return b.count("select count(*) from samekey.outbox_queue") == 0 })
 }
 
-// history is an intent's timeline as "event:outcome:code", one word for each.
+// history returns an intent's timeline, each event as "event:outcome:code".
 func (b *bundle) history(id uuid.UUID) string {
 	b.Helper()
 	return dbtest.History(b, b.db, id)
@@ -258,13 +257,13 @@ func (b *bundle) wantHistory(id uuid.UUID, want string) {
 	}
 }
 
-// deliveryKey is what the vendor is to be given for an intent.
+// deliveryKey returns the key that the vendor must receive for an intent.
 func (b *bundle) deliveryKey(id uuid.UUID) string {
 	b.Helper()
 	return value[string](b, `select delivery_key::text from samekey.outbox where id = $1`, id)
 }
 
-// wantCalls compares the calls that the vendor saw, in all.
+// wantCalls compares the number of calls that the vendor saw in total.
 func (b *bundle) wantCalls(want int) {
 	b.Helper()
 	if got := b.vendor.Counts().Calls; got != want {
@@ -272,7 +271,7 @@ func (b *bundle) wantCalls(want int) {
 	}
 }
 
-// Most tests deliver raw payloads, of actions whose names are texts.
+// Most tests deliver raw payloads of untyped actions.
 type (
 	delivery = dispatcher.Delivery[[]byte]
 	handler  = func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error)
@@ -313,7 +312,8 @@ func withStoredEndpoint(fn func(*dispatcher.Call) string) option {
 	return func(dl *delivery) { dl.Endpoint, dl.StoredEndpoint = fn, true }
 }
 
-// post calls the vendor as an integration does: the delivery key in a header, and the vendor's statuses as our errors.
+// post calls the vendor as an integration does: with the delivery key in a header, and with outcomes for the vendor's
+// statuses.
 func (b *bundle) post(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	return postTo(b.client, b.vendor.URL)(ctx, call)
 }
@@ -362,8 +362,8 @@ func do(client *http.Client, request *http.Request) (dispatcher.Response, error)
 	return dispatcher.Response{Code: code, ContentType: response.Header.Get("Content-Type"), Body: body}, nil
 }
 
-// lookUp asks the vendor whether it acted under a delivery key.
-func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+// lookup asks the vendor whether it acted under a delivery key.
+func (b *bundle) lookup(ctx context.Context, call *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.vendor.URL+"/lookup?key="+call.DeliveryKey.String(), nil)
 	if err != nil {
 		return dispatcher.Outcome{}, err
@@ -382,7 +382,7 @@ func (b *bundle) lookUp(ctx context.Context, call *dispatcher.Call, _ []byte) (d
 	return dispatcher.Delivered(response), nil
 }
 
-// logs collects what is logged.
+// logs collects the log.
 type logs struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -400,7 +400,7 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// policyOf is the policy of most tests. Its backoff is long, so that no retry comes due within a drain by itself.
+// policyOf returns the policy of most tests. Its backoff is long, so that no retry comes due within a drain.
 func policyOf(class dispatcher.Class) dispatcher.Policy {
 	p := dispatcher.Policy{Class: class, Destination: "vendor", Timeout: 5 * time.Second, Backoff: time.Hour, MaxBackoff: time.Hour}
 	if class == dispatcher.IdempotentWrite {

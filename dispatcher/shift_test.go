@@ -13,7 +13,7 @@ import (
 
 const withoutRiver = "River began no drain within a second"
 
-// onDrainInsert has a trigger do this to each drain job that is inserted.
+// onDrainInsert installs a trigger that runs this for each inserted drain job.
 func (b *bundle) onDrainInsert(when, do string) {
 	b.Helper()
 	b.exec(`create function meddle() returns trigger language plpgsql security definer as $$ begin
@@ -21,7 +21,7 @@ func (b *bundle) onDrainInsert(when, do string) {
 	b.exec(`create trigger meddle ` + when + ` insert on samekey.river_job for each row execute function meddle()`)
 }
 
-// locked holds a table locked until it is released.
+// locked locks a table until it is released.
 func (b *bundle) locked(table string) (release func()) {
 	b.Helper()
 	conn, err := pgx.Connect(b.ctx, b.db.DSN)
@@ -36,8 +36,8 @@ func (b *bundle) locked(table string) (release func()) {
 	return release
 }
 
-// Whatever happens to the drain jobs, due intents are delivered within seconds, and a person is told.
-func TestWorkIsDeliveredWhereRiverBeginsNoDrain(t *testing.T) {
+// Due intents are delivered within seconds and a line is logged, whatever happens to the drain jobs.
+func TestDeliveryWithoutRiverDrains(t *testing.T) {
 	queue := dispatcher.QueueName("vendor")
 	for name, spoil := range map[string]func(b *bundle){
 		"clients whose clock is an hour ahead": func(b *bundle) {
@@ -62,13 +62,13 @@ func TestWorkIsDeliveredWhereRiverBeginsNoDrain(t *testing.T) {
 			b.untilLogged(withoutRiver)
 			b.sweeps(d, 1500*time.Millisecond)
 			if n := strings.Count(b.logs.String(), withoutRiver); n != 1 {
-				t.Errorf("it was logged %d times, want once", n)
+				t.Errorf("the log has %d lines, want 1", n)
 			}
 		})
 	}
 }
 
-func TestDrainsOfDeadClientsHoldUpNothing(t *testing.T) {
+func TestDrainsOfDeadClientsDelayNothing(t *testing.T) {
 	for name, at := range map[string]string{"now": "now()", "two hours ago": "now() - interval '2 hours'", "in an hour": "now() + interval '1 hour'"} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -79,15 +79,15 @@ func TestDrainsOfDeadClientsHoldUpNothing(t *testing.T) {
 			b.insertMany("charge_card", 20)
 			b.untilFinished()
 			c.wantOnceEach(b, 20)
-			b.until("River begins a drain of a client that lives", func() bool {
+			b.until("River starts a drain of a live client", func() bool {
 				return b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running' and attempted_by <> '{gone}'`) == 1
 			})
 		})
 	}
 }
 
-// What River never fetched is taken away again, or it would pile up.
-func TestADrainJobThatIsNeverBegunIsDeleted(t *testing.T) {
+// A job that River never fetched is deleted; otherwise such jobs would pile up.
+func TestUnstartedDrainJobIsDeleted(t *testing.T) {
 	b := setup(t)
 	b.onDrainInsert("before", `new.scheduled_at := now() + interval '1 hour';`)
 	d := b.counted(&counting{}, dispatcher.Limits{})
@@ -112,13 +112,13 @@ func TestADrainJobThatIsNeverBegunIsDeleted(t *testing.T) {
 	})
 }
 
-// A job that comes late goes on with the drain, so that River shows who drains; two never run.
-func TestADrainWithoutRiverGivesWayToRiversJob(t *testing.T) {
+// A late job takes over the drain, so River shows who drains. Two drains never run.
+func TestDrainWithoutRiverYieldsToRiversJob(t *testing.T) {
 	b := setup(t)
 	b.onDrainInsert("before", `new.scheduled_at := now() + interval '1 hour';`)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
-	d.SetShift(10 * time.Minute) // its end is not what lets the job in
+	d.SetShift(10 * time.Minute) // the shift does not end before the job starts
 	b.start(d)
 	b.insertMany("charge_card", 5)
 	b.untilFinished()
@@ -134,8 +134,8 @@ func TestADrainWithoutRiverGivesWayToRiversJob(t *testing.T) {
 	c.wantOnceEach(b, 10)
 }
 
-// An idle drain stands: new work needs no job.
-func TestAnIdleDrainStandsAndTakesNewWork(t *testing.T) {
+// An idle drain keeps running, so new work needs no job.
+func TestIdleDrainTakesNewWork(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -158,8 +158,8 @@ func TestAnIdleDrainStandsAndTakesNewWork(t *testing.T) {
 
 const stuckText = "nothing is claimed although it is due"
 
-// The last line: whatever keeps claims from ending is an alarm, said once, and is over by itself.
-func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
+// The last resort: if claims stop for any reason, the alarm is raised once, and ends by itself.
+func TestStuckClaimsRaiseTheAlarm(t *testing.T) {
 	for name, c := range map[string]struct {
 		block func(b *bundle) (release func())
 		says  string
@@ -186,7 +186,7 @@ func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
 			}
 			b.sweeps(d, 1500*time.Millisecond)
 			if n := strings.Count(b.logs.String(), stuckText); n != 1 {
-				t.Errorf("it was logged %d times, want once", n)
+				t.Errorf("the log has %d lines, want 1", n)
 			}
 			release()
 			b.untilFinished()
@@ -197,7 +197,7 @@ func TestClaimsThatDoNotEndAreAnAlarmUntilTheyDo(t *testing.T) {
 	}
 }
 
-func TestSweepsThatAreNotAnsweredAreAnAlarm(t *testing.T) {
+func TestUnansweredSweepsRaiseTheAlarm(t *testing.T) {
 	b := setup(t)
 	d := b.counted(&counting{}, dispatcher.Limits{})
 	d.SetAlarmAfter(time.Second)
@@ -210,8 +210,8 @@ func TestSweepsThatAreNotAnsweredAreAnAlarm(t *testing.T) {
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
-// What a person or a limit holds up is no alarm.
-func TestWhatIsHeldUpOnPurposeIsNoAlarm(t *testing.T) {
+// A pause or a limit raises no alarm.
+func TestIntendedWaitsRaiseNoAlarm(t *testing.T) {
 	for name, prepare := range map[string]func(b *bundle) dispatcher.Limits{
 		"paused": func(b *bundle) dispatcher.Limits {
 			b.exec(`insert into samekey.pauses (destination, paused_by, reason) values ('vendor', 'ann', 'tired')`)
@@ -237,15 +237,15 @@ func TestWhatIsHeldUpOnPurposeIsNoAlarm(t *testing.T) {
 			b.start(d)
 			b.sweeps(d, 5*time.Second)
 			if strings.Contains(b.logs.String(), stuckText) || d.Ready() != nil {
-				t.Errorf("it is taken for stuck: %v", d.Ready())
+				t.Errorf("it is reported as stuck: %v", d.Ready())
 			}
 			b.exec(`delete from samekey.outbox_queue where status = 'pending'`)
 		})
 	}
 }
 
-// Outcomes that locks of others hold up end all claims where there are too many of them: the alarm reports that too.
-func TestTooManyOutcomesThatAreHeldUpAreAnAlarm(t *testing.T) {
+// Too many outcomes that wait for locks stop all claims. The alarm reports that too.
+func TestTooManyDelayedOutcomesRaiseTheAlarm(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -262,9 +262,9 @@ func TestTooManyOutcomesThatAreHeldUpAreAnAlarm(t *testing.T) {
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
-// The claim of one action that takes long is not taken for a drain that does not run, of another: a drain claims from all
-// actions in turn when it begins, and here the first of them has nothing due.
-func TestTheAlarmNamesTheClaimThatHoldsUpOthers(t *testing.T) {
+// A slow claim of one action is not reported as a missing drain of another action. A drain begins with all actions in
+// turn, and here the first of them has nothing due.
+func TestAlarmNamesTheStuckClaim(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.dispatcher()

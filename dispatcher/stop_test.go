@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
+func TestStopFinishesCallsAndClaimsNothing(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
@@ -25,11 +25,11 @@ func TestAStopFinishesTheCallUnderWayAndClaimsNothingMore(t *testing.T) {
 	}
 	second := b.insert("charge_card")
 	r.end()
-	b.until("it is not ready any more", func() bool { return d.Ready() != nil })
+	b.until("it is no longer ready", func() bool { return d.Ready() != nil })
 	select {
 	case err := <-r.done:
-		t.Fatalf("Run returned %v with a call under way", err)
-	case <-time.After(100 * time.Millisecond): // long enough for a stop that does not wait
+		t.Fatalf("Run returned %v with a call in flight", err)
+	case <-time.After(100 * time.Millisecond): // a stop that does not wait returns by then
 	}
 	b.wantStatus(first, "leased")
 	b.vendor.Release()
@@ -71,7 +71,7 @@ func TestStopCancelsCallsPastStopTimeoutAndSettlesThem(t *testing.T) {
 	}
 }
 
-func TestHandlerThatIgnoresItsContextHoldsNoStopUp(t *testing.T) {
+func TestHandlerThatIgnoresItsContextDelaysNoStop(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.dispatcherOn(b.db.Pool, dispatcher.Config{StopTimeout: 50 * time.Millisecond})
@@ -87,7 +87,7 @@ func TestHandlerThatIgnoresItsContextHoldsNoStopUp(t *testing.T) {
 	}
 	g.wantCalls(b, 1)
 
-	// Its intent is taken over as from a killed worker.
+	// Its intent is taken over as after a kill.
 	other := b.dispatcher()
 	other.Destination("vendor", dispatcher.Limits{})
 	handle(other, "charge_card", policyOf(dispatcher.IdempotentWrite), g.handle)
@@ -95,7 +95,7 @@ func TestHandlerThatIgnoresItsContextHoldsNoStopUp(t *testing.T) {
 	g.wantCalls(b, 2)
 }
 
-func TestRunMayFollowRunAndASecondAtTheSameTimeIsRefused(t *testing.T) {
+func TestConcurrentRunIsRefused(t *testing.T) {
 	b := setup(t)
 	c := &counting{}
 	d := b.counted(c, dispatcher.Limits{})
@@ -105,7 +105,7 @@ func TestRunMayFollowRunAndASecondAtTheSameTimeIsRefused(t *testing.T) {
 			t.Errorf("a second Run returned %v", err)
 		}
 		if _, err := d.Drain(b.ctx); !errors.Is(err, dispatcher.ErrRunning) {
-			t.Errorf("a Drain beside a Run returned %v", err)
+			t.Errorf("a Drain during a Run returned %v", err)
 		}
 		b.insert("charge_card")
 		b.untilFinished()
@@ -116,7 +116,7 @@ func TestRunMayFollowRunAndASecondAtTheSameTimeIsRefused(t *testing.T) {
 	}
 }
 
-func TestRunWithMistakesReturnsThemAndClaimsNothing(t *testing.T) {
+func TestRunReturnsConfigErrors(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	handle(d, "charge_card", dispatcher.Policy{}, b.post)
@@ -128,7 +128,7 @@ func TestRunWithMistakesReturnsThemAndClaimsNothing(t *testing.T) {
 	}
 }
 
-func TestRunOnADatabaseWithoutOurTablesSaysWhatToDo(t *testing.T) {
+func TestRunWithoutTablesSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	on := samekeytest.NewEmptyDB(t)
 	d := dispatcher.New(on.Pool, nil)
@@ -140,7 +140,7 @@ func TestRunOnADatabaseWithoutOurTablesSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestADrainThatIsCancelledStopsAsRunDoes(t *testing.T) {
+func TestCancelledDrainStops(t *testing.T) {
 	b := setup(t)
 	d := b.handles(dispatcher.IdempotentWrite, nil)
 	b.vendor.Hold()
@@ -162,7 +162,7 @@ func TestADrainThatIsCancelledStopsAsRunDoes(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestADestinationsLimitHoldsOverItsActions(t *testing.T) {
+func TestActionsShareTheDestinationsLimit(t *testing.T) {
 	b := setup(t)
 	const limit = 3
 	d := b.dispatcher()
@@ -188,7 +188,7 @@ func TestADestinationsLimitHoldsOverItsActions(t *testing.T) {
 	b.wantCalls(20)
 }
 
-func TestBothActionsOfADestinationGetTheirTurn(t *testing.T) {
+func TestActionsOfADestinationTakeTurns(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	r := &recorder{}
@@ -211,11 +211,11 @@ func TestBothActionsOfADestinationGetTheirTurn(t *testing.T) {
 		}
 	}
 	if runs < 10 {
-		t.Errorf("the actions took turns %d times over 60 calls: one starves the other", runs)
+		t.Errorf("the actions took turns only %d times in 60 calls", runs)
 	}
 }
 
-func TestSlowCallHoldsUpNoOtherAndOutlivesItsShift(t *testing.T) {
+func TestSlowCallOutlivesItsShift(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite))

@@ -14,11 +14,11 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Endpoint is where a call goes, as it stood right before it.
+// Endpoint is where a call goes, as it was stored right before the call.
 type Endpoint struct {
 	Name    string
 	URL     string
-	Secrets Secrets // sign the call, each
+	Secrets Secrets // each of them signs the call
 }
 
 // Secrets are the texts that sign a call. Printed, logged or encoded they read "[secrets]".

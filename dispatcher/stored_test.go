@@ -18,7 +18,7 @@ import (
 	"github.com/samekey/samekey/outbox/endpoints"
 )
 
-// stored is the policy's part of calls to stored endpoints: each intent's part names one.
+// stored adds a stored endpoint, named by each intent's part.
 var storedByPart = withStoredEndpoint(func(call *dispatcher.Call) string { return call.Part })
 
 func storedPolicy(class dispatcher.Class) dispatcher.Policy {
@@ -27,7 +27,7 @@ func storedPolicy(class dispatcher.Class) dispatcher.Policy {
 	return p
 }
 
-// putEndpoint puts one of the destination "vendor".
+// putEndpoint puts an endpoint of the destination "vendor".
 func (b *bundle) putEndpoint(name, url string) {
 	b.Helper()
 	e := endpoints.Endpoint{Destination: "vendor", Name: name, URL: url, Secrets: []string{endpoints.NewSecret()}}
@@ -54,10 +54,10 @@ func (b *bundle) startEndpoint(name string) {
 
 func to(name string) func(*outbox.Intent) { return func(in *outbox.Intent) { in.Part = name } }
 
-// gone is a receiver's 410.
+// gone is a handler for a receiver's 410.
 var gone = dispatcher.Gone(dispatcher.Response{Code: "410"}).Because(errors.New("the receiver wants no more"))
 
-func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
+func TestCallUsesTheEndpointsCurrentURL(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	var seen []string
@@ -75,8 +75,9 @@ func TestACallGoesWhereItsEndpointIsRightBeforeIt(t *testing.T) {
 	}
 }
 
-// Both are claimed at once, and what a handler makes of its endpoint is not the other's, nor what is stopped.
-func TestACallHasItsEndpointForItself(t *testing.T) {
+// Both intents are claimed at once. If a handler changes its endpoint, the other call and the stopped endpoint do not
+// change.
+func TestCallsDoNotShareTheirEndpoint(t *testing.T) {
 	b := setup(t)
 	var mu sync.Mutex
 	calls := 0
@@ -97,11 +98,11 @@ func TestACallHasItsEndpointForItself(t *testing.T) {
 	b.insert("charge_card", to("to-1"))
 	b.expect(d, dispatcher.Summary{Dead: 2})
 	if calls != 2 || !b.endpoint("to-1").Stopped() {
-		t.Errorf("%d calls, and the endpoint that was called is stopped: %v", calls, b.endpoint("to-1").Stopped())
+		t.Errorf("%d calls, and the called endpoint is stopped: %v", calls, b.endpoint("to-1").Stopped())
 	}
 }
 
-func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
+func TestGoneStopsTheEndpoint(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.putEndpoint("to-2", "https://two.example")
@@ -122,13 +123,13 @@ func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Dead: 1, Delivered: 1})
 	b.wantHistory(second, "attempt:dead:endpoint_stopped")
 	if n := b.count(`select count(*) from samekey.outbox_queue where id = $1 and attempts_used = 0 and first_sent_at is null`, second); n != 1 || s.calls != 2 {
-		t.Errorf("%d calls, and what was not sent counts as sent", s.calls)
+		t.Errorf("%d calls, and unsent intents count as sent", s.calls)
 	}
 	if log := b.logs.String(); !strings.Contains(log, "is stopped") || strings.Contains(log, "to-1") || strings.Contains(log, "one.example") {
-		t.Error("the log tells nothing, or which endpoint")
+		t.Error("the log has no line, or names the endpoint")
 	}
 
-	// It is back: all that was not sent is sent, with the keys that it had.
+	// The endpoint is started again: all unsent intents are sent with their old keys.
 	s.next, s.keys = succeeding, nil
 	b.startEndpoint("to-1")
 	other := outbox.Filter{Status: outbox.StatusDead, Code: "endpoint_stopped", Part: "to-2"}
@@ -144,8 +145,8 @@ func TestAnEndpointThatWantsNoMoreIsStoppedAndNothingForItIsLost(t *testing.T) {
 	b.expect(d, delivered)
 }
 
-// An answer to a call that went out before a change says nothing of what is there now.
-func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
+// An answer to a call from before a change is not about the changed endpoint.
+func TestLate410DoesNotStopAChangedEndpoint(t *testing.T) {
 	for what, c := range map[string]struct {
 		change  func(b *bundle)
 		stopped bool
@@ -177,7 +178,7 @@ func TestA410ThatWasUnderWayDoesNotStopWhatWasChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// As of a worker that was killed between the stop and the end of the intent.
+// The worker was killed between the stop and the settle.
 func TestOrphanOfAStoppedEndpointIsNotSent(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{dispatcher.IdempotentWrite: "dead", dispatcher.NonIdempotentWrite: "parked"} {
 		t.Run(class.String(), func(t *testing.T) {
@@ -212,7 +213,7 @@ func (b *bundle) stopEndpoint(name string) {
 	}
 }
 
-func TestWhatAPersonStoppedKeepsTheirReason(t *testing.T) {
+func TestStoppedEndpointKeepsItsReason(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
 	b.insert("charge_card", to("to-1"))
@@ -226,7 +227,7 @@ func TestWhatAPersonStoppedKeepsTheirReason(t *testing.T) {
 	}
 }
 
-func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
+func TestMissingEndpointIsDeadUnsent(t *testing.T) {
 	for what, name := range map[string]func(*dispatcher.Call) string{
 		"not there":    func(*dispatcher.Call) string { return "to-1" },
 		"no name":      func(*dispatcher.Call) string { return "" },
@@ -252,8 +253,8 @@ func TestAnIntentWithoutItsEndpointIsNotSentAndNotLost(t *testing.T) {
 	}
 }
 
-// The database that does not tell where a call goes costs the intent nothing, sent or looked up.
-func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
+// If the endpoint cannot be read, the intent uses no attempt, whether it would be sent or looked up.
+func TestUnreadableEndpointUsesNoAttempt(t *testing.T) {
 	finds := 0
 	look := withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) {
 		finds++
@@ -277,17 +278,17 @@ func TestAnEndpointThatCannotBeReadCostsNothing(t *testing.T) {
 	b.elapse(time.Minute)
 	b.expect(d, dispatcher.Summary{Unknown: 1})
 	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'unknown' and attempts_used = 0`); n != 1 || finds != 0 {
-		t.Errorf("%d lookups, or it counts as looked up", finds)
+		t.Errorf("%d lookups, or it used an attempt", finds)
 	}
 	back()
-	b.stopEndpoint("to-1") // it is asked all the same what it has
+	b.stopEndpoint("to-1") // a lookup still asks it
 	b.elapse(time.Minute)
 	b.expect(d, delivered)
 	b.wantStatus(id, "delivered")
 }
 
-// At the rate, the 100 would take as many seconds.
-func TestWhatIsNotSentToAStoppedEndpointTakesNothingOfTheRate(t *testing.T) {
+// At this rate, the 100 intents would take 100 seconds.
+func TestStoppedEndpointTakesNoPermits(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Rate: 1, Burst: 1})
@@ -317,7 +318,7 @@ func TestStoredEndpointsNeedADeadline(t *testing.T) {
 	}
 }
 
-func TestACallIsPrintedWithoutTheSecretsOfItsEndpoint(t *testing.T) {
+func TestPrintedCallHasNoSecrets(t *testing.T) {
 	call := dispatcher.Call{ID: uuid.New(), Endpoint: &dispatcher.Endpoint{Name: "to-1", Secrets: dispatcher.Secrets{"whsec_1"}}}
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("", "endpoint", *call.Endpoint)

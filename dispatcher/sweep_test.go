@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// sweeping is another worker's sweep, whose own lock has been held for an hour.
+// sweeping returns the sweep of another worker, which has held its own lock for an hour.
 func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Helper()
 	d := New(on.Pool, &Config{Logger: slog.New(slog.DiscardHandler)})
@@ -33,7 +33,7 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	return newSweeper(n)
 }
 
-// withPolicy gives the action the times of its policy's defaults, such as a lease, as Check does.
+// withPolicy sets the action's times to the policy's defaults, such as the lease, as Check does.
 func withPolicy(n *worker) {
 	a := n.destinations.list[0].actions[0]
 	a.policy = a.declared.withDefaults()
@@ -46,7 +46,7 @@ func sweepOnce(t *testing.T, s *sweeper) {
 	}
 }
 
-// holder is who has the one intent leased, with how many lines in its history; 0: no worker has.
+// holder returns the worker that leases the only intent (0: none), and the number of lines in its history.
 func holder(t *testing.T, on *samekeytest.DB) (worker int32, lines int) {
 	t.Helper()
 	err := on.QueryRow(t.Context(), `select coalesce((select leased_by from samekey.outbox_queue), 0),
@@ -57,7 +57,7 @@ func holder(t *testing.T, on *samekeytest.DB) (worker int32, lines int) {
 	return worker, lines
 }
 
-// missingFor waits until the lock is gone, sweeps once, and then has the lock be missing for d already.
+// missingFor waits until the lock is gone, sweeps once, and then pretends that the lock has been missing for d.
 func missingFor(t *testing.T, on *samekeytest.DB, s *sweeper, worker int32, d time.Duration) {
 	t.Helper()
 	end(t, on, worker)
@@ -69,8 +69,8 @@ func missingFor(t *testing.T, on *samekeytest.DB, s *sweeper, worker int32, d ti
 	s.gone[worker] = since.Add(-d)
 }
 
-// A connection drops and is back before the second look: the worker keeps what it holds, and its call counts.
-func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
+// A connection drops and returns before the second look. The worker keeps its leases, and its call counts.
+func TestLockMissingOnceReleasesNothing(t *testing.T) {
 	on, n, _ := settling(t)
 	withPolicy(n)
 	calls := 0
@@ -82,12 +82,12 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 	c := claimOne(t, n)
 	missingFor(t, on, other, worker, 0)
 	if by, lines := holder(t, on); by != worker || lines != 0 {
-		t.Fatalf("after the first look %d holds it, with %d lines in the history; want %d, 0", by, lines, worker)
+		t.Fatalf("after the first look worker %d holds it, with %d lines in the history; want %d, 0", by, lines, worker)
 	}
 	reopened(t, n.session)
 	sweepOnce(t, other)
 	if by, lines := holder(t, on); by != worker || lines != 0 || len(other.gone) != 0 {
-		t.Fatalf("after its return %d holds it, with %d lines in the history, and %d are missing; want %d, 0, 0", by, lines, len(other.gone), worker)
+		t.Fatalf("after its return worker %d holds it, with %d lines in the history, and %d are missing; want %d, 0, 0", by, lines, len(other.gone), worker)
 	}
 	deliver(t, n, c)
 	if got := timeline(t, on); calls != 1 || got != "attempt:1:delivered" {
@@ -95,8 +95,8 @@ func TestALockThatIsMissingAtOneLookReleasesNothing(t *testing.T) {
 	}
 }
 
-// The two looks are what takes over, and only by a worker whose own lock was there all the time.
-func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
+// Only the second look takes over, and only by a worker that has held its own lock all the time.
+func TestLockMissingTwiceReleasesOnce(t *testing.T) {
 	on, n, _ := settling(t)
 	withPolicy(n)
 	other, worker := sweeping(t, on), n.session.id()
@@ -107,22 +107,22 @@ func TestALockThatIsMissingAtTwoLooksReleasesOnce(t *testing.T) {
 		other.worker.session.held.Store(&held)
 		sweepOnce(t, other)
 		if by, _ := holder(t, on); by != worker {
-			t.Errorf("it is released by a worker that has had its own lock for %v, where the other's is missing for a minute", own)
+			t.Errorf("it is released by a worker that has held its own lock for %v, while the other lock has been missing for a minute", own)
 		}
 	}
 	held := time.Now().Add(-time.Hour)
 	other.worker.session.held.Store(&held)
 	sweepOnce(t, other)
 	if by, lines := holder(t, on); by != 0 || lines != 1 {
-		t.Errorf("after the second look %d holds it, with %d lines in the history; want nobody, 1", by, lines)
+		t.Errorf("after the second look worker %d holds it, with %d lines in the history; want 0, 1", by, lines)
 	}
 }
 
-// The safety net of ordering keys looks through all of them, a page at a time.
-func TestTheLastOfManyOrderingKeysIsGivenAHead(t *testing.T) {
+// The sweep checks all ordering keys, one page at a time.
+func TestSweepPromotesAllHeadlessKeys(t *testing.T) {
 	on, n, _ := settling(t)
 	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
-		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // of each, one waits
+		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // one intent of each waits
 	mustExec(t, on, `delete from samekey.outbox_queue where status = 'pending' and ordering_key = to_char($1::int, 'FM00000')`, headsPage+1)
 	s := newSweeper(n)
 	for range 2 {

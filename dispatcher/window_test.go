@@ -13,7 +13,7 @@ import (
 // The margin before the end of the key window of 24 h: the timeout of 5 s, and 10 s.
 const lastSend = 24*time.Hour - 15*time.Second
 
-func TestJustInsideTheKeyWindowItIsSentAgain(t *testing.T) {
+func TestResendInsideTheKeyWindow(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.vendor.Next("500")
 	id := b.insert("charge_card")
@@ -24,7 +24,7 @@ func TestJustInsideTheKeyWindowItIsSentAgain(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
-func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
+func TestPastKeyWindowIsLookedUpNeverSent(t *testing.T) {
 	for name, c := range map[string]struct {
 		fault samekeytest.Fault
 		want  dispatcher.Summary
@@ -35,14 +35,14 @@ func TestPastTheKeyWindowItIsLookedUpAndNeverSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
-			d := b.handles(dispatcher.IdempotentWrite, nil, withLookup(b.lookUp))
+			d := b.handles(dispatcher.IdempotentWrite, nil, withLookup(b.lookup))
 			b.vendor.Next(c.fault)
 			id := b.insert("charge_card")
 			b.expect(d, retried)
 			b.elapse(lastSend + time.Second)
 			want := c.want
 			want.Unknown++
-			if c.want == parked { // absent is asked for twice
+			if c.want == parked { // absent needs two lookups
 				b.expect(d, dispatcher.Summary{Unknown: 2})
 				b.elapse(settling)
 				want = parked
@@ -68,7 +68,7 @@ func TestPastKeyWindowWithoutLookupIsParked(t *testing.T) {
 	b.expect(d, past)
 	b.wantCalls(1)
 
-	// Only a person's word that the vendor never saw the key begins a new window.
+	// Only a person who resolves it as not sent starts a new window.
 	if err := outbox.Resolve(b.ctx, b.db.Pool, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
 		t.Fatal(err)
 	}
@@ -91,13 +91,13 @@ func TestOutageLongerThanTheKeyWindowParksNothing(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Delivered: 5})
 }
 
-func TestTheKeyWindowCountsFromTheFirstSendAndNotFromTheLast(t *testing.T) {
+func TestKeyWindowCountsFromTheFirstSend(t *testing.T) {
 	b, d, s := scriptedSetup(t, policyOf(dispatcher.IdempotentWrite))
 	b.insert("charge_card")
 	s.next = failing(errors.New("reset"))
 	b.expect(d, retried)
 	b.elapse(12 * time.Hour)
-	s.next = answering(dispatcher.Unsent(nil)) // does not take back that the first may have been sent
+	s.next = answering(dispatcher.Unsent(nil)) // the first attempt may still have been sent
 	b.expect(d, retried)
 	b.elapse(13 * time.Hour)
 	b.expect(d, dispatcher.Summary{Unknown: 1, Parked: 1})
@@ -106,18 +106,18 @@ func TestTheKeyWindowCountsFromTheFirstSendAndNotFromTheLast(t *testing.T) {
 	}
 }
 
-func TestTheEndOfTheKeyWindowIsKeptInTheHistoryForThePrune(t *testing.T) {
+func TestHistoryKeepsTheEndOfTheKeyWindow(t *testing.T) {
 	b, d := classSetup(t, dispatcher.IdempotentWrite, nil)
 	b.insert("charge_card")
 	b.expect(d, delivered)
 	if n := b.count(`select count(*) from samekey.outbox_history where final_status is not null
 		and key_window_until between clock_timestamp() + interval '23 h 59 min' and clock_timestamp() + interval '24 h'`); n != 1 {
-		t.Error("the event that finished the intent does not say when the vendor forgets the key")
+		t.Error("the finishing event does not have the end of the key window")
 	}
 }
 
-// Somebody learns that the vendor forgets sooner than was thought, and corrects the policy: that counts for what waits too.
-func TestAKeyWindowThatIsCorrectedCountsForWhatWasSentBefore(t *testing.T) {
+// The vendor forgets keys sooner than the policy assumed. A corrected policy also applies to waiting intents.
+func TestCorrectedKeyWindowAppliesToEarlierSends(t *testing.T) {
 	for name, before := range map[string]time.Duration{"longer": 48 * time.Hour, "forever": dispatcher.Forever} {
 		t.Run(name, func(t *testing.T) {
 			p := policyOf(dispatcher.IdempotentWrite)

@@ -17,17 +17,17 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// workerEnv holds the settings of a worker in a process of its own: this test binary, started once more.
+// workerEnv holds the settings of a worker in its own process: this test binary, started again.
 const workerEnv = "SAMEKEY_TEST_WORKER"
 
 type workerSettings struct {
 	DSN, URL string
 	Class    dispatcher.Class
 	Timeout  time.Duration
-	Apply    bool // register an Apply, which never ends
+	Apply    bool // register an Apply that never ends
 }
 
-// workerMain delivers charge_card until it is killed, or its parent is gone.
+// workerMain delivers charge_card until it is killed or its parent ends.
 func workerMain() {
 	var s workerSettings
 	if err := json.Unmarshal([]byte(os.Getenv(workerEnv)), &s); err != nil {
@@ -61,7 +61,7 @@ type process struct {
 	cmd *exec.Cmd
 }
 
-// startWorker starts a worker that delivers charge_card, in a process of its own.
+// startWorker starts a process that delivers charge_card.
 func (b *bundle) startWorker(s workerSettings) *process {
 	b.Helper()
 	if s.DSN == "" {
@@ -86,7 +86,7 @@ func (b *bundle) startWorker(s workerSettings) *process {
 	return p
 }
 
-// kill ends the process with SIGKILL and waits until it is gone.
+// kill sends SIGKILL and waits until the process has ended.
 func (p *process) kill() {
 	if p.cmd.ProcessState == nil {
 		_ = p.cmd.Process.Kill()

@@ -15,7 +15,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// gate is a handler whose first calls wait until it is opened, whatever their context says; the rest go through.
+// gate is a handler whose first calls wait until it is released, and ignore their contexts. Later calls do not wait.
 type gate struct {
 	hold  int
 	began chan string // the delivery key of each call
@@ -46,7 +46,7 @@ func (g *gate) wantCalls(b *bundle, want int) {
 	}
 }
 
-// gated is a dispatcher whose charge_card goes through g.
+// gated returns a dispatcher whose charge_card goes through g.
 func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options ...option) *dispatcher.Dispatcher {
 	b.gates = append(b.gates, g)
 	d := b.dispatcherOn(pool, dispatcher.Config{})
@@ -55,7 +55,7 @@ func (b *bundle) gated(pool *pgxpool.Pool, g *gate, p dispatcher.Policy, options
 	return d
 }
 
-func TestAZombiesAnswerMatchesNothingAndIsKeptOnce(t *testing.T) {
+func TestZombieAnswerIsKeptOnce(t *testing.T) {
 	b := setup(t)
 	g := newGate(1)
 	d := b.gated(b.db.Pool, g, policyOf(dispatcher.IdempotentWrite))
@@ -69,14 +69,14 @@ func TestAZombiesAnswerMatchesNothingAndIsKeptOnce(t *testing.T) {
 	b.untilStatus(id, "delivered")
 	b.wantHistory(id, "orphaned:unknown:orphaned attempt:delivered:call-2")
 	g.release()
-	b.until("the late answer is kept", func() bool {
+	b.until("the late answer is recorded", func() bool {
 		return b.history(id) == "orphaned:unknown:orphaned attempt:delivered:call-2 late:delivered:call-1"
 	})
 	b.wantStatus(id, "delivered")
 	g.wantCalls(b, 2)
 }
 
-func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
+func TestLateAnswerResolvesUnknownOrParked(t *testing.T) {
 	for _, state := range []string{"unknown", "parked"} {
 		t.Run(state, func(t *testing.T) {
 			b := setup(t)
@@ -105,9 +105,9 @@ func TestALateAnswerResolvesWhatIsUnknownOrParkedAndApplyRuns(t *testing.T) {
 	}
 }
 
-// The claim waits for a lock for longer than the attempt may take: what the handler would send now could meet the
-// attempt of whoever takes the intent over.
-func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
+// The claim waits for a lock longer than the attempt may take. A send now could meet the attempt of a worker that takes
+// the intent over.
+func TestAttemptDeadlineCountsFromBeforeTheClaim(t *testing.T) {
 	b := setup(t)
 	p := policyOf(dispatcher.NonIdempotentWrite)
 	p.Timeout = time.Second
@@ -131,7 +131,7 @@ func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
 		return b.count(`select count(*) from pg_locks l join pg_stat_activity a using (pid)
 			where not l.granted and l.relation = 'samekey.outbox'::regclass and a.query like '%name: OutboxQueueClaim %'`) > 0
 	})
-	<-time.After(p.Timeout) // what is tested is time itself
+	<-time.After(p.Timeout) // the test needs this time to pass
 	if err := tx.Rollback(b.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestAnAttemptsTimeIsCountedFromBeforeItsClaim(t *testing.T) {
 	g.wantCalls(b, 1)
 }
 
-// cuttable is a pool that can be told to let no new connection through; those that it has stay.
+// cuttable returns a pool that can refuse new connections. Its open connections stay.
 func (b *bundle) cuttable() (pool *pgxpool.Pool, cut *atomic.Bool) {
 	b.Helper()
 	config, err := pgxpool.ParseConfig(b.db.DSN)
@@ -179,14 +179,14 @@ func (b *bundle) holdsLock(worker int32) bool {
 		and database = (select oid from pg_database where datname = current_database())`, worker) == 1
 }
 
-// sweeps waits until d has swept for so long.
+// sweeps waits until d has swept for that long.
 func (b *bundle) sweeps(d *dispatcher.Dispatcher, so time.Duration) {
 	b.Helper()
 	since := time.Now()
 	b.until("it has swept for a while", func() bool { return d.Swept().Sub(since) > so })
 }
 
-// lostLock has worker one call the vendor and lose its lock in mid-call, and worker two sweep.
+// lostLock makes worker one call the vendor and lose its lock during the call, while worker two sweeps.
 func lostLock(t *testing.T, class dispatcher.Class) (b *bundle, g *gate, one, two *dispatcher.Dispatcher, back func()) {
 	b = setup(t)
 	pool, cut := b.cuttable()
@@ -207,14 +207,14 @@ func lostLock(t *testing.T, class dispatcher.Class) (b *bundle, g *gate, one, tw
 		b.Helper()
 		worker := one.WorkerID()
 		cut.Store(false)
-		b.until("the worker is back", func() bool { return one.Ready() == nil })
+		b.until("the worker has its lock again", func() bool { return one.Ready() == nil })
 		if one.WorkerID() != worker || !b.holdsLock(worker) {
-			t.Errorf("the worker came back as %d, want %d, with its lock", one.WorkerID(), worker)
+			t.Errorf("the worker has the id %d, want %d with its lock", one.WorkerID(), worker)
 		}
 	}
 }
 
-func TestALostLockHasAReadSentAgainByAnotherWorker(t *testing.T) {
+func TestLostLockReadIsSentByAnother(t *testing.T) {
 	lostLockIsTakenOver(t, dispatcher.Read)
 }
 
@@ -230,7 +230,7 @@ func lostLockIsTakenOver(t *testing.T, class dispatcher.Class) {
 	b.untilFinished()
 	back()
 	g.release()
-	b.until("the first call's answer is kept", func() bool {
+	b.until("the first call's answer is recorded", func() bool {
 		return b.count(`select count(*) from samekey.outbox_history where event = 'late'`) == 1
 	})
 	g.wantCalls(b, 2)
@@ -259,7 +259,7 @@ func lostLockIsLeft(t *testing.T, class dispatcher.Class) {
 	}
 }
 
-func TestAWorkerWithoutItsLockClaimsNothingUntilItIsBack(t *testing.T) {
+func TestWorkerWithoutItsLockClaimsNothing(t *testing.T) {
 	b := setup(t)
 	pool, cut := b.cuttable()
 	g := newGate(0)
@@ -276,7 +276,7 @@ func TestAWorkerWithoutItsLockClaimsNothingUntilItIsBack(t *testing.T) {
 	g.wantCalls(b, 1)
 }
 
-func TestAWorkerAloneThatLosesItsLockSendsNothingTwice(t *testing.T) {
+func TestSingleWorkerThatLosesItsLockSendsOnce(t *testing.T) {
 	b := setup(t)
 	pool, cut := b.cuttable()
 	g := newGate(20)
@@ -286,13 +286,13 @@ func TestAWorkerAloneThatLosesItsLockSendsNothingTwice(t *testing.T) {
 	for range 20 {
 		wait(b, "twenty calls", g.began)
 	}
-	for range 2 { // away for some sweeps, back for some
+	for range 2 { // the lock is lost for some sweeps, and held for some
 		cut.Store(true)
 		b.loseLock(d.WorkerID())
 		b.until("the worker knows", func() bool { return d.Ready() != nil })
 		b.sweeps(d, 500*time.Millisecond)
 		cut.Store(false)
-		b.until("the worker is back", func() bool { return d.Ready() == nil })
+		b.until("the worker has its lock again", func() bool { return d.Ready() == nil })
 		b.sweeps(d, 300*time.Millisecond)
 	}
 	g.wantCalls(b, 20)

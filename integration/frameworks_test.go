@@ -543,7 +543,7 @@ func TestEchoHandlerThatFailsAfterItsAnswer(t *testing.T) {
 // The remaining tests show mistakes.
 
 // After a panic, echo.WrapMiddleware leaves the buffered response writer in echo's context. A Recover outside it then
-// writes an answer that nobody receives. The middleware has already answered 500.
+// writes an answer that is lost. The middleware has already answered 500.
 func TestEchoRecoverOutsideWrapMiddlewareCannotAnswer(t *testing.T) {
 	t.Parallel()
 	f := setup(t, nil).framework(func(keyed *httpkey.Middleware, c *counter) http.Handler {

@@ -96,7 +96,7 @@ func (w *worker) register(d *dispatcher.Dispatcher) {
 	}
 	delivery := dispatcher.Delivery[[]byte]{Policy: policy, Send: w.charge}
 	if w.Lookup {
-		delivery.Lookup = w.lookUp
+		delivery.Lookup = w.lookup
 	}
 	if w.Apply {
 		delivery.Apply = w.apply
@@ -147,7 +147,7 @@ func (w *worker) send(ctx context.Context, c *dispatcher.Call) (dispatcher.Outco
 	return dispatcher.Unknown(response), nil
 }
 
-func (w *worker) lookUp(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+func (w *worker) lookup(ctx context.Context, c *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, w.Vendor+"/lookup?key="+url.QueryEscape(c.DeliveryKey.String()), nil)
 	if err != nil {
 		return dispatcher.Outcome{}, err

@@ -1,7 +1,7 @@
 // Package outbox writes intents in your transactions, and lets people see and decide what happens to them.
 //
 // An intent (outbox message) states that an effect outside the database must happen if this transaction commits: charge a
-// card, send a mail, call a webhook. It exists exactly if the transaction commits. A worker (package dispatcher) then makes
+// card, send a mail, call a webhook. It exists if and only if the transaction commits. A worker (package dispatcher) then makes
 // the call. It retries with the same delivery key and the same bytes, until the intent is finished or rests in a state that
 // a person can see and act on. No intent is deleted before it is finished.
 //
@@ -84,7 +84,7 @@
 //	awaiting_approval -> pending                 Approve
 //	awaiting_approval -> (cancelled)             Reject, Cancel
 //	dead, parked      -> pending                 Redrive
-//	dead, parked      -> answered                Resolve; parked also by a late answer
+//	dead, parked      -> answered                Resolve, or a late answer
 //	dead, parked      -> (cancelled)             Cancel, if never sent or resolved as not sent
 //	pending, blocked  -> (cancelled)             Cancel, if never sent
 package outbox

@@ -15,7 +15,7 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 )
 
-// Insert writes an intent in the caller's transaction and returns its id. The intent exists exactly if the transaction
+// Insert writes an intent in the caller's transaction and returns its id. The intent exists if and only if the transaction
 // commits. For an action that is declared with [NewAction], [Action.Insert] is shorter.
 //
 // Inserting the same key, action, part and payload again changes nothing and returns the first id; the other fields are not

@@ -38,9 +38,9 @@ func (t Target) check() error {
 }
 
 // Pause stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
-// second. Running calls go on to their end, with their Apply. Due intents wait, spend no attempt, and are delivered after
-// [Resume]; their deadlines and key windows keep running. A zero until pauses until [Resume]. Another until must be in the
-// future, and ends the pause by itself.
+// second. Running calls go on to their end, with their Apply. Due intents wait, use no attempt, and are delivered after
+// [Resume]; their deadlines and key windows keep running. If until is zero, the pause lasts until [Resume]. Otherwise until
+// must be in the future, and the pause ends at that time.
 //
 // The pause is stored in the database and survives restarts. Pause does not check that the destination exists, so you can
 // pause it before its first worker starts. [ErrPaused] means that the target is paused already.

@@ -338,7 +338,7 @@ func TestGetShowsWhatWasSent(t *testing.T) {
 	on := newGuardedDB(t)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
 	if sent := get(t, on, id).Sent; sent.CarriedKey != "" || !sent.At.IsZero() {
-		t.Errorf("nothing was fixed: %+v", sent)
+		t.Errorf("no request was stored: %+v", sent)
 	}
 	_, err := on.Exec(t.Context(), `insert into samekey.outbox_sends (intent_id, carried_key, request_type, request, message_id) values ($1, 'k25', 'http', 'POST /', '<m@x>')`, id)
 	if err != nil {

@@ -34,8 +34,8 @@ type Entry struct {
 	// RequestedBy is the actor who cannot approve it.
 	RequestedBy string
 
-	// Sent is what was fixed before the first attempt; from Get only. It is zero if only the payload and the delivery key
-	// were.
+	// Sent is the request that was stored before the first attempt; from Get only. It is zero if each attempt sends the
+	// payload as it is, under the plain delivery key.
 	Sent Sent
 
 	// Status is empty if an unfinished intent lost its row in the queue. A worker's reconcile restores the row.
@@ -47,16 +47,16 @@ type Entry struct {
 	// Code is the code of the last outcome, such as "503" or "timeout".
 	Code string
 
-	// Attempt is the number of the last claim, lookup or decision by a person. Spent is how many count against the policy's
-	// attempts. Both are 0 for a finished intent: see History.
-	Attempt, Spent int
+	// Attempt is the number of the last claim, lookup or decision by a person. AttemptsUsed is how many count against the
+	// policy's attempts. Both are 0 for a finished intent: see History.
+	Attempt, AttemptsUsed int
 
-	FirstSentAt time.Time // when the vendor may first have received the delivery key
-	WindowEnds  time.Time // when the vendor may forget the delivery key; zero for never
-	Worker      int       // the worker that holds it now, samekey.workers.id
-	LeaseUntil  time.Time // when the worker's lease ends
-	ApprovedAt  time.Time
-	FinishedAt  time.Time
+	FirstSentAt    time.Time // when the vendor may first have received the delivery key
+	KeyWindowUntil time.Time // when the vendor may forget the delivery key; zero for never
+	Worker         int       // the worker that holds it now, samekey.workers.id
+	LeaseUntil     time.Time // when the worker's lease ends
+	ApprovedAt     time.Time
+	FinishedAt     time.Time
 
 	// History is what happened, in order; from Get only.
 	History []Event
@@ -135,8 +135,8 @@ func entry(r db.OutboxEntriesRow) Entry {
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
 		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
-		Attempt: int(orZero(r.Attempt)), Spent: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
-		WindowEnds: orZero(r.KeyWindowUntil), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
+		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
+		KeyWindowUntil: orZero(r.KeyWindowUntil), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
 	}
 	if e.Deadline.IsZero() {

@@ -84,7 +84,7 @@ const (
 )
 
 func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context, samekey.Tx) (answer, error)) (ans answer, err error) {
-	found, began, locked, err := m.lookUp(ctx, tx)
+	found, began, locked, err := m.openInTx(ctx, tx)
 	if err != nil {
 		return answer{}, m.doError("look up", err)
 	}
@@ -202,8 +202,8 @@ func (m *memory) doError(verb string, err error) error {
 	return fmt.Errorf("processed: Do: %s: key:%s: %w%s", verb, m.key.Hash(), keyed.Named(err), advice(err))
 }
 
-// lookUp takes the lock, looks for the record and opens the savepoint. It is Do's form of open.
-func (m *memory) lookUp(ctx context.Context, tx samekey.Tx) (found *db.ProcessedEventsFindRow, began time.Time, locked bool, err error) {
+// openInTx takes the lock, looks for the record and opens the savepoint. It is Do's form of open.
+func (m *memory) openInTx(ctx context.Context, tx samekey.Tx) (found *db.ProcessedEventsFindRow, began time.Time, locked bool, err error) {
 	lock, args := m.tryLock(ctx)
 	if sender, ok := tx.(batcher); ok {
 		batch := &pgx.Batch{}

@@ -20,7 +20,7 @@ import (
 // declined" or "the seat is taken". Make one with [Fail]. [Run] and [Do] return it as their error, the first time and
 // at each replay. Find it with errors.As.
 //
-// After [Do], commit all the same: the caller's commit stores the failure, and everything else that the function wrote
+// After [Do], commit nevertheless: the caller's commit stores the failure, and everything else that the function wrote
 // is already undone. If the caller rolls back, nothing is stored and the next attempt does the request again.
 //
 // A function that returns the Failure of a nested request (Do inside it) fails with that Failure itself: everything it

@@ -51,11 +51,11 @@ type Statement struct {
 //
 // After a database error the transaction is aborted and can only be rolled back. The errors:
 //
-//   - [SafeToRetry]: transactions got in each other's way (SQLSTATE 40001, 40P01, 55P03). Under RepeatableRead and
+//   - [SafeToRetry]: transactions conflicted (SQLSTATE 40001, 40P01, 55P03). Under RepeatableRead and
 //     Serializable this includes a row committed by a transaction that this one cannot see. Roll back, and run the
 //     whole transaction again. In Run, return the error: after 40001 and 40P01 Run calls the function again.
 //   - SQLSTATE 23505: create violated another unique constraint than the one in its ON CONFLICT. The row is no
-//     duplicate by the natural key; what it is instead is for the caller to say.
+//     duplicate by the natural key; the caller must decide what it is.
 //   - create inserted a row that find does not select: roll back. The row has a NULL in its key, which equals no other
 //     NULL, or another key than find asks for. Both would create a row at each call. Declare the key's columns NOT
 //     NULL, or the constraint NULLS NOT DISTINCT with IS NOT DISTINCT FROM in find.

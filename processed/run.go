@@ -44,7 +44,7 @@ const (
 //     is stored. The first caller gets the value decoded from its JSON, exactly as every replay does. That costs five
 //     to nine times the encoding: 40 to 150 microseconds for 1 KB on a busy machine. []byte and json.RawMessage avoid
 //     it.
-//   - If a statement of fn failed and fn returns nil all the same, the error is [ErrAborted].
+//   - If a statement of fn failed and fn returns nil nevertheless, the error is [ErrAborted].
 //   - If a goroutine is still in a statement when fn returns, the error is [ErrAborted] and the connection is broken. A
 //     statement that comes later gets pgx.ErrTxClosed.
 //   - If the connection is lost during COMMIT, Run takes the key's lock, which that transaction holds until it has

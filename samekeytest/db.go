@@ -25,10 +25,11 @@ const databaseVariable = "SAMEKEY_TEST_DATABASE_URL"
 
 const advice = databaseVariable + ` is not set: these tests need a Postgres server.
 
-  make test                       starts one for the whole run, and stops it at the end
-  ` + databaseVariable + `=...   any Postgres 14 or later, and a role that may create databases, such as
-      docker run --rm -e POSTGRES_PASSWORD=postgres -p 127.0.0.1:54329:5432 postgres:17
-      export ` + databaseVariable + `=postgres://postgres:postgres@127.0.0.1:54329/postgres`
+Set it to the URL of any Postgres 14 or later, and of a role that may create databases, such as
+  docker run --rm -e POSTGRES_PASSWORD=postgres -p 127.0.0.1:54329:5432 postgres:17
+  export ` + databaseVariable + `=postgres://postgres:postgres@127.0.0.1:54329/postgres
+
+In samekey's own repository, "make test" starts a server for the whole run, and stops it at the end.`
 
 // patience limits each step on the server. A database takes about 50 ms; only an overloaded or lost server takes longer.
 const patience = 60 * time.Second

@@ -75,10 +75,11 @@ func (c *config) names() string {
 // explain adds a mistake with the file's names and line, unless it follows from a value that could not be read.
 func (r *reader) explain(err *dispatcher.ConfigError, at entry) {
 	path := at.path
+	follows := slices.ContainsFunc(r.unread, func(unread string) bool { return within(path, unread) })
 	if err.Field != "" {
 		path = join(at.path, fileName(err.Field))
+		follows = r.failed(path)
 	}
-	follows := r.failed(path)
 	reason := err.ReasonIn(func(goName string) string {
 		name := fileName(goName)
 		follows = follows || r.failed(join(at.path, name))

@@ -26,7 +26,8 @@ type config struct {
 
 type destination struct {
 	httpvendor.Destination
-	preset string // its name in the file
+	preset string        // its name in the file
+	window time.Duration // the preset's key window; zero: the preset has none
 	at     entry
 	client *httpvendor.Client
 }
@@ -112,7 +113,7 @@ func (c *config) readWorker(r *reader, at entry) {
 
 func readDestination(r *reader, at entry) *destination {
 	preset, made := readPreset(r, at)
-	dest := &destination{Destination: made, preset: preset, at: at}
+	dest := &destination{Destination: made, preset: preset, window: made.Vendor.Window, at: at}
 	presetRules := dest.Rules // come after the file's own, which are numbered in mistakes
 	dest.Name, dest.Rules = at.name, nil
 	secret := func(e entry) string {
@@ -283,7 +284,7 @@ func readRate(r *reader, e entry) float64 {
 	}
 	n, err := strconv.ParseFloat(m[1], 64)
 	if err != nil || n == 0 {
-		r.fail(e, "%q is not more than 0", text)
+		r.fail(e, "%s must be greater than 0", text)
 	}
 	return n / map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[m[2]]
 }

@@ -169,7 +169,7 @@ extra: 1
 FILE:1: worker.stop_timeout: "5" is not a duration such as 500ms, 20s, 24h or 7d
 FILE:1: worker.sweep_interval: 2h is outside the range 10ms to 1m
 FILE:4: destinations.stripe.url: must begin with https:// or http://
-FILE:5: destinations.stripe.key.heder: unknown field: use one of alphabet, field, header, max_length, quoted
+FILE:5: destinations.stripe.key.heder: unknown field: did you mean "header"?
 FILE:6: destinations.stripe.headers.Authorization: environment variable NOPE is not set or empty
 FILE:6: destinations.stripe.headers.A: a $ must be ${env:NAME}, ${file:/path}, or $$ for a $
 FILE:6: destinations.stripe.headers.B: open DIR/no/such: no such file or directory
@@ -186,7 +186,7 @@ FILE:15: actions.charge_card.timeout: 2h is outside the range 100ms to 1h
 FILE:16: actions.charge_card.lease: "3" is not a duration such as 500ms, 20s, 24h or 7d
 FILE:18: actions.charge_card.refused[2]: use statuses and ranges of them, such as 200-299, 404
 FILE:20: actions.charge_card.colour: unknown field: use one of accepted, attempts, backoff, body, class, completion_time, deadline, delivered, destination, headers, key_window, lease, lookup, max_backoff, ordering, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
-FILE:21: actions.a.key_window: missing: say for how long the vendor remembers a key (forever is a value); its destination does not say it
+FILE:21: actions.a.key_window: missing: set how long the vendor remembers a key (forever is a value), here or for its destination
 FILE:22: actions.b: empty
 FILE:23: actions.c.lease: 1s must be longer than timeout (30s) by at least 100ms
 FILE:23: actions.c.key_window: not allowed for read: only an idempotent_write has one
@@ -198,12 +198,13 @@ func TestFilesThatAreNotConfigurations(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                             ":1: the file is empty",
 		"# nothing\n":                  ":1: the file is empty",
-		"a: [1\nb: 2":                  ":2: ",
+		"a: [1\nb: 2":                  ":2: is not valid YAML: ",
 		"just text":                    "must be a mapping",
 		"[1, 2]":                       "must be a mapping",
 		"destinations: {}\n---\na: 1":  ":3: a second document",
 		"destinations:\n":              ":1: destinations: empty",
 		"destinations: {}\n":           ":1: actions: missing",
+		"a:\n\tb: 1\n":                 ":2: is not valid YAML: indent with spaces, not with tabs",
 		"x: &a 1\n":                    ":1: x: unknown field",
 		"destinations: &a {}\n":        ":1: destinations: must be a mapping",
 		"destinations: {s: {<<: {}}}":  "<< is not supported",
@@ -272,7 +273,7 @@ func TestKubernetesFileLoadsAndHasTimeToStop(t *testing.T) {
 	if _, err := fmt.Sscan(after, &grace); err != nil {
 		t.Fatal(err)
 	}
-	// StopTimeout's default; a claim under way; River's end, calls that are cancelled, the last settles.
+	// The default StopTimeout, a running claim, River's end, cancelled calls, and the last settles.
 	if want := 20 + 10 + 3*5; grace < want {
 		t.Errorf("terminationGracePeriodSeconds is %d, want %d", grace, want)
 	}

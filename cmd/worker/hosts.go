@@ -37,9 +37,16 @@ func presetOf(address string) string {
 }
 
 // warn adds a warning for each destination that calls a known vendor without the vendor's preset. That is allowed, but
-// the worker then judges answers by the general rules only, and sends JSON to a vendor that may want forms.
+// the worker then judges answers by the general rules only, and sends JSON to a vendor that may want forms. It also
+// adds one for each key window that is longer than the preset's.
 func (c *config) warn(r *reader) {
 	for _, dest := range c.destinations {
+		if dest.window > 0 && dest.Vendor.Window > dest.window {
+			path := join(dest.at.path, "key_window")
+			c.warnings = append(c.warnings, fmt.Sprintf("%s:%d: %s is longer than the %.0f h of the preset. If the vendor forgets keys earlier "+
+				"than the file states, a repeated call has a second effect. Leave the field out unless your account has a longer window",
+				r.file, r.lineOf(path, dest.at.line), path, dest.window.Hours()))
+		}
 		want := presetOf(dest.URL)
 		if want == "" || dest.preset == want || dest.preset == noPreset {
 			continue

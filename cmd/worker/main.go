@@ -165,12 +165,15 @@ flags:
 `
 
 func (m *worker) config(args []string) int {
-	if len(args) == 0 || args[0] != "check" {
-		m.print(m.stderr, checkUsage)
-		return mistaken
-	}
 	set := flag.NewFlagSet("worker config check", flag.ContinueOnError)
 	file := m.configFlag(set)
+	if len(args) == 0 || args[0] != "check" {
+		if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+			m.print(m.stderr, fmt.Sprintf("worker: unknown command %q\n\n", "config "+args[0]))
+		}
+		_, _ = m.flags(set, checkUsage, []string{"-h"}) // prints the usage
+		return mistaken
+	}
 	if code, done := m.flags(set, checkUsage, args[1:]); done {
 		return code
 	}

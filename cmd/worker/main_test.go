@@ -212,7 +212,7 @@ func TestUnknownCommandsPrintTheUsage(t *testing.T) {
 		code int
 		says string
 	}{
-		{"", 2, "usage"}, {"help", 0, "usage"}, {"-h", 0, "usage"}, {"start", 2, `unknown command "start"`}, {"config", 2, "usage"},
+		{"", 2, "usage"}, {"help", 0, "usage"}, {"-h", 0, "usage"}, {"start", 2, `unknown command "start"`}, {"config", 2, "usage"}, {"config chek", 2, `unknown command "config chek"`},
 		{"config show", 2, "usage"}, {"run -x", 2, "flag provided but not defined"}, {"run now", 2, `unexpected argument "now"`},
 		{"run -h", 0, "LISTEN_ADDR"}, {"migrate -h", 0, "app-role"}, {"config check -h", 0, "usage"}, {"version", 0, "worker"},
 	} {

@@ -67,7 +67,7 @@ actions:
   charge_card: {destination: vendor, request: POST /v1/charges, class: idempotent_write, timeout: 20s, refused: [402]}
 `
 
-func TestTheWorkerDeliversWhatItsFileNames(t *testing.T) {
+func TestWorkerDeliversTheFilesActions(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	insert(t, db, "charge_card", 20)
 	vendor.Next(samekeytest.FaultLoseAnswer, "500_after", "402")
@@ -114,7 +114,7 @@ func TestSignalFinishesTheCall(t *testing.T) {
 	}
 }
 
-func TestACallThatOutlastsTheStopIsRecordedInTime(t *testing.T) {
+func TestCallPastTheStopTimeoutIsRecorded(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	vendor.Hold()
 	insert(t, db, "charge_card", 2)
@@ -136,7 +136,7 @@ func TestACallThatOutlastsTheStopIsRecordedInTime(t *testing.T) {
 	}
 }
 
-func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
+func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	vendor.Hold()
 	insert(t, db, "charge_card", 1)
@@ -174,7 +174,7 @@ func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 }
 
 // As under nohup.
-func TestAnIgnoredSIGHUPStaysIgnored(t *testing.T) {
+func TestIgnoredSIGHUPStaysIgnored(t *testing.T) {
 	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
 	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL))
 	p := startCommand(t, environment(db), exec.Command("/bin/sh", "-c", `trap "" HUP; exec "$0" run -config "$1"`, binary, config))
@@ -189,7 +189,7 @@ func TestAnIgnoredSIGHUPStaysIgnored(t *testing.T) {
 }
 
 // Case 22, from end to end: the vendor echoes what it was sent, refuses, or cannot be reached.
-func TestASecretIsInNoRowAndNoLog(t *testing.T) {
+func TestSecretsAreInNoRowAndNoLog(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -257,7 +257,7 @@ actions:
 	if !strings.Contains(rows, "[redacted]") || !strings.Contains(rows, "connection refused") {
 		t.Errorf("the test is void: %s", rows)
 	}
-	secrets["FILE"] = "secret-in-file" // also a part of the action's own
+	secrets["FILE"] = "secret-in-file" // the action's secret contains it
 	for _, secret := range secrets {
 		if strings.Contains(rows, secret) {
 			t.Errorf("%q is in the history: %s", secret, rows)
@@ -326,7 +326,7 @@ func TestMissingDatabaseURLReportsAllMistakes(t *testing.T) {
 	}
 }
 
-func TestASchemaThatIsTooOldGivesAdvice(t *testing.T) {
+func TestOldSchemaGivesAdvice(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, "http://127.0.0.1:1"))
 	p := start(t, environment(db), "run", "-config", config)
@@ -349,7 +349,7 @@ func TestASchemaThatIsTooOldGivesAdvice(t *testing.T) {
 
 // After a switchover by logical replication a worker could not record what it
 // does: it does not start until `worker migrate` has run.
-func TestAWorkerDoesNotStartWithResetSequences(t *testing.T) {
+func TestWorkerRefusesResetSequences(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	_, err := db.Exec(t.Context(), `insert into samekey.outbox_history (intent_id, event) values (gen_random_uuid(), 'restored')`)
 	if err == nil {
@@ -391,7 +391,7 @@ func TestMigrateForAToolNeedsAToolAndAFolder(t *testing.T) {
 		}
 		return stdout
 	}
-	// Behind what is there, in the width of what is there.
+	// The file is added after the existing ones, with their number of digits.
 	if err := os.WriteFile(filepath.Join(dir, "20261130083000_own.sql"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

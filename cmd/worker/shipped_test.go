@@ -21,8 +21,8 @@ import (
 type fakeStripe struct {
 	mu      sync.Mutex
 	charges map[string]url.Values // by key
-	refused []string              // why a call was not taken
-	lose    int                   // answers to charges that are cut off
+	refused []string              // why a call was refused
+	lose    int                   // how many answers to charges are cut off
 }
 
 func startFakeStripe(t *testing.T) (*fakeStripe, *httptest.Server) {
@@ -136,6 +136,17 @@ func TestShippedFilesDeliver(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestWindowLongerThanThePresetsIsAWarning(t *testing.T) {
+	for window, warned := range map[string]bool{"30d": true, "forever": true, "24h": false, "1h": false} {
+		file := writeFile(t, "worker.yaml", "destinations:\n  pay:\n    preset: stripe\n    url: https://api.stripe.com\n    key_window: "+window+
+			"\nactions:\n  ask: {destination: pay, request: GET /, class: read}\n")
+		code, _, stderr := call(nil, "config", "check", "-config", file)
+		if want := "warning: " + file + ":5: destinations.pay.key_window is longer than the 24 h of the preset"; code != 0 || strings.HasPrefix(stderr, want) != warned {
+			t.Errorf("%s: %d %q", window, code, stderr)
+		}
 	}
 }
 

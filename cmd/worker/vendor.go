@@ -164,7 +164,8 @@ func readRules(r *reader, e entry, outcomes map[string]outcome) (rules []httpven
 	return rules
 }
 
-// readLookup reads a lookup: with rules, or with list and field, which make the rules for a log of what was sent.
+// readLookup reads a lookup: with rules, or with list and field, which make the rules for an answer that lists what was
+// sent.
 func readLookup(r *reader, e entry) *httpvendor.Lookup {
 	lookup := &httpvendor.Lookup{}
 	var list, field string
@@ -177,7 +178,7 @@ func readLookup(r *reader, e entry) *httpvendor.Lookup {
 	})
 	switch {
 	case has["list"] != has["field"]:
-		r.fail(e, "has only one of list and field: together they say where the key is in a log of what was sent")
+		r.fail(e, "has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements")
 	case list != "":
 		lookup.Rules = append(lookup.Rules, httpvendor.SentLog(lookup.Request, list, field).Rules...)
 	}

@@ -256,8 +256,8 @@ FILE:46: actions.two.body.format: missing: a body with template or fields is jso
 FILE:49: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act
 FILE:54: actions.three.key_window: 2h is longer than the vendor remembers a key, 1h
 FILE:59: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
-FILE:60: actions.three.accepted: has a status that is also in delivered
-FILE:66: actions.four.lookup: has only one of list and field: together they say where the key is in a log of what was sent
+FILE:60: actions.three.accepted: 200 is also in delivered
+FILE:66: actions.four.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
 `)
 }
 
@@ -289,9 +289,29 @@ FILE:10: destinations.b.break_delay: "1" is not a duration such as 500ms, 20s, 2
 FILE:10: destinations.b.key.name: unknown field: use one of alphabet, field, header, max_length, quoted
 FILE:14: actions.window.class: "once" is not one of idempotent_write, irreversible_write, non_idempotent_write, read
 FILE:15: actions.lease.timeout: "long" is not a duration such as 500ms, 20s, 24h or 7d
-FILE:15: actions.lease.lookup: has only one of list and field: together they say where the key is in a log of what was sent
+FILE:15: actions.lease.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
 FILE:16: actions.window2.key_window: "1" is not a duration such as 500ms, 20s, 24h or 7d
 FILE:17: actions.nowhere.destination: "c" is not one of the destinations (a, b)
+`)
+}
+
+// A misspelled field is not reported as missing too. A bad name is reported although the rest cannot be read.
+func TestMisspelledFieldIsOneMistake(t *testing.T) {
+	c, err := loadText(t, `
+destinations:
+  a: {presett: none, url: "https://a.example"}
+  B b: {preset: nothing, url: "https://b.example"}
+actions:
+  one: {destinatio: a, clas: read, request: GET /, key_windw: 1h, xx: 1}
+`, nil)
+	wantMistakes(t, c, err, `
+FILE:3: destinations.a.presett: unknown field: did you mean "preset"?
+FILE:4: destinations.B b.preset: "nothing" is not one of adyen, checkout, generic, mail, none, paypal, resend, square, stripe, webhooks
+FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"
+FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
+FILE:6: actions.one.clas: unknown field: did you mean "class"?
+FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
+FILE:6: actions.one.xx: unknown field: use one of accepted, attempts, backoff, body, class, completion_time, deadline, delivered, destination, headers, key_window, lease, lookup, max_backoff, ordering, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
 `)
 }
 

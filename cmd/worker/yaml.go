@@ -82,9 +82,9 @@ func (r *reader) parse(data []byte) ast.Node {
 	if err != nil {
 		var syntax *yaml.SyntaxError
 		if errors.As(err, &syntax) {
-			r.mistake(syntax.Token.Position.Line, "", "%s", syntax.Message)
+			r.mistake(syntax.Token.Position.Line, "", "%s", syntaxMistake(syntax.Message))
 		} else {
-			r.mistake(1, "", "not YAML")
+			r.mistake(1, "", "is not valid YAML")
 		}
 		return nil
 	}
@@ -103,6 +103,14 @@ func (r *reader) parse(data []byte) ast.Node {
 	}
 	r.mistake(bodies[1].GetToken().Position.Line, "", "a second document: the file must have one")
 	return nil
+}
+
+// syntaxMistake returns what to say about a syntax error, given the parser's message.
+func syntaxMistake(message string) string {
+	if strings.Contains(message, "'\t'") {
+		return "is not valid YAML: indent with spaces, not with tabs"
+	}
+	return "is not valid YAML: " + message
 }
 
 // entries are the members of a mapping, without repeated ones.
@@ -148,13 +156,54 @@ func (r *reader) fields(at entry, known map[string]func(entry)) (has map[string]
 	for _, e := range r.entries(at) {
 		set := known[e.name]
 		if set == nil {
-			r.fail(e, "unknown field: use one of %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+			names := slices.Sorted(maps.Keys(known))
+			if near := nearest(e.name, names); near != "" {
+				r.fail(e, "unknown field: did you mean %q?", near)
+				r.unread = append(r.unread, join(at.path, near)) // that it is missing follows
+			} else {
+				r.fail(e, "unknown field: use one of %s", strings.Join(names, ", "))
+			}
 			continue
 		}
 		has[e.name] = true
 		set(e)
 	}
 	return has
+}
+
+// nearest returns the name that differs from the given one by a typing mistake, or "".
+func nearest(name string, names []string) (near string) {
+	least := 2 // edits; fewer in a short name, where two edits make another word
+	if len(name) < 5 {
+		least = 1
+	}
+	for _, known := range names {
+		if n := edits(name, known); n <= least {
+			near, least = known, n-1
+		}
+	}
+	return near
+}
+
+// edits returns how many bytes must be inserted, removed or replaced to make b of a.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
 }
 
 func join(path, name string) string {
@@ -281,7 +330,7 @@ func (r *reader) duration(e entry) time.Duration {
 	case err != nil:
 		r.fail(e, "%q is not a duration such as 500ms, 20s, 24h or 7d", text)
 	case d <= 0:
-		r.fail(e, "%s is not more than 0", text)
+		r.fail(e, "%s must be greater than 0", text)
 	}
 	return max(d, 0)
 }

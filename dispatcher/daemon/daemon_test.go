@@ -64,7 +64,7 @@ func TestMistakesAreConfigErrors(t *testing.T) {
 	err := Run(t.Context(), o)
 	var config *ConfigError
 	if !errors.As(err, &config) {
-		t.Fatalf("%v is no ConfigError", err)
+		t.Fatalf("%v is not a ConfigError", err)
 	}
 	for _, want := range []string{"LOG_LEVEL", "DATABASE_URL", "worker.yaml:7: no"} {
 		if !strings.Contains(err.Error(), want) {
@@ -141,7 +141,7 @@ func TestRunWithoutProbes(t *testing.T) {
 	}
 }
 
-// net/http prints what it finds unasked on an idle connection.
+// net/http logs unsolicited data on an idle connection.
 func TestVendorsBytesStayOutOfTheLog(t *testing.T) {
 	o, out := options(nil)
 	logger, err := newLogger(o)
@@ -168,7 +168,7 @@ func waitFor(t *testing.T, out *output, text string) (line string) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("the log does not say %q: %s", text, out)
+			t.Fatalf("the log does not have %q: %s", text, out)
 		}
 	}
 }

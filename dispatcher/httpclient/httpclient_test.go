@@ -43,7 +43,7 @@ func newClient(t *testing.T, transport *http.Transport) *http.Client {
 	return client
 }
 
-// counted is a server that counts its requests.
+// counted starts a server that counts its requests.
 func counted(t *testing.T, handle http.HandlerFunc) (server *httptest.Server, requests *atomic.Int32) {
 	t.Helper()
 	requests = new(atomic.Int32)
@@ -64,7 +64,7 @@ func wantRequests(t *testing.T, requests *atomic.Int32, want int32) {
 	}
 }
 
-// attempt is the context of one, as the dispatcher makes it.
+// attempt returns an attempt's context, as the dispatcher makes it.
 func attempt(t *testing.T, a *wire.Attempt, timeout time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -86,11 +86,11 @@ func send(ctx context.Context, client *http.Client, method, url string, body []b
 	return response, err
 }
 
-func TestNothingIsSentPastTheDeadlineOrTheHandlersReturn(t *testing.T) {
+func TestNothingIsSentAfterDeadlineOrReturn(t *testing.T) {
 	server, requests := counted(t, nil)
 	client := newClient(t, nil)
 	late := new(wire.Attempt)
-	deaf := context.WithoutCancel(attempt(t, late, 0)) // no timer stops it
+	deaf := context.WithoutCancel(attempt(t, late, 0)) // no timer ends it
 	if _, err := send(deaf, client, http.MethodPost, server.URL, nil); !errors.Is(err, wire.ErrLate) {
 		t.Errorf("past the deadline: %v", err)
 	}
@@ -103,7 +103,7 @@ func TestNothingIsSentPastTheDeadlineOrTheHandlersReturn(t *testing.T) {
 	wantRequests(t, requests, 0)
 }
 
-func TestARequestWithoutAnAttemptIsRefused(t *testing.T) {
+func TestRequestWithoutAnAttemptIsRefused(t *testing.T) {
 	server, requests := counted(t, nil)
 	if _, err := send(t.Context(), newClient(t, nil), http.MethodPost, server.URL, nil); err == nil || !strings.Contains(err.Error(), "the context that the handler was given") {
 		t.Error(err)
@@ -111,7 +111,7 @@ func TestARequestWithoutAnAttemptIsRefused(t *testing.T) {
 	wantRequests(t, requests, 0)
 }
 
-func TestAnAttemptOfAWriteIsOneRequest(t *testing.T) {
+func TestWriteAttemptIsOneRequest(t *testing.T) {
 	server, requests := counted(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/reset" {
 			panic(http.ErrAbortHandler)
@@ -156,8 +156,8 @@ func closedPort(t *testing.T) string {
 	return "http://" + listener.Addr().String()
 }
 
-// The client's own check of redirects is not needed for it.
-func TestARedirectReachesNoOtherHost(t *testing.T) {
+// It does not depend on the client's CheckRedirect.
+func TestRedirectIsNotFollowed(t *testing.T) {
 	other, requests := counted(t, nil)
 	first := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(first.Close)
@@ -168,13 +168,13 @@ func TestARedirectReachesNoOtherHost(t *testing.T) {
 	}
 	plain := &http.Client{Transport: client.Transport}
 	if _, err := send(attempt(t, new(wire.Attempt), time.Hour), plain, http.MethodGet, first.URL, nil); err == nil || !strings.Contains(err.Error(), "a redirect is not followed") {
-		t.Errorf("with a client of one's own: %v", err)
+		t.Errorf("with another http.Client: %v", err)
 	}
 	wantRequests(t, requests, 0)
 }
 
-// net/http by itself sends a request with an Idempotency-Key again if a connection that it uses again turns out dead.
-func TestADeadConnectionIsOneRequest(t *testing.T) {
+// net/http repeats a request that has an Idempotency-Key if a reused connection turns out dead.
+func TestDeadConnectionIsOneRequest(t *testing.T) {
 	var requests atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if requests.Add(1) == 2 {
@@ -193,7 +193,7 @@ func TestADeadConnectionIsOneRequest(t *testing.T) {
 	wantRequests(t, &requests, 2)
 }
 
-func TestHTTP2IsNotSpoken(t *testing.T) {
+func TestHTTP2IsNotUsed(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Proto", r.Proto) }))
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -208,7 +208,7 @@ func TestHTTP2IsNotSpoken(t *testing.T) {
 	}
 }
 
-func TestATransportThatHidesTheSocketIsRefused(t *testing.T) {
+func TestTransportWithoutASocketIsRefused(t *testing.T) {
 	dial := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no") }
 	if _, err := httpclient.New(&http.Transport{DialTLSContext: dial}); err == nil || !strings.Contains(err.Error(), "DialTLSContext") {
 		t.Error(err)
@@ -224,8 +224,8 @@ type handler = func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outco
 
 var chargeCard = outbox.NewAction[[]byte]("charge_card")
 
-// What the dispatcher makes of the client's errors, for a write that may not be repeated.
-func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
+// How the dispatcher decides on the client's errors, for a non-idempotent write.
+func TestErrorTellsWhetherItWasSent(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	hang := make(chan struct{})
 	server, requests := counted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -326,8 +326,8 @@ func TestTheErrorSaysWhetherSomethingWasSent(t *testing.T) {
 	}
 }
 
-// What a handler or a lookup leaves behind sends nothing.
-func TestAfterAHandlersReturnNothingIsSent(t *testing.T) {
+// Goroutines that a handler or a lookup leaves behind send nothing.
+func TestNothingIsSentAfterTheHandlerReturns(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	server, requests := counted(t, nil)
 	client := newClient(t, nil)

@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/internal/wiretest"
 )
 
-// The request is queued in the kernel when its attempt ends, by its time or because the handler has returned without it.
-func TestARequestThatIsQueuedAtTheEndNeverArrives(t *testing.T) {
+// The request is queued in the kernel when its attempt ends, at its deadline or because the handler returned early.
+func TestQueuedRequestNeverArrives(t *testing.T) {
 	for name, timeout := range map[string]time.Duration{"timeout": 500 * time.Millisecond, "return": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			listener := wiretest.Listen(t)
@@ -56,7 +56,7 @@ func TestARequestThatIsQueuedAtTheEndNeverArrives(t *testing.T) {
 	}
 }
 
-// endless is a body that closes sent once its first part is in the kernel.
+// endless is a body that closes sent when its first part is in the kernel.
 type endless struct {
 	reads int
 	sent  chan struct{}

@@ -35,7 +35,7 @@ type Action struct {
 	//
 	// Delivered is 200-299 by default, without 206 and 207, which may contain failures. Refused, for a business
 	// refusal, is empty by default. Retry is empty by default; 429 is always retried, unless another list has it. It is
-	// for a vendor that says by a status, such as 409, that it did not act or still works on the call. A retry spends
+	// for a vendor that says by a status, such as 409, that it did not act or still works on the call. A retry uses
 	// no attempt, so set Policy.Deadline. Retry is not allowed for a class that forbids repeats: the 409 of a vendor
 	// that does not know keys may be about the first call. Accepted, such as 202, means that the vendor finishes the
 	// call later: the call is never sent again, and Lookup asks for the result, or an event completes it with
@@ -190,8 +190,12 @@ func (o *operation) setStatuses(m mistakes) {
 			m.add(at.field, "%v", err)
 		}
 		for _, before := range lists[:i] {
-			if at.list.overlaps(before.list) {
-				m.add(at.field, "has a status that is also in %s", word(before.field))
+			status, both := at.list.common(before.list)
+			switch {
+			case both && before.field == "Delivered" && len(o.action.Delivered) == 0:
+				m.add(at.field, "%d is also in %s by default: set %[2]s too", status, word(before.field))
+			case both:
+				m.add(at.field, "%d is also in %s", status, word(before.field))
 			}
 		}
 	}

@@ -62,7 +62,7 @@
 //	200-205, 208-299                          delivered
 //	Action.Refused, default none              refused: a business refusal; the intent is finished
 //	Action.Accepted, default none             accepted: never sent again; the lookup or an event completes the intent
-//	Action.Retry, default none                retry after Retry-After; no attempt is spent
+//	Action.Retry, default none                retry after Retry-After; no attempt is used
 //	429                                       retry; the Retry-After applies to all calls of the destination, or of the
 //	                                          endpoint (dispatcher.Outcome.ForAccount); without one they wait for a time
 //	                                          that grows
@@ -75,7 +75,7 @@
 //	a status that no standard defines         as those: unknown, with Retry-After retry; once: unknown
 //	206-207, 300-399, 406, 409, 412           stuck, and so is a 2xx that Action.Delivered does not list: the vendor may
 //	                                          have acted, and the same call gets the same answer. A read: dead
-//	401, 407                                  denied: sent again with the policy's backoff; no attempt is spent
+//	401, 407                                  denied: sent again with the policy's backoff; no attempt is used
 //	400, 402-405, 410-411, 413-417, 421-422, 426, 428, 431, 451
 //	                                          dead: it rests until a person has changed something
 //

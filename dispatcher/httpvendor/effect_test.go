@@ -20,28 +20,28 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// fate is what a test holds an answer to: what is stored after the attempt, where the intent rests, whether a person
-// can redrive it, and how many requests the vendor has seen after that.
+// fate is the expected result of an answer: what is stored after the attempt, the status in which the intent rests,
+// whether a person can redrive it, and how many requests the vendor has seen after that.
 type fate struct {
-	stored  string // status, spent attempts, and whether the vendor may have seen the key
-	rests   string // after the lookups; empty: it is sent again by itself
+	stored  string // status, attempts used, and whether the vendor may have seen the key
+	rests   string // after the lookups; empty: it is retried
 	redrive bool
 	calls   int
 }
 
 var (
-	again      = fate{"pending spent=1 sent", "", false, 1}       // an idempotent write whose outcome is unknown
-	putOff     = fate{"pending spent=0 sent", "", false, 1}       // an idempotent write that is put off
-	putOffOnce = fate{"pending spent=0 unsent", "", false, 1}     // put off, and provably not done
-	notDone    = fate{"dead spent=1 sent", "dead", true, 2}       // the same key again
-	notDoneIs  = fate{"dead spent=1 unsent", "dead", true, 2}     // of a write that goes out once: nothing was done
-	mayHave    = fate{"unknown spent=0 sent", "parked", true, 2}  // stuck: a person may send the same key again
-	mayHaveOne = fate{"unknown spent=0 sent", "parked", false, 1} // of a write that goes out once: no second call
+	again        = fate{"pending used=1 sent", "", false, 1}       // an idempotent write whose outcome is unknown
+	postpone     = fate{"pending used=0 sent", "", false, 1}       // an idempotent write that is postponed
+	postponeOnce = fate{"pending used=0 unsent", "", false, 1}     // postponed, and the vendor did not act
+	notDone      = fate{"dead used=1 sent", "dead", true, 2}       // the same key again
+	notDoneIs    = fate{"dead used=1 unsent", "dead", true, 2}     // of a write that is sent once: the vendor did not act
+	mayHave      = fate{"unknown used=0 sent", "parked", true, 2}  // stuck: a person may send the same key again
+	mayHaveOne   = fate{"unknown used=0 sent", "parked", false, 1} // of a write that is sent once: no second call
 )
 
-// What each answer leaves behind, by class, and what goes out when a person redrives it. No status but these lets a
-// write that goes out once be sent a second time.
-func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
+// The result of each answer by class, and what a redrive sends. No other status lets a write that is sent once be sent
+// a second time.
+func TestAnswersNeverRepeatANonIdempotentWrite(t *testing.T) {
 	for _, tc := range []struct {
 		wait                   string // Retry-After
 		statuses               []int
@@ -49,12 +49,12 @@ func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
 	}{
 		{"", []int{200, 202, 204, 206, 207, 226, 300, 301, 302, 303, 304, 307, 308, 406, 409, 412}, notDone, mayHave, mayHaveOne},
 		{"", []int{408, 418, 423, 424, 425, 430, 444, 449, 460, 499, 500, 501, 502, 503, 504, 505, 511, 599, 600, 999}, again, again, mayHaveOne},
-		{"5", []int{408, 423, 424, 425, 499, 500, 503}, putOff, putOff, mayHaveOne},
+		{"5", []int{408, 423, 424, 425, 499, 500, 503}, postpone, postpone, mayHaveOne},
 		{"5", []int{302, 409}, notDone, mayHave, mayHaveOne},
 		{"", []int{400, 402, 403, 404, 405, 410, 411, 413, 414, 415, 416, 417, 421, 422, 426, 428, 431, 451}, notDone, notDone, notDoneIs},
 		{"5", []int{400, 404, 422}, notDone, notDone, notDoneIs},
-		{"", []int{401, 407}, putOffOnce, putOffOnce, putOffOnce}, // whose first attempt it was: nothing of the key window is spent
-		{"5", []int{413}, putOff, putOff, putOffOnce},
+		{"", []int{401, 407}, postponeOnce, postponeOnce, postponeOnce}, // the first attempt: it starts no key window
+		{"5", []int{413}, postpone, postpone, postponeOnce},
 	} {
 		for class, want := range map[dispatcher.Class]fate{
 			dispatcher.Read: tc.read, dispatcher.IdempotentWrite: tc.idempotent, dispatcher.NonIdempotentWrite: tc.once,
@@ -66,14 +66,14 @@ func TestAnswersNeverLetAWriteOnceGoOutTwice(t *testing.T) {
 	}
 }
 
-// These hold for the whole account, so each has a database and a worker of its own.
-func TestRateLimitProvesThatNothingWasDone(t *testing.T) {
+// These statuses hold the whole account, so each has its own database and worker.
+func TestRateLimitMeansNotDone(t *testing.T) {
 	for _, tc := range []struct {
 		status int
 		wait   string
 	}{{429, ""}, {429, "2.0"}, {403, "2.0"}, {403, "1"}} {
 		for class, want := range map[dispatcher.Class]fate{
-			dispatcher.Read: putOff, dispatcher.IdempotentWrite: putOff, dispatcher.NonIdempotentWrite: putOffOnce,
+			dispatcher.Read: postpone, dispatcher.IdempotentWrite: postpone, dispatcher.NonIdempotentWrite: postponeOnce,
 		} {
 			t.Run(fmt.Sprintf("%v %d %s", class, tc.status, tc.wait), func(t *testing.T) {
 				answersLeadTo(t, class, tc.wait, []int{tc.status}, want)
@@ -82,7 +82,7 @@ func TestRateLimitProvesThatNothingWasDone(t *testing.T) {
 	}
 }
 
-// answersLeadTo sends one intent for each status, whose payload tells the vendor what to answer.
+// answersLeadTo sends one intent for each status. The payload tells the vendor what to answer.
 func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses []int, want fate) {
 	db := database(t)
 	var mu sync.Mutex
@@ -112,7 +112,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		if _, err := d.Drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		// What is tried again by itself, at a random time, is not the next drain's.
+		// Retries come due at random times. They must not be part of the next drain.
 		if _, err := db.Exec(t.Context(), "update samekey.outbox_queue set due_at = due_at + interval '1 day' where status = 'pending'"); err != nil {
 			t.Fatal(err)
 		}
@@ -138,12 +138,12 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		if !entry.FirstSentAt.IsZero() {
 			sent = "sent"
 		}
-		if got := fmt.Sprintf("%s spent=%d %s", entry.Status, entry.Spent, sent); got != want.stored {
+		if got := fmt.Sprintf("%s used=%d %s", entry.Status, entry.AttemptsUsed, sent); got != want.stored {
 			t.Errorf("%d: is stored as %s, want %s", status, got, want.stored)
 		}
 	}
 	samekeytest.Elapse(t, db, time.Minute)
-	work() // which looks up what is unknown; there is no lookup, so a person has to look
+	work() // unknown intents are parked, since there is no lookup
 	if want.rests != "" {
 		for status, id := range ids {
 			if entry := stored(t, db, id); string(entry.Status) != want.rests {

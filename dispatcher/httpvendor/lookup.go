@@ -39,7 +39,7 @@ type Lookup struct {
 	//
 	// If no rule matches, these answers mean that the vendor could not be asked: 401, 403, 407, 429, 413 with
 	// Retry-After, and statuses that prove nothing (408, 423-425, 500-599 and what no standard defines). The lookup is
-	// repeated with the policy's backoff, not before Retry-After; 401, 407, 429, and the others with Retry-After, spend
+	// repeated with the policy's backoff, not before Retry-After; 401, 407, 429, and the others with Retry-After, use
 	// no attempt. Any other answer is unknown, and so is a body of more than 1 MiB if a rule looks into it: the intent
 	// is parked. With [Destination].JSONAnswers no rule matches a body that is not JSON.
 	//

@@ -111,7 +111,9 @@ func TestMistakesInActions(t *testing.T) {
 			`Headers["Idempotency-Key"]: carries the delivery key and cannot be set`,
 			"Delivered: 100-299 is not a range within 200-599", "Retry: 402-400 is not a range within 200-599"}},
 		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Refused: status(402, 402), Accepted: status(402, 402)}, []string{
-			"Accepted: has a status that is also in Refused"}},
+			"Accepted: 402 is also in Refused"}},
+		{idempotent, dispatcher.Vendor{}, Action{Request: "POST /", Refused: Statuses{{200, 201}, {402, 402}}}, []string{
+			"Refused: 200 is also in Delivered by default: set Delivered too"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Retry: status(409, 409)}, []string{
 			"Retry: not allowed for NonIdempotentWrite: only a 429 proves that the vendor did not act"}},
 		{read, dispatcher.Vendor{}, Action{Request: "PUT /"}, []string{"Request: PUT is not allowed for Read: use the class of a write"}},

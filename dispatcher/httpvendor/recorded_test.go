@@ -12,9 +12,9 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes, and
-// there is no other.
-func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
+// Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes. The
+// wire has no other request.
+func TestRecordedAttemptsMatchTheWire(t *testing.T) {
 	db := database(t)
 	const idempotent, once = dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite
 	ok, lost := step{act: true, status: 200}, step{act: true, lose: true}
@@ -67,8 +67,8 @@ func TestWhatIsRecordedIsWhatWasOnTheWire(t *testing.T) {
 	}
 }
 
-// Case 21: no call is made before the time that the vendor has asked for, of up to a day.
-func TestAVendorIsNeverAskedBeforeTheTimeItSaid(t *testing.T) {
+// Case 21: no call starts before the time that the vendor asked for, up to a day.
+func TestNoCallBeforeTheVendorsTime(t *testing.T) {
 	db := database(t)
 	for _, tc := range []struct{ says, waits time.Duration }{
 		{2 * time.Hour, 2 * time.Hour}, {23 * time.Hour, 23 * time.Hour}, {30 * time.Hour, 24 * time.Hour},

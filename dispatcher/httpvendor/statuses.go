@@ -44,15 +44,16 @@ func (s Statuses) has(status int) bool {
 	return slices.ContainsFunc(s, func(r [2]int) bool { return r[0] <= status && status <= r[1] })
 }
 
-func (s Statuses) overlaps(other Statuses) bool {
+// common returns the first status that is in both lists.
+func (s Statuses) common(other Statuses) (status int, ok bool) {
 	for _, r := range s {
 		for _, o := range other {
-			if r[0] <= o[1] && o[0] <= r[1] {
-				return true
+			if first := max(r[0], o[0]); first <= min(r[1], o[1]) {
+				return first, true
 			}
 		}
 	}
-	return false
+	return 0, false
 }
 
 // defaultDelivered are the statuses by which a vendor reports that it acted, without those that mean accepted.

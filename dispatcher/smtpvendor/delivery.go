@@ -27,7 +27,7 @@ func Delivery[T any](c *Client, policy dispatcher.Policy, compose func(ctx conte
 			if err != nil {
 				return dispatcher.Rendered{}, err
 			}
-			rendered, err := c.fix(call, m)
+			rendered, err := c.rendered(call, m)
 			if err != nil {
 				return dispatcher.Rendered{}, fmt.Errorf("smtpvendor: %w", err)
 			}

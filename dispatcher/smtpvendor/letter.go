@@ -25,8 +25,8 @@ type letter struct {
 // letterType names the form of a stored letter: a line of JSON, then the mail. Another form gets another name.
 const letterType = "smtpvendor/1"
 
-// fix turns a composed mail into what is stored.
-func (c *Client) fix(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, error) {
+// rendered turns a composed mail into what is stored.
+func (c *Client) rendered(call *dispatcher.Call, m *mail.Msg) (dispatcher.Rendered, error) {
 	if m == nil {
 		return dispatcher.Rendered{}, errors.New("compose returned no mail")
 	}

@@ -84,7 +84,7 @@ func Start(ctx context.Context) (dsn string, stop func(), err error) {
 		}
 		missing = append(missing, fmt.Sprintf("no %s: %v", source.kind, err))
 	}
-	return "", func() {}, fmt.Errorf(`testpg: these tests need a Postgres server, and none is available.
+	return "", func() {}, fmt.Errorf(`testpg: these tests need a Postgres server, but found no usable one.
 %s
 Do one of these:
   - set %s to a Postgres 14 or later, with a role that may create databases

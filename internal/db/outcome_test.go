@@ -46,7 +46,7 @@ func TestMarkSendingRecordsFirstSend(t *testing.T) {
 	const held = `status = 'leased', attempt = 3, leased_by = 7, lease_until = now() + interval '1 hour', safe_to_resend = true`
 	for _, c := range []struct {
 		name, row string
-		fixes     bool
+		renders   bool
 		forever   bool
 		want      []string
 	}{
@@ -59,7 +59,7 @@ func TestMarkSendingRecordsFirstSend(t *testing.T) {
 	} {
 		s.clear()
 		id := s.insert(held + c.row)
-		ids, err := s.q.OutboxQueueMarkSending(t.Context(), db.OutboxQueueMarkSendingParams{Renders: c.fixes, KeyWindowForever: c.forever, KeyWindow: day,
+		ids, err := s.q.OutboxQueueMarkSending(t.Context(), db.OutboxQueueMarkSendingParams{Renders: c.renders, KeyWindowForever: c.forever, KeyWindow: day,
 			Worker: 7, Ids: []uuid.UUID{id}, Attempts: []int32{3}})
 		if err != nil || len(ids) != 1 {
 			t.Fatalf("%s: %v, %v", c.name, ids, err)
@@ -142,7 +142,7 @@ func TestPostponeUndoesClaim(t *testing.T) {
 	const known = `, key_window_until = now() + interval '1 hour', sent_unrendered = true, attempts_used = 2, last_code = 'absent'`
 	for _, c := range []struct {
 		name, status string
-		unsend       bool
+		clearSent    bool
 		want         []string
 	}{
 		{"sent before", "leased", false, []string{"status = 'pending'", "first_sent_at is not null", "key_window_until is not null", "sent_unrendered", "leased_by is null", "attempt = 3", "attempts_used = 2", "last_code = 'absent'", "due_at > now() + interval '59 minutes'"}},
@@ -152,7 +152,7 @@ func TestPostponeUndoesClaim(t *testing.T) {
 	} {
 		s.clear()
 		id := s.insert(strings.Replace(leased, "'leased'", "'"+c.status+"'", 1) + known)
-		n, err := s.q.OutboxQueuePostpone(t.Context(), db.OutboxQueuePostponeParams{Worker: 7, Ids: []uuid.UUID{id}, Attempts: []int32{3}, Delays: []int64{3600e6}, ClearSent: []bool{c.unsend}})
+		n, err := s.q.OutboxQueuePostpone(t.Context(), db.OutboxQueuePostponeParams{Worker: 7, Ids: []uuid.UUID{id}, Attempts: []int32{3}, Delays: []int64{3600e6}, ClearSent: []bool{c.clearSent}})
 		if err != nil || n != 1 || s.text(`select count(*)::text from samekey.outbox_history`) != "0" {
 			t.Fatalf("%s: %d, %v", c.name, n, err)
 		}

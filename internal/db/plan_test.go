@@ -188,7 +188,7 @@ func (p planner) checkAll() {
 	}
 	// The delete and the update each read every row.
 	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
-	p.check("put off", db.OutboxQueuePostpone, 3*n, db.OutboxQueuePostponeParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
+	p.check("postpone", db.OutboxQueuePostpone, 3*n, db.OutboxQueuePostponeParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
 		Delays: repeat(int64(1), n), ClearSent: repeat(true, n)})
 	p.check("last answer", db.OutboxHistoryLastResponse, 10, ids[0])
 	p.check("settle late", db.OutboxQueueSettleLate, 30, db.OutboxQueueSettleLateParams{ID: ids[0], Attempt: 9, Outcome: "delivered", Worker: 7})

@@ -24,7 +24,7 @@ func TestOnlyTheseStatusesProveThatNothingWasDone(t *testing.T) {
 	}
 }
 
-func TestWhatEachStatusProves(t *testing.T) {
+func TestMeaningOfEachStatus(t *testing.T) {
 	for effect, statuses := range map[httpstatus.Effect][]int{
 		httpstatus.Acted:   {200, 201, 202, 203, 204, 205, 208, 226, 299},
 		httpstatus.Stuck:   {206, 207, 300, 301, 302, 303, 304, 307, 308, 399, 406, 409, 412},

@@ -33,9 +33,9 @@ var Table = []Transition{
 
 	{Unknown, EventLookup, []string{Delivered, Refused}, "the vendor knows it, and there is no Apply"},
 	{Unknown, EventLookup, []string{Answered}, "the vendor knows it, and there is an Apply"},
-	{Unknown, EventLookup, []string{Unknown}, "the vendor could not say, or is still at it: asked again later"},
+	{Unknown, EventLookup, []string{Unknown}, "the vendor could not tell, or is still working on it: looked up again later"},
 	{Unknown, EventLookup, []string{Pending}, "the vendor does not know it, and the policy allows another attempt"},
-	{Unknown, EventLookup, []string{Parked}, "no lookup can find out"},
+	{Unknown, EventLookup, []string{Parked}, "no lookup can tell"},
 
 	{Answered, EventApply, []string{Delivered, Refused}, "applied"},
 	{Answered, EventApply, []string{Answered}, "Apply failed: it runs again later"},

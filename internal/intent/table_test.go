@@ -57,7 +57,7 @@ func TestTableNamesEachStepOnce(t *testing.T) {
 		for _, to := range step.To {
 			text := fmt.Sprintf("%q, %s, %q", step.From, step.Event, to)
 			if seen[text] || !slices.Contains(statuses, to) || step.From != intent.New && !slices.Contains(statuses, step.From) {
-				t.Errorf("%s is in the table twice, or names an unknown status", text)
+				t.Errorf("%s is in the table twice, or has an unknown status", text)
 			}
 			seen[text] = true
 			if !intent.Allowed(step.From, step.Event, to) {
@@ -70,7 +70,7 @@ func TestTableNamesEachStepOnce(t *testing.T) {
 	}
 }
 
-// events names the events of each query that changes samekey.outbox_queue.
+// events lists the events of each query that changes samekey.outbox_queue.
 var events = map[string][]string{
 	"OutboxAnsweredClaim":      {intent.EventClaimed},
 	"OutboxQueueClaim":         {intent.EventClaimed},
@@ -100,7 +100,7 @@ func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
 		if !ok {
 			continue
 		}
-		possible := []string{intent.Leased} // every query may ask whether a lease is held
+		possible := []string{intent.Leased} // every query may check whether a lease is held
 		for _, step := range intent.Table {
 			if slices.Contains(declared, step.Event) {
 				possible = append(append(possible, step.From), step.To...)
@@ -178,7 +178,7 @@ func markdown() string {
 
 var statuses = slices.Concat(intent.Unfinished, intent.Finished)
 
-// named are the statuses that a query compares a row's status with, or sets it to.
+// named returns the statuses that a query compares a row's status with, or sets it to.
 func named(text string) (names []string) {
 	for _, match := range regexp.MustCompile(`(?is)status\s*(?:=|<>|in|not in)\s*(case .*? end|\([^)]*\)|'[a-z_]*')`).FindAllStringSubmatch(text, -1) {
 		for _, name := range quoted(match[1]) {
@@ -190,7 +190,7 @@ func named(text string) (names []string) {
 	return names
 }
 
-// queries are the statements of all query files, by name.
+// queries returns the statements of all query files, by name.
 func queries(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../queries/*.sql")

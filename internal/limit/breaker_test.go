@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// clocked is a breaker that opens after 4 failures, waits 1 s to 8 s, and draws no jitter; the test is its clock.
+// clocked is a breaker that opens after 4 failures, waits 1 s to 8 s, and has no jitter. The test sets its clock.
 type clocked struct {
 	*testing.T
 	*Breaker
 	now time.Time
 }
 
-// longest draws no jitter.
+// longest is a draw without jitter.
 func longest(d time.Duration) time.Duration { return d }
 
 func newClocked(t *testing.T) *clocked {
@@ -23,12 +23,12 @@ func (c *clocked) wantAdmitted(want, may int) (epoch int) {
 	c.Helper()
 	got, epoch := c.Admit(c.now, want)
 	if got != may {
-		c.Fatalf("of %d it admits %d, want %d", want, got, may)
+		c.Fatalf("it admits %d of %d, want %d", got, want, may)
 	}
 	return epoch
 }
 
-// records claims one for each and records them.
+// records claims one intent for each and records it.
 func (c *clocked) records(ends ...Health) (last Change) {
 	c.Helper()
 	for _, h := range ends {
@@ -49,7 +49,7 @@ func TestBreakerOpensAfterFailuresInARow(t *testing.T) {
 	c.records(Bad, Bad, Bad, Good, Bad, NoSign, Bad, Bad)
 	c.wantAdmitted(32, 32)
 	if made := c.records(Bad); !made.Opened || made.Failures != 4 || made.Delay != time.Second {
-		t.Fatalf("the fourth failure came to %+v", made)
+		t.Fatalf("the fourth failure changed %+v", made)
 	}
 	c.wantAdmitted(32, 0)
 }
@@ -78,7 +78,7 @@ func TestOpenBreakerAdmitsOneProbeAfterItsDelay(t *testing.T) {
 		t.Fatal("an answered probe did not close it")
 	}
 	c.wantAdmitted(32, 32)
-	c.records(Bad, Bad, Bad) // it counts from the beginning
+	c.records(Bad, Bad, Bad) // the count starts again
 	c.wantAdmitted(32, 32)
 }
 
@@ -94,7 +94,7 @@ func TestDelayDoublesWithEachFailedProbe(t *testing.T) {
 	c.now = c.now.Add(8 * time.Second)
 	c.records(Good)
 	if made := c.records(Bad, Bad, Bad, Bad); made.Delay != time.Second {
-		t.Fatalf("after it was closed, the delay is %v", made.Delay)
+		t.Fatalf("after it closed, the delay is %v", made.Delay)
 	}
 	for range 1000 {
 		if d := FullJitter(time.Second); d <= 0 || d > time.Second {
@@ -109,7 +109,7 @@ func TestCallsFromBeforeTheOpeningDoNotCount(t *testing.T) {
 	c.open()
 	for range 20 {
 		if made := c.Record(before, Bad, c.now); made.Opened {
-			t.Fatal("a failure of before opened it again")
+			t.Fatal("an earlier failure opened it again")
 		}
 	}
 	c.Record(before, Good, c.now)
@@ -142,14 +142,14 @@ func TestThrottleHoldsForTheLongestTimeTold(t *testing.T) {
 	epoch := c.wantAdmitted(3, 3)
 	for _, told := range []struct{ asked, held time.Duration }{{5 * time.Second, 5 * time.Second}, {3 * time.Second, 0}, {6 * time.Second, 0}} {
 		if held := c.Throttle(epoch, told.asked, c.now); held != told.held {
-			t.Fatalf("told to wait %v it says %v", told.asked, held)
+			t.Fatalf("throttled for %v, it holds for %v", told.asked, held)
 		}
 	}
 	c.now = c.now.Add(6*time.Second - 1) // the longest counts
 	c.wantAdmitted(32, 0)
 	c.now = c.now.Add(1)
-	c.wantAdmitted(32, 32)   // not one alone: it answers
-	c.records(Bad, Bad, Bad) // those before were forgotten
+	c.wantAdmitted(32, 32)   // no single probe: the vendor answers
+	c.records(Bad, Bad, Bad) // earlier failures were forgotten
 	c.Throttle(c.wantAdmitted(1, 1), time.Hour, c.now)
 	c.now = c.now.Add(8*time.Second - 1) // no longer than the longest delay
 	c.wantAdmitted(32, 0)
@@ -165,7 +165,7 @@ func TestThrottledProbeClosesTheBreaker(t *testing.T) {
 	c.now = c.now.Add(time.Second)
 	c.wantAdmitted(32, 0) // its delay is over, but it is held
 	c.now = c.now.Add(time.Second)
-	probe := c.wantAdmitted(32, 1) // and still open
+	probe := c.wantAdmitted(32, 1) // the breaker is still open
 	c.Throttle(probe, time.Second, c.now)
 	c.wantAdmitted(32, 0)
 	c.now = c.now.Add(time.Second)
@@ -185,18 +185,18 @@ func TestHoldWithoutATimeDoublesAndEndsWithOneCall(t *testing.T) {
 			t.Fatalf("hold %d: %+v, want %dms", i+1, made, want)
 		}
 		if again := c.Record(epoch, Throttled, c.now); again.Holds != 0 {
-			t.Fatal("another call of the same batch made another hold")
+			t.Fatal("another call of the same batch began another hold")
 		}
 		c.now = c.now.Add(made.Delay - 1)
 		c.wantAdmitted(32, 0)
 		c.now = c.now.Add(1)
 	}
 	epoch := c.wantAdmitted(32, 1)
-	c.wantAdmitted(32, 0) // it is under way
+	c.wantAdmitted(32, 0) // it is in flight
 	c.Record(epoch, Good, c.now)
 	c.wantAdmitted(32, 2)
 	c.Record(epoch, Good, c.now)
-	c.wantAdmitted(32, 3) // 4, of which one is under way
+	c.wantAdmitted(32, 3) // 4, of which one is in flight
 	if made := c.Record(epoch, Throttled, c.now); made.Holds != 1 || made.Delay != 125*time.Millisecond {
 		t.Fatalf("after answers the hold is %+v, want the first delay", made)
 	}
@@ -210,7 +210,7 @@ func TestClaimsWithoutAnswersLeaveRoomAfterAHold(t *testing.T) {
 	c.Unused(epoch, 1) // nothing was claimed
 	c.wantAdmitted(32, 1)
 	if made := c.Record(epoch, NoSign, c.now); !made.Room {
-		t.Fatal("the change does not report that there is room")
+		t.Fatal("the change does not report room")
 	}
 	c.wantAdmitted(32, 1)
 	c.now = c.now.Add(probePatience - 1)
@@ -230,7 +230,7 @@ func TestLatersInARowHold(t *testing.T) {
 		t.Fatalf("the fourth in a row: %+v", made)
 	}
 	c.now = c.now.Add(time.Second)
-	if made := c.records(Later); made.Holds != 2 { // one is enough by now
+	if made := c.records(Later); made.Holds != 2 { // one is enough now
 		t.Fatalf("after the hold: %+v", made)
 	}
 }
@@ -255,7 +255,7 @@ func TestBreakerThatIsTurnedOffNeverOpens(t *testing.T) {
 	c.wantAdmitted(32, 32)
 }
 
-// Permits of an epoch that is over say nothing about the probe that is under way.
+// Permits of an earlier epoch do not affect the probe in flight.
 func TestOldPermitsFreeNoProbe(t *testing.T) {
 	now := time.Now()
 	b := NewBreaker(BreakerConfig{After: 1, Delay: time.Second, MaxDelay: time.Second, Draw: longest})
@@ -267,6 +267,6 @@ func TestOldPermitsFreeNoProbe(t *testing.T) {
 	}
 	b.Unused(before, 9)
 	if may, _ := b.Admit(now, 10); may != 0 {
-		t.Errorf("admitted %d beside the probe", may)
+		t.Errorf("admitted %d during the probe", may)
 	}
 }

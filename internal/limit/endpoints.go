@@ -8,17 +8,16 @@ import (
 	"time"
 )
 
-// Endpoints knows those endpoints of a destination that have calls under way, or about which there is something to
-// remember.
+// Endpoints has the endpoints of a destination that have calls in flight or a state to remember.
 //
-//	the claim does not know endpoints            it takes due intents; those that may not be called now are put off in one
+//	the claim does not know endpoints            it takes due intents; those that may not be called now are postponed in one
 //	                                             statement for the batch, before the drain claims again
-//	100,000 intents for an endpoint that hangs   each is put off further than the one before, at the pace at which the
+//	100,000 intents for an endpoint that hangs   each is postponed further than the one before, at the pace at which the
 //	                                             endpoint takes calls; past the longest delay they are spread over it
 //	a call ends, and others wait                 the drain looks at once for intents that have come due
-//	killed between the claim and putting off     as between any claim and its call: they are taken over
-//	putting off fails                            they are settled like an outcome, which is tried until it is written
-//	its breaker is open                          intents that come due meanwhile are put off; the first after that is the probe
+//	killed between the claim and postponing     as between any claim and its call: they are taken over
+//	postponing fails                            they are settled like an outcome, which is tried until it is written
+//	its breaker is open                          intents that come due meanwhile are postponed; the first after that is the probe
 //	a call of a forgotten endpoint ends          impossible: an endpoint with calls under way is kept
 //	two workers                                  each has its own limit and breakers, as for concurrency
 type Endpoints struct {
@@ -40,25 +39,25 @@ type Endpoint struct {
 
 	starts  []time.Time   // of the calls under way
 	took    time.Duration // how long calls took lately
-	next    time.Time     // intents that were put off come due until then
-	trouble time.Time     // since when intents are put off without a good answer between; zero: no trouble
-	off     int           // how many were put off since then
+	next    time.Time     // intents that were postponed come due until then
+	trouble time.Time     // since when intents are postponed without a good answer between; zero: no trouble
+	off     int           // how many were postponed since then
 	touched time.Time
 }
 
 const (
-	// Intents that were put off come back one at a time, this far apart.
+	// Intents that were postponed come back one at a time, this far apart.
 	minPace, brokenPace, maxPace = time.Millisecond, 100 * time.Millisecond, time.Second
 
-	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPutOff for each intent
-	// that was put off since then, whichever is more. It lies between these.
-	shortPutOff, longPutOff = time.Minute, 10 * time.Minute
-	eachPutOff              = 2 * time.Millisecond
+	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPostponed for each intent
+	// that was postponed since then, whichever is more. It lies between these.
+	shortestDelay, longestDelay = time.Minute, 10 * time.Minute
+	eachPostponed               = 2 * time.Millisecond
 
 	// maxEndpoints are known at once. An endpoint that had no intent for forgetAfter is forgotten, unless its breaker
 	// waits.
 	maxEndpoints = 20_000 // more than a destination can have calls under way
-	forgetAfter  = longPutOff + 5*time.Minute
+	forgetAfter  = longestDelay + 5*time.Minute
 	forgetEvery  = time.Minute
 )
 
@@ -73,7 +72,7 @@ func NewEndpoints(per int, breaker BreakerConfig) *Endpoints {
 	return &Endpoints{per: per, breaker: breaker, known: map[endpointID]*Endpoint{}}
 }
 
-// Enter begins a call to an endpoint. If there is no room, e is nil: the intent is put off for delay, and broken
+// Enter begins a call to an endpoint. If there is no room, e is nil: the intent is postponed for delay, and broken
 // reports whether its breaker is the reason.
 func (es *Endpoints) Enter(name string, now time.Time) (e *Endpoint, epoch int, delay time.Duration, broken bool) {
 	es.mu.Lock()
@@ -91,11 +90,11 @@ func (es *Endpoints) Enter(name string, now time.Time) (e *Endpoint, epoch int, 
 		e.trouble = now
 	}
 	broken = !e.breaker.delayEnds(now).IsZero()
-	return nil, 0, e.putOff(now, es.per, broken), broken
+	return nil, 0, e.postpone(now, es.per, broken), broken
 }
 
-// putOff returns how long the next intent is put off.
-func (e *Endpoint) putOff(now time.Time, per int, broken bool) time.Duration {
+// postpone returns how long the next intent is postponed.
+func (e *Endpoint) postpone(now time.Time, per int, broken bool) time.Duration {
 	took, pace := e.took, minPace
 	for _, start := range e.starts {
 		took = max(took, now.Sub(start))
@@ -112,7 +111,7 @@ func (e *Endpoint) putOff(now time.Time, per int, broken bool) time.Duration {
 		e.next = until
 	}
 	e.off++
-	longest := min(max(now.Sub(e.trouble), time.Duration(e.off)*eachPutOff, shortPutOff), longPutOff)
+	longest := min(max(now.Sub(e.trouble), time.Duration(e.off)*eachPostponed, shortestDelay), longestDelay)
 	if delay := e.next.Sub(now) + pace; delay < longest {
 		e.next = e.next.Add(pace)
 		return delay

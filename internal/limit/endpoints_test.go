@@ -25,11 +25,11 @@ func TestEndpointWithoutTroubleIsForgotten(t *testing.T) {
 	a.breaker.Record(epoch, Good, now)
 	es.Leave(a, now, now, Good)
 	if len(es.known) != 1 {
-		t.Fatal("it was forgotten with a call under way")
+		t.Fatal("it was forgotten with a call in flight")
 	}
 	es.Leave(a, now.Add(1), now, NoSign)
 	if len(es.known) != 0 {
-		t.Fatal("it is remembered")
+		t.Fatal("it is still known")
 	}
 }
 
@@ -38,28 +38,28 @@ func TestEndpointInTroubleIsRememberedForATime(t *testing.T) {
 	e, epoch, _, _ := es.Enter(name(1), now)
 	e.breaker.Record(epoch, Bad, now)
 	es.Leave(e, now, now, Bad)
-	now = now.Add(longPutOff + time.Minute)
+	now = now.Add(longestDelay + time.Minute)
 	es.Enter(name(2), now)
 	if es.known[id(1)] == nil {
 		t.Fatal("it was forgotten too soon")
 	}
-	now = now.Add(forgetAfter - longPutOff)
+	now = now.Add(forgetAfter - longestDelay)
 	es.Enter(name(2), now)
 	if es.known[id(1)] != nil {
 		t.Fatal("it is never forgotten")
 	}
 	if es.known[id(2)] == nil {
-		t.Fatal("one with calls under way was forgotten")
+		t.Fatal("an endpoint with calls in flight was forgotten")
 	}
 }
 
-// Its time is longer than endpoints without intents are remembered, and no intent is sent early.
+// The throttle is longer than endpoints without intents are known, and no intent is sent early.
 func TestThrottledEndpointIsRememberedUntilItsTime(t *testing.T) {
 	es, now := NewEndpoints(4, BreakerConfig{After: 10, Delay: time.Second, MaxDelay: time.Hour, Draw: FullJitter}), time.Now()
 	e, epoch, _, _ := es.Enter(name(1), now)
 	e.breaker.Throttle(epoch, time.Hour, now)
 	es.Leave(e, now, now, Throttled)
-	es.Enter(name(2), now.Add(59*time.Minute)) // by which others are forgotten
+	es.Enter(name(2), now.Add(59*time.Minute)) // this forgets other endpoints
 	if called, _, _, _ := es.Enter(name(1), now.Add(59*time.Minute)); called != nil {
 		t.Error("it is called before its time")
 	}
@@ -70,7 +70,7 @@ func TestThrottledEndpointIsRememberedUntilItsTime(t *testing.T) {
 
 func TestNumberOfEndpointsIsBounded(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
-	kept, _, _, _ := es.Enter(name(-1), now) // its call goes on
+	kept, _, _, _ := es.Enter(name(-1), now) // its call does not end
 	for n := range maxEndpoints + 1000 {
 		e, epoch, _, _ := es.Enter(name(n), now)
 		e.breaker.Record(epoch, Bad, now)
@@ -80,12 +80,12 @@ func TestNumberOfEndpointsIsBounded(t *testing.T) {
 		t.Errorf("%d are known", len(es.known))
 	}
 	if es.known[id(-1)] != kept {
-		t.Error("one with a call under way was forgotten")
+		t.Error("an endpoint with a call in flight was forgotten")
 	}
 }
 
-// 100,000 intents for one endpoint that is dead: how often they are claimed and put off is bounded, and grows less.
-func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
+// 100,000 intents wait for one dead endpoint. The rate of claims that postpone them is bounded, and falls over time.
+func TestPostponedIntentsAreSpread(t *testing.T) {
 	es, start := newTestEndpoints(), time.Now()
 	e, epoch, _, _ := es.Enter(name(1), start)
 	for range 3 {
@@ -94,7 +94,7 @@ func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 	es.Leave(e, start, start, Bad)
 	for _, test := range []struct {
 		after       time.Duration // of trouble
-		most, early int           // a second: at all, and within the first 25
+		most, early int           // per second: at most, and within the first 25
 	}{{0, 1900, 10}, {5 * time.Minute, 900, 10}, {time.Hour, 450, 10}} {
 		now := start.Add(test.after)
 		e.touched, e.breaker.until = now, now.Add(time.Second)
@@ -104,8 +104,8 @@ func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 			if called != nil || !broken {
 				t.Fatal("a call was let in")
 			}
-			if delay <= time.Second || delay > longPutOff {
-				t.Fatalf("after %v of trouble one is put off for %v", test.after, delay)
+			if delay <= time.Second || delay > longestDelay {
+				t.Fatalf("after %v of trouble, an intent is postponed for %v", test.after, delay)
 			}
 			perSecond[int(delay.Seconds())]++
 		}
@@ -118,26 +118,26 @@ func TestPutOffIsSpreadAndGrowsWithTheTrouble(t *testing.T) {
 		}
 		t.Logf("after %v of trouble: at most %d a second, %d early", test.after, most, early)
 		if most > test.most || early > test.early+1 {
-			t.Errorf("after %v of trouble %d come in one second, and %d in an early one, want no more than %d and %d", test.after, most, early, test.most, test.early)
+			t.Errorf("after %v of trouble, %d intents come in one second and %d in an early one, want at most %d and %d", test.after, most, early, test.most, test.early)
 		}
 	}
 }
 
-func TestPutOffForABusyEndpointFollowsItsPace(t *testing.T) {
+func TestPostponementFollowsTheEndpointsPace(t *testing.T) {
 	es, now := newTestEndpoints(), time.Now()
 	for i := range 2 {
 		es.Enter(name(1), now.Add(time.Duration(i)))
 	}
-	now = now.Add(100 * time.Millisecond) // for so long the calls have been under way: each makes room after 50 ms
+	now = now.Add(100 * time.Millisecond) // the calls took this long: each makes room after 50 ms
 	var last time.Duration
 	for range 10 {
 		called, _, delay, broken := es.Enter(name(1), now)
 		if called != nil || broken || delay-last < 35*time.Millisecond || delay-last > 45*time.Millisecond {
-			t.Fatalf("put off for %v after %v, broken %v", delay, last, broken)
+			t.Fatalf("postponed for %v after %v, broken %v", delay, last, broken)
 		}
 		last = delay
 	}
 	if !es.Leave(es.known[id(1)], now.Add(-100*time.Millisecond), now, Good) {
-		t.Error("a call that ends does not say that others wait")
+		t.Error("the end of a call does not report that others wait")
 	}
 }

@@ -11,17 +11,17 @@ func TestPermitsExpire(t *testing.T) {
 	r.expire, r.next = now.Add(permitLife), now.Add(time.Second)
 	r.Unused(5)
 	if have := r.Use(now, 3); have != 3 {
-		t.Fatalf("of 5 in hand, 3 wanted, %d were got", have)
+		t.Fatalf("got %d of 5 permits, want 3", have)
 	}
 	r.Unused(1)
 	if wait := r.Wait(now.Add(permitLife - 1)); wait != 0 {
-		t.Errorf("with permits in hand it waits %v", wait)
+		t.Errorf("with permits it waits %v", wait)
 	}
 	if wait := r.Wait(now.Add(permitLife)); wait != time.Second-permitLife {
-		t.Errorf("without any it waits %v", wait)
+		t.Errorf("without permits it waits %v", wait)
 	}
-	r.Unused(4) // of a claim that took long
+	r.Unused(4) // a slow claim returns them
 	if have := r.Use(now.Add(permitLife), 10); have != 0 {
-		t.Errorf("%d were used past their time", have)
+		t.Errorf("%d permits were used after they expired", have)
 	}
 }

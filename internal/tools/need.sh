@@ -33,7 +33,7 @@ need_go() {
 # The race detector and sqlc need a C compiler.
 need_cc() {
 	command -v "$(go env CC)" >/dev/null && return
-	install 'A C compiler is required, and none was found.' gcc libc6-dev
+	install 'A C compiler is required, but not installed.' gcc libc6-dev
 }
 
 has_postgres() {

@@ -50,7 +50,7 @@
 //	panic, context ended, Abort, no answer       rolled back   forgotten
 //
 // Forgotten means that the same key can be used again, as if nothing had been sent. [Keep] stores an answer that would
-// be forgotten, except 307 and 308; the rows of a 4xx or 5xx are rolled back all the same. [Discard] forgets an answer
+// be forgotten, except 307 and 308; the rows of a 4xx or 5xx are rolled back nevertheless. [Discard] forgets an answer
 // that would be stored, and rolls back.
 //
 // 307 and 308 send the client elsewhere with the same request and key, and the work is done there. So a mux that adds a
@@ -64,8 +64,8 @@
 // first call misled it: nothing is stored, and the client gets a 503.
 //
 // A 500 is forgotten, unlike at Stripe. Stripe stores it because the effect may be half done, and another run might do
-// the other half twice. Here the effect was rolled back with everything else, and no intent of it reaches a vendor. To
-// replay the 500 for days would only keep the client from its goal.
+// the other half twice. Here the effect was rolled back with everything else, and no intent of it reaches a vendor. If
+// the 500 were replayed for days, the client could not succeed.
 //
 // # What the client gets
 //

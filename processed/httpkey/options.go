@@ -31,7 +31,7 @@ type Options struct {
 	// Scope returns the owner of the request's key, as the parts for samekey.NewKey: first the authenticated tenant or
 	// principal, last the operation. The same key of another principal, or for another operation, is another key. Fewer
 	// than two parts, or an empty part, is a 500, and the handler is not called. Routes with the same scope share keys:
-	// a key that was used at one is a conflict at the other. The host is compared nowhere; if hosts differ in meaning,
+	// a key that was used at one is a conflict at the other. The host is not compared; if hosts differ in meaning,
 	// put the host into the scope. Required.
 	Scope func(r *http.Request) []string
 

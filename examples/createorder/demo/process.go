@@ -124,7 +124,7 @@ func (p *process) watch(ctx context.Context, cmd *exec.Cmd, ended chan struct{})
 			p.crashed(err)
 		}
 	default:
-		p.crashed(fmt.Errorf("%s ended unexpectedly: %v\n%s", p.name, err, p.tail()))
+		p.crashed(fmt.Errorf("%s ended unexpectedly: %w\n%s", p.name, err, p.tail()))
 	}
 }
 

@@ -29,7 +29,7 @@ func (d *demo) showProgress(ctx context.Context) {
 		if errors.Join(err, err2) != nil {
 			continue // a database or vendor that does not answer is reported elsewhere
 		}
-		d.say("clients %4d  orders %4d  charges %4d  declined %3d  receipts %4d  intents open %4d  calls %5d  faults dealt %4d",
+		d.say("clients %4d  orders %4d  charges %4d  declined %3d  receipts %4d  intents open %4d  calls %5d  faults played %4d",
 			d.traffic.clients.Load(), orders, payments.Effects, payments.Declined, mail.Effects, unfinished, payments.Calls+mail.Calls, sum(payments.Faults)+sum(mail.Faults))
 	}
 }
@@ -86,7 +86,7 @@ func (d *demo) report(b books) error {
 		return nil
 	}
 	if d.sabotage != "" {
-		fmt.Fprintf(d.out, "\nBREAK=%s: each attempt carried a new key, so the vendors could not recognise it.\n", d.sabotage)
+		fmt.Fprintf(d.out, "\nBREAK=%s: each attempt carried a new key, so the vendors could not recognize it.\n", d.sabotage)
 	}
 	const most = 12
 	for _, problem := range b.problems[:min(most, len(b.problems))] {

@@ -6,7 +6,6 @@ replace github.com/samekey/samekey => ../../..
 
 require (
 	github.com/gofiber/fiber/v3 v3.1.0
-	github.com/jackc/pgx/v5 v5.13.0
 	github.com/samekey/samekey v0.0.0
 	github.com/valyala/fasthttp v1.69.0
 	go.uber.org/goleak v1.3.0
@@ -21,6 +20,7 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
+	github.com/jackc/pgx/v5 v5.13.0 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/klauspost/compress v1.18.4 // indirect
 	github.com/mattn/go-colorable v0.1.14 // indirect

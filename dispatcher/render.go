@@ -7,14 +7,14 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// Before an intent's first send, its request is fixed: the key in the vendor's form, and the rendered request. Both are
-// written to a row before a byte is sent, and read with every later claim.
+// Before an intent's first send, its request is stored in outbox_sends: the key in the vendor's form, and the rendered
+// request. Every later claim reads the row.
 //
 //	two attempts of one intent write a row       one row is kept, and both attempts send it
 //	killed between the claim and the row         nothing was sent: the next attempt writes the row
 //	killed between the row and the call          the next attempt sends the row
 //	taken over while it renders                  the row is refused: nothing is sent
-//	the database does not answer                 nothing is sent, nothing is spent
+//	the database does not answer                 nothing is sent, no attempt is used
 //	rules or template changed since              the row is sent
 //	an earlier release may have sent it          it is sent without a row again, with the plain delivery key and its
 //	without a row                                payload; each claim notes whether its release writes rows ("plain")
@@ -25,12 +25,13 @@ const (
 	maxMessageID    = 998
 )
 
-// fix makes and stores what the claim is about to send. If ok is false it is not sent, and s holds the reason.
-func (d *destination) fix(ctx context.Context, c *claim) (s settlement, ok bool) {
-	if c.CarriedKey != "" || c.SentUnrendered || !c.action.fixes() {
+// storeRequest renders what the claim is about to send, and stores it. If ok is false it is not sent, and s holds the
+// reason.
+func (d *destination) storeRequest(ctx context.Context, c *claim) (s settlement, ok bool) {
+	if c.CarriedKey != "" || c.SentUnrendered || !c.action.renders() {
 		return settlement{}, true
 	}
-	key, rendered, err := c.action.toFix(ctx, c)
+	key, rendered, err := c.action.makeRequest(ctx, c)
 	if err != nil {
 		return c.action.deadUnsent(&c.OutboxQueueClaimRow, "render", err), false
 	}
@@ -49,11 +50,11 @@ func (d *destination) fix(ctx context.Context, c *claim) (s settlement, ok bool)
 	return settlement{}, true
 }
 
-// fixes reports whether the action sends more than the payload and the plain delivery key, which never change.
-func (a *action) fixes() bool { return a.render != nil || !a.rules.fits() }
+// renders reports whether the action sends more than the payload and the plain delivery key, which never change.
+func (a *action) renders() bool { return a.render != nil || !a.rules.fits() }
 
-// toFix makes the carried key and the rendered request; the request is nil if the action renders none.
-func (a *action) toFix(ctx context.Context, c *claim) (key string, rendered *Rendered, err error) {
+// makeRequest makes the carried key and the rendered request; the request is nil if the action renders none.
+func (a *action) makeRequest(ctx context.Context, c *claim) (key string, rendered *Rendered, err error) {
 	if key, err = a.rules.Project(c.DeliveryKey); err != nil {
 		return "", nil, fmt.Errorf("the delivery key does not fit the vendor: %w", err)
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// tight is a vendor that takes a key of 25 characters.
+// tight are the rules of a vendor that takes a key of 25 characters.
 var tight = dispatcher.Vendor{
 	Key:    dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: "idempotency-key", MaxLength: 25},
 	Window: 24 * time.Hour, Replay: dispatcher.ReplayAnswer,
 }
 
-// sends is what each attempt had in hands.
+// sends records what each attempt sent.
 type sends struct {
 	keys, requests []string
 	fail           error
@@ -33,7 +33,7 @@ func (s *sends) handle(_ context.Context, call *dispatcher.Call) (dispatcher.Out
 	return dispatcher.Delivered(dispatcher.Response{Code: "200"}), s.fail
 }
 
-// release is a dispatcher of one release: its rules and its template.
+// release returns a dispatcher of one release, with its rules and its template.
 func (b *bundle) release(s *sends, vendor *dispatcher.Vendor, template string) *dispatcher.Dispatcher {
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
@@ -50,7 +50,7 @@ func (b *bundle) release(s *sends, vendor *dispatcher.Vendor, template string) *
 	return d
 }
 
-func TestRequestIsFixedBeforeTheFirstSend(t *testing.T) {
+func TestRequestIsStoredBeforeTheFirstSend(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: errors.New("reset")}
 	id := b.insert("charge_card")
@@ -60,7 +60,7 @@ func TestRequestIsFixedBeforeTheFirstSend(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(s.keys[0]) != 25 || entry.Sent.CarriedKey != s.keys[0] || string(entry.Sent.Request) != "one "+s.keys[0]+" 1" || entry.Sent.MessageID != "<"+s.keys[0]+">" {
-		t.Errorf("kept %+v, carried %s", entry.Sent, s.keys[0])
+		t.Errorf("stored %+v, carried %s", entry.Sent, s.keys[0])
 	}
 	// Other releases: another template, no rules, neither.
 	longer := tight
@@ -91,11 +91,11 @@ func TestPlainIntentStaysPlain(t *testing.T) {
 		t.Errorf("carried %q, sent %q", s.keys, s.requests)
 	}
 	if n := b.count("select count(*) from samekey.outbox_sends"); n != 0 {
-		t.Errorf("%d rows are kept", n)
+		t.Errorf("%d rows are stored", n)
 	}
 }
 
-func TestUnsentKeepsItsFixedRequest(t *testing.T) {
+func TestUnsentKeepsItsStoredRequest(t *testing.T) {
 	b := setup(t)
 	s := &sends{fail: dispatcher.ErrUnsent}
 	b.insert("charge_card")
@@ -126,7 +126,7 @@ func TestRenderErrorIsDeadAndUnsent(t *testing.T) {
 			if s.calls != 0 {
 				t.Errorf("%d calls", s.calls)
 			}
-			// It was not sent: it may be redriven, also by a release that can.
+			// It was not sent, so it may be redriven, also by a release that can render it.
 			if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err != nil {
 				t.Error(err)
 			}
@@ -134,14 +134,14 @@ func TestRenderErrorIsDeadAndUnsent(t *testing.T) {
 	}
 }
 
-func TestZombieFixesNothing(t *testing.T) {
+func TestZombieStoresNoRequest(t *testing.T) {
 	b := setup(t)
 	s := &sends{}
 	taken := false
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{Concurrency: 1})
 	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), s.handle, withRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
-		if !taken { // another worker takes it over while it renders
+		if !taken { // another worker takes the intent over while this one renders
 			taken = true
 			b.exec("update samekey.outbox_queue set status = 'pending', leased_by = null, lease_until = null, attempt = attempt + 1")
 			return dispatcher.Rendered{Request: []byte("the zombie's")}, nil
