@@ -45,7 +45,7 @@ destinations:
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
     lookup:
-      request: GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
+      request: GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
       rules:
         - {status: 200, outcome: delivered}
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
@@ -114,7 +114,7 @@ actions:
 	if own.Vendor != want || !own.JSONAnswers || !stripe.JSONAnswers || c.destinations[7].JSONAnswers || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
 	}
-	if got := own.Lookup.Request + rulesOf(own.Lookup.Rules); got != "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}[{[[200 200]]   []} delivered]" {
+	if got := own.Lookup.Request + rulesOf(own.Lookup.Rules); got != "GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}[{[[200 200]]   []} delivered]" {
 		t.Error(got)
 	}
 	if stripe.Limits != (dispatcher.Limits{Rate: 10, Burst: 20, BreakAfter: -1}) {

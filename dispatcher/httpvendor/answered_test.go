@@ -13,16 +13,16 @@ import (
 )
 
 // byAnswer looks a call up by the id that the vendor assigned, or else by the key.
-var byAnswer = &Lookup{Request: "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}", Rules: []Rule{
+var byAnswer = &Lookup{Request: "GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}", Rules: []Rule{
 	{Match: Match{Status: status(200, 200), Field: "/state", Values: []string{"running"}}, Outcome: dispatcher.Accepted},
-	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Answer}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Outcome: dispatcher.Delivered},
+	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Response}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Outcome: dispatcher.Delivered},
 }}
 
 func TestLookupTemplateUsesTheLastAnswer(t *testing.T) {
-	with := `{{with .Answer}}%s{{.id}}{{else}}%s{{$.Key}}{{end}}`
+	with := `{{with .Response}}%s{{.id}}{{else}}%s{{$.Key}}{{end}}`
 	lookup := &Lookup{
 		Request: "POST /" + fmt.Sprintf(with, "ops/", "search?key=") + "&then={{.Payload.then}}",
-		Body:    `{"id": ` + fmt.Sprintf(with, "", "") + `, "either": {{if and .Answer (index .Answer "gone")}}1{{else}}{{.Key}}{{end}}}`,
+		Body:    `{"id": ` + fmt.Sprintf(with, "", "") + `, "either": {{if and .Response (index .Response "gone")}}1{{else}}{{.Key}}{{end}}}`,
 		Rules:   []Rule{{Match: Match{Status: status(200, 200), Header: "Location", Values: []string{fmt.Sprintf(with, "of ", "of ")}}, Outcome: dispatcher.Delivered}},
 	}
 	byID, byKey := `/ops/op%201%2F..%3F&%22&then=a+b {"id": "op 1/..?&\"", "either": "KEY"}`, `/search?key=KEY&then=a+b {"id": "KEY", "either": "KEY"}`
