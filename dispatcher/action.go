@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/jsonvalue"
 	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/outbox"
 )
@@ -20,8 +21,8 @@ import (
 // Delivery is how the intents of an action are delivered. Policy.Class and Send are required.
 //
 // Send, Lookup, Render and Apply get the payload, decoded from JSON into T exactly: numbers keep their digits, and
-// unknown members are allowed. A T of []byte or json.RawMessage gets the stored bytes. If a payload does not decode,
-// its intent is dead, with the reason in its history; other intents are not affected.
+// unknown members are allowed. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
+// payload does not decode, its intent is dead, with the reason in its history; other intents are not affected.
 //
 // Send and Lookup return an [Outcome] and an error. An error wins over the outcome; the outcome's response is kept as
 // evidence, and its After applies. If errors.Is(err, [ErrUnsent]) is true, the outcome is [Unsent]. Any other error,
@@ -233,12 +234,7 @@ func (d *Dispatcher) register(a *action, vendor Vendor, mistakes ConfigErrors) {
 
 // decode reads a payload without losing digits: numbers go straight from the text into T's fields.
 func decode[T any](call *Call) (payload T, err error) {
-	switch p := any(&payload).(type) {
-	case *[]byte:
-		*p = call.Payload
-		return payload, nil
-	case *json.RawMessage:
-		*p = call.Payload
+	if jsonvalue.SetBytes(&payload, call.Payload) {
 		return payload, nil
 	}
 	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
