@@ -99,8 +99,12 @@ func (d *destination) call(ctx context.Context, c *claim, call *Call) (outcome O
 	defer requests.End() // before the call is settled
 	ctx = requests.In(ctx)
 	began := time.Now()
-	outcome, err := guard(func() (Outcome, error) { return fn(ctx, call) })
-	outcome = conclude(outcome, err, lookup)
+	outcome, err := guard(func() (Outcome, error) {
+		outcome, err := fn(ctx, call)
+		_ = outcome.text() // it may panic, as the text of an error may
+		return outcome, err
+	})
+	outcome = conclude(outcome, err, lookup, requests.Once && requests.Sent())
 	if outcome.mistake {
 		d.worker.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
 			append(c.attrs(), slog.String("error", outcome.reason.Error()))...)
@@ -121,12 +125,16 @@ type panicError struct{ value any }
 
 func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
 
-// guard turns a panic into an error.
+// guard turns a panic into an error. The methods of an error can panic too, such as those of a nil pointer that a
+// function returned as an error: so guard reads its text once.
 func guard[T any](fn func() (T, error)) (value T, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{p}
 		}
 	}()
-	return fn()
+	if value, err = fn(); err != nil {
+		_ = withoutURL(err)
+	}
+	return value, err
 }

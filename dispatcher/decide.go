@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -117,7 +116,7 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 		s.status, s.outcome, s.response.Code, s.attemptsUsed = statusPending, outcomeAbsent, outcomeAbsent, 0
 		s.clearSent, s.forbidResend = true, true
 	case o.kind == outcomeAbsent:
-		s.status, s.outcome, s.leaveOrder, s.response.Code = statusParked, outcomeAbsent, p.PassFailed, o.code(outcomeAbsent)
+		s.status, s.outcome, s.leaveOrder, s.response.Code = statusParked, outcomeAbsent, p.PassFailed, or(o.response.Code, outcomeAbsent)
 	case o.kind == outcomeUnsent || o.kind == outcomeRetry || o.kind == outcomeDenied:
 		// The vendor could not be asked, and no attempt is used.
 		s.status, s.outcome, s.response.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
@@ -180,12 +179,21 @@ func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err erro
 		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
 }
 
-// withoutURL is an error's text without the URL that net/http puts into it: query and user may be secrets.
-func withoutURL(err error) string {
-	text := err.Error()
-	var request *url.Error
-	if errors.As(err, &request) && request.URL != "" {
+// withoutURL is an error's text without the URLs that net/http puts into it: query and user may be secrets.
+func withoutURL(err error) string { return hideURLs(err.Error(), err) }
+
+// hideURLs replaces the URLs of an error, and of all errors that it wraps, in a text.
+func hideURLs(text string, err error) string {
+	if request, ok := err.(*url.Error); ok && request.URL != "" {
 		text = strings.ReplaceAll(strings.ReplaceAll(text, fmt.Sprintf("%q", request.URL), "[URL]"), request.URL, "[URL]")
+	}
+	switch err := err.(type) {
+	case interface{ Unwrap() error }:
+		return hideURLs(text, err.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, wrapped := range err.Unwrap() {
+			text = hideURLs(text, wrapped)
+		}
 	}
 	return text
 }

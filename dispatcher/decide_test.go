@@ -25,13 +25,13 @@ func actionOf(class Class, attempts int) *action {
 
 // sent returns the settlement after Send returned o and err; lookedUp returns the settlement after Lookup did.
 func (a *action) sent(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
-	return a.decide(row, conclude(o, err, false))
+	return a.decide(row, conclude(o, err, false, false))
 }
 
 func (a *action) lookedUp(row *db.OutboxQueueClaimRow, o Outcome, err error) settlement {
 	unknown := *row
 	unknown.Status = statusUnknown
-	return a.decide(&unknown, conclude(o, err, true))
+	return a.decide(&unknown, conclude(o, err, true, false))
 }
 
 // The settlement of an attempt, by class: the next state, the outcome, the attempts used, the code, and whether
@@ -389,7 +389,7 @@ func TestPanicIsAnError(t *testing.T) {
 // A panic value proves nothing about what was sent.
 func TestPanicWithErrUnsentIsUnknown(t *testing.T) {
 	_, err := guard(func() (Outcome, error) { panic(ErrUnsent) })
-	if o := conclude(Outcome{}, err, false); o.kind != outcomeFailed {
+	if o := conclude(Outcome{}, err, false, false); o.kind != outcomeFailed {
 		t.Fatalf("concluded %v", o)
 	}
 }
@@ -420,6 +420,22 @@ func TestAbsentCountsTwiceOnlyInARow(t *testing.T) {
 		s := a.lookedUp(&db.OutboxQueueClaimRow{LastCode: &before}, Absent(Response{}), nil)
 		if s.status != statusUnknown || s.clearSent || s.forbidResend || s.response.Code != outcomeAbsent || s.delay != a.policy.SettlingDelay {
 			t.Errorf("after %s: %+v", before, s)
+		}
+	}
+}
+
+// The worker goes by the last code of an unknown intent. A vendor's code must not pass for one of the worker's.
+func TestVendorCodeIsNotTheWorkersOwn(t *testing.T) {
+	for _, code := range []string{"absent", "accepted", "orphaned", "settling"} {
+		a := actionOf(NonIdempotentWrite, 5)
+		for _, o := range []Outcome{Unknown(Response{Code: code}), Stuck(Response{Code: code})} {
+			s := a.sent(&db.OutboxQueueClaimRow{}, o, nil)
+			if s.status != statusUnknown || s.response.Code != "vendor_"+code {
+				t.Errorf("%v: %+v", o, s)
+			}
+		}
+		if s := a.lookedUp(&db.OutboxQueueClaimRow{}, Retry(Response{Code: code}), nil); s.response.Code != "vendor_"+code {
+			t.Errorf("a lookup: %+v", s)
 		}
 	}
 }
@@ -561,6 +577,8 @@ func TestErrorTextHasNoURL(t *testing.T) {
 	for _, err := range []error{
 		&url.Error{Op: "Post", URL: secret, Err: errors.New("reset by " + secret)},
 		fmt.Errorf("charge: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded}),
+		errors.Join(&url.Error{Op: "Post", URL: "https://first.example", Err: os.ErrDeadlineExceeded},
+			fmt.Errorf("then: %w", &url.Error{Op: "Post", URL: secret, Err: os.ErrDeadlineExceeded})),
 	} {
 		for _, s := range []settlement{
 			actionOf(IdempotentWrite, 5).sent(&db.OutboxQueueClaimRow{}, Outcome{}, err),

@@ -6,7 +6,7 @@ func (d *destination) deliver(c *claim) {
 	returned := false
 	defer func() {
 		if !returned { // runtime.Goexit, as in t.FailNow, runs deferred functions only
-			s = c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown))
+			s = c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown, false))
 		}
 		d.leave(c)
 		d.slots.callEnded() // slots count calls, not settles

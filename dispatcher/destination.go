@@ -256,5 +256,5 @@ func (s slots) release(n int) {
 func (s slots) callEnded() { <-s.calls }
 func (s slots) settled()   { <-s.open }
 
-// allTaken reports whether no call can begin.
-func (s slots) allTaken() bool { return len(s.calls) == cap(s.calls) }
+// allTaken reports whether no call can begin before another one ends or is settled.
+func (s slots) allTaken() bool { return len(s.calls) == cap(s.calls) || len(s.open) == cap(s.open) }

@@ -190,6 +190,45 @@ func TestDialErrorProvesNothing(t *testing.T) {
 	}
 }
 
+// brokenError is an error whose methods panic, such as a nil pointer that a function returned as an error.
+type brokenError struct{ text string }
+
+func (e *brokenError) Error() string { return e.text }
+
+func TestErrorWhoseMethodsPanicEndsNoWorker(t *testing.T) {
+	var broken *brokenError
+	for name, send := range map[string]func() (dispatcher.Outcome, error){
+		"an error": func() (dispatcher.Outcome, error) { return dispatcher.Delivered(dispatcher.Response{}), broken },
+		"wrapped":  func() (dispatcher.Outcome, error) { return dispatcher.Outcome{}, errors.Join(broken, broken) },
+		"a reason": func() (dispatcher.Outcome, error) { return dispatcher.Dead(dispatcher.Response{}).Because(broken), nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := policyOf(dispatcher.NonIdempotentWrite)
+			p.Attempts = 1
+			b, d, s := scriptedSetup(t, p, withLookup(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Outcome, error) { return send() }))
+			s.next = func(*dispatcher.Call) (dispatcher.Outcome, error) { return send() }
+			id := b.insert("charge_card")
+			b.expect(d, unknown)
+			b.elapse(settling)
+			b.expect(d, parked)
+			b.wantHistory(id, "attempt:unknown:panic lookup:unknown:lookup_failed")
+		})
+	}
+	t.Run("in Apply", func(t *testing.T) {
+		b, d, _ := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite),
+			withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error { return broken }))
+		b.insert("charge_card")
+		b.expect(d, retried)
+	})
+	t.Run("in Render", func(t *testing.T) {
+		b, d, _ := scriptedSetup(t, policyOf(dispatcher.NonIdempotentWrite), withRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
+			return dispatcher.Rendered{}, broken
+		}))
+		b.insert("charge_card")
+		b.expect(d, dispatcher.Summary{Dead: 1})
+	})
+}
+
 func TestGoexitInSendIsUnknown(t *testing.T) {
 	b := setup(t)
 	id := b.insert("charge_card")

@@ -12,7 +12,7 @@ import (
 
 func TestHealthOf(t *testing.T) {
 	broken := errors.New("connection reset by peer")
-	failed := func(err error) Outcome { return conclude(Outcome{}, err, false) }
+	failed := func(err error) Outcome { return conclude(Outcome{}, err, false, false) }
 	for _, test := range []struct {
 		name    string
 		outcome Outcome
@@ -36,7 +36,7 @@ func TestHealthOf(t *testing.T) {
 		{"a panic", failed(&panicError{value: "x"}), limit.NoSign},
 		{"a stop", failed(context.Canceled), limit.NoSign},
 		{"no outcome", failed(nil), limit.NoSign},
-		{"absent from a Send", conclude(Absent(Response{}), nil, false), limit.NoSign},
+		{"absent from a Send", conclude(Absent(Response{}), nil, false, false), limit.NoSign},
 		{"a payload that does not decode", Dead(Response{Code: codePayload}).Because(broken), limit.NoSign},
 	} {
 		if got := healthOf(test.outcome, false); got != test.want {

@@ -25,9 +25,10 @@ type orderSettler struct {
 const (
 	orderedBatch = 50                    // each ordering key takes an advisory lock, and a slot of the server's shared table
 	orderedRetry = 25 * time.Millisecond // doubles while nothing moves
-	renewEvery   = time.Second
-
-	orderedMaxWait = 500 * time.Millisecond
+	// orderedMaxWait is short: writers of a busy key leave its lock free for moments only, and a settle must meet one.
+	// With a key that was locked 30 of each 36 ms, a settle took 0.1 s at the median, and 1.8 s with a wait of 500 ms.
+	orderedMaxWait = 50 * time.Millisecond
+	renewEvery     = time.Second
 )
 
 // run settles until ordered is closed and all is written, or ctx ends.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/samekey/samekey/internal/intent"
@@ -165,6 +166,7 @@ func (o Outcome) String() string {
 
 // ErrUnsent marks errors of calls of which provably nothing was sent. The client of package dispatcher/httpclient
 // returns such errors. A Send or Lookup that returns one, wrapped or not, has the outcome [Unsent].
+// If the client has sent another request of the same attempt of a write, the outcome is unknown all the same.
 var ErrUnsent = errors.New("nothing was sent")
 
 // The codes of outcomes that come without a code of the vendor's.
@@ -179,20 +181,24 @@ var (
 	errNoOutcome = errors.New("the function returned no Outcome and no error: return Delivered if the vendor acted")
 	errAbsent    = errors.New("Send returned Absent, which only a Lookup may return")
 	errGone      = errors.New("Lookup returned Gone, which only a Send may return")
+	errSent      = errors.New("Send returned Unsent, but the client of package httpclient has sent a request of this attempt")
 )
 
 // conclude returns what a Send or a Lookup found out, from both of its results. An error wins over the outcome; the
-// response is kept as evidence.
-func conclude(o Outcome, err error, lookup bool) Outcome {
+// response is kept as evidence. If a write's request may have been sent, no error proves the opposite: it may be the
+// error of another request of the same attempt, such as a first try at a host that is down.
+func conclude(o Outcome, err error, lookup, writeSent bool) Outcome {
 	switch {
-	case errors.Is(err, ErrUnsent):
+	case errors.Is(err, ErrUnsent) && !writeSent:
 		o.kind, o.reason = outcomeUnsent, err
-	case errors.Is(err, wire.ErrProxied):
+	case errors.Is(err, wire.ErrProxied) && !writeSent:
 		o.kind, o.reason, o.response.Code = outcomeDead, err, codeProxy
 	case err != nil:
 		o.kind, o.reason = outcomeFailed, err
 	case o.kind == outcomeNone:
 		o.kind, o.reason, o.response.Code, o.mistake = outcomeUnknown, errNoOutcome, codeNoOutcome, true
+	case o.kind == outcomeUnsent && writeSent:
+		o.kind, o.reason, o.mistake = outcomeUnknown, errors.Join(errSent, o.reason), true
 	case o.kind == outcomeAbsent && !lookup:
 		o.kind, o.reason, o.mistake = outcomeUnknown, errAbsent, true
 	case o.kind == outcomeGone && lookup:
@@ -204,8 +210,16 @@ func conclude(o Outcome, err error, lookup bool) Outcome {
 // wait is how long the vendor asks to be left alone.
 func (o Outcome) wait() time.Duration { return min(max(o.after, 0), maxDelay) }
 
-// code is the response's code, or a default.
-func (o Outcome) code(fallback string) string { return or(o.response.Code, fallback) }
+// ownCodes are codes by which the worker tells, at the next claim, what it found out before.
+var ownCodes = []string{outcomeAbsent, codeAccepted, codeOrphaned, codeSettling}
+
+// code is the response's code, or a default. A vendor's code that is the same as one of the worker's own is marked.
+func (o Outcome) code(fallback string) string {
+	if slices.Contains(ownCodes, o.response.Code) {
+		return "vendor_" + o.response.Code
+	}
+	return or(o.response.Code, fallback)
+}
 
 // text is the reason for the history, without URLs, which may contain secrets.
 func (o Outcome) text() string {

@@ -71,7 +71,7 @@ func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok boo
 	case row.LastCode != nil && *row.LastCode == codeOrphaned && settling > 0:
 		// The worker that took the intent over does not know the policy, and waited settlingOrphans. Wait for the rest.
 		s.status, s.outcome, s.leaveOrder = statusUnknown, outcomeRetry, false
-		s.response.Code, s.delay = "settling", settling
+		s.response.Code, s.delay = codeSettling, settling
 	case int(row.AttemptsUsed) >= a.policy.Attempts: // a lookup that kills its worker is not repeated without end
 		s.response.Code = "attempts"
 	default:
@@ -80,11 +80,12 @@ func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok boo
 	return s, false
 }
 
-// The codes of intents that an earlier release may have sent elsewhere, or in another form.
+// The codes of intents that an earlier release may have sent elsewhere, or in another form, or whose worker is gone.
 const (
 	codeMoved    = "moved"
 	codeForm     = "form"
 	codeOrphaned = "orphaned" // OutboxQueueRelease writes it
+	codeSettling = "settling" // OutboxQueueSettle knows it
 )
 
 // moved reports whether another destination may have acted: this one would act again, and cannot be asked either.
@@ -139,7 +140,7 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {
 	switch err := c.endpointErr; {
 	case errors.Is(err, errNoEndpoint):
-		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true))
+		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true, false))
 	case err != nil:
 		return nil, d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
 	}

@@ -162,8 +162,8 @@ func timeline(t *testing.T, on *samekeytest.DB) (line string) {
 func TestRepeatedSettleAddsOneEvent(t *testing.T) {
 	on, n, s := settling(t)
 	c := claimOne(t, n)
-	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
-	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false))})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false, false))})
+	settle(t.Context(), s, []result{resultOf(c, conclude(Outcome{}, errors.New("reset"), false, false))})
 	if got := timeline(t, on); got != "attempt:1" {
 		t.Errorf("the history is %q", got)
 	}

@@ -267,6 +267,21 @@ func TestErrorTellsWhetherItWasSent(t *testing.T) {
 			_, _ = send(ctx, direct, http.MethodPost, server.URL, nil)
 			return one(direct, down)(ctx, call, nil)
 		}, false, "unknown attempt:unknown:unknown", 1},
+		"not, then sent": {func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			_, first := send(ctx, direct, http.MethodPost, down, nil) // which is ErrUnsent
+			_, second := send(ctx, direct, http.MethodPost, server.URL+"/reset", nil)
+			return dispatcher.Outcome{}, errors.Join(first, second)
+		}, false, "unknown attempt:unknown:unknown", 1},
+		"not, then sent, and returned as unsent": {func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			_, first := send(ctx, direct, http.MethodPost, down, nil)
+			_, _ = send(ctx, direct, http.MethodPost, server.URL+"/reset", nil)
+			return dispatcher.Unsent(first), nil
+		}, false, "unknown attempt:unknown:unknown", 1},
+		"not by a proxy, then sent": {func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			_, first := send(ctx, proxied, http.MethodPost, "http://vendor.example", nil)
+			_, second := send(ctx, direct, http.MethodPost, server.URL+"/reset", nil)
+			return dispatcher.Outcome{}, errors.Join(first, second)
+		}, true, "unknown attempt:unknown:unknown", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			requests.Store(0)

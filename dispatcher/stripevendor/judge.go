@@ -63,13 +63,20 @@ func (c *Client) judge(ctx context.Context, x *exchange, own dispatcher.Outcome,
 		return x.notDone(response), nil
 	}
 	switch {
+	case errors.Is(said, dispatcher.ErrUnsent): // the error of something else that the function did
+		_, text := describe(said)
+		return dispatcher.Unknown(response), failed("answered %d, after which the function failed: %s", x.status, text)
 	case said != nil:
 		return dispatcher.Unknown(response), said
+	case own.Kind() == unsent:
+		return dispatcher.Unknown(response), failed("answered %d, and the function returned Unsent", x.status)
 	case own.Kind() != "":
 		return own, nil
 	}
 	return x.done(response), nil
 }
+
+var unsent = dispatcher.Unsent(nil).Kind()
 
 // notDone returns what an answer other than success means.
 func (x *exchange) notDone(response dispatcher.Response) dispatcher.Outcome {

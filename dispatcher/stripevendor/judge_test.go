@@ -166,6 +166,28 @@ func TestOutcomeOfTheFunctionCountsOnA2xx(t *testing.T) {
 	}
 }
 
+// A function that fails elsewhere after Stripe has answered does not make the call unsent.
+func TestErrorAfterA2xxIsNeverUnsent(t *testing.T) {
+	unsent := fmt.Errorf("note it: %w", dispatcher.ErrUnsent)
+	for name, result := range map[string]func() (dispatcher.Outcome, error){
+		"error":   func() (dispatcher.Outcome, error) { return dispatcher.Outcome{}, unsent },
+		"outcome": func() (dispatcher.Outcome, error) { return dispatcher.Unsent(unsent), nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t, says(200, succeeded))
+			id := b.insert()
+			b.expect(b.workerOf(b.account(), func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
+				_, _ = pay(ctx, sc, call, c)
+				return result()
+			}), retried)
+			b.wantHistory(id, "attempt:retry:200")
+			if !value[bool](b, "select attempts_used = 1 and first_sent_at is not null from samekey.outbox_queue where id = $1", id) {
+				t.Error("it counts as unsent")
+			}
+		})
+	}
+}
+
 func TestUnreachableStripeIsUnsent(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -61,6 +61,9 @@ func (l *lives) step() {
 		return
 	}
 	x := l.all[l.IntN(len(l.all))]
+	if l.IntN(4) == 0 {
+		l.refused(x)
+	}
 	var possible []intent.Transition
 	for _, step := range intent.Table {
 		underLease := slices.Contains([]string{intent.EventAttempt, intent.EventLookup, intent.EventApply, intent.EventPostponed, intent.EventOrphaned}, step.Event)
@@ -107,6 +110,52 @@ func (l *lives) step() {
 		l.moved(x, step.Event, to)
 		l.promote(x.key)
 	}
+}
+
+// refused makes events happen that the table does not have for the intent's status, and expects that each changes
+// nothing.
+func (l *lives) refused(x *life) {
+	l.Helper()
+	resolve := func(outcome string) func() (int64, error) {
+		return func() (int64, error) {
+			return l.q.OutboxOperatorResolve(l.Context(), db.OutboxOperatorResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"})
+		}
+	}
+	for _, attempt := range []struct {
+		event string
+		make  func() (int64, error)
+	}{
+		{intent.EventApproved, func() (int64, error) {
+			return l.q.OutboxOperatorApprove(l.Context(), db.OutboxOperatorApproveParams{ID: x.id, Actor: "a", Reason: "r"})
+		}},
+		{intent.EventResolved, resolve(intent.OutcomeDelivered)},
+		{intent.EventResolved, resolve(intent.OutcomeNotSent)},
+		{intent.EventRedriven, func() (int64, error) {
+			return l.q.OutboxOperatorRedrive(l.Context(), db.OutboxOperatorRedriveParams{ID: x.id, Actor: "a", Reason: "r"})
+		}},
+		{intent.EventRedriven, func() (int64, error) {
+			rows, err := l.q.OutboxOperatorRedriveAll(l.Context(), db.OutboxOperatorRedriveAllParams{Statuses: []string{x.status}, MaxCount: 100, Actor: "a", Reason: "r"})
+			return int64(len(rows)), err
+		}},
+		{intent.EventClaimed, func() (int64, error) { return l.claimable(x), nil }},
+	} {
+		if slices.ContainsFunc(intent.Table, func(t intent.Transition) bool { return t.From == x.status && t.Event == attempt.event }) {
+			continue
+		}
+		if rows, err := attempt.make(); err != nil || rows != 0 {
+			l.Fatalf("%q was %s: %d rows, %v", x.status, attempt.event, rows, err)
+		}
+	}
+}
+
+// claimable claims an intent that must not be claimed, and returns how many rows that gave.
+func (l *lives) claimable(x *life) int64 {
+	l.exec(`update samekey.outbox_queue set due_at = clock_timestamp() + case when id = $1 then interval '-1 second' else interval '1 hour' end`, x.id)
+	answered, err := l.q.OutboxAnsweredClaim(l.Context(), db.OutboxAnsweredClaimParams{Action: "charge", Worker: 7, MaxCount: 10, Lease: time.Minute})
+	if err != nil {
+		l.Fatal(err)
+	}
+	return int64(len(answered) + len(l.claim(nil)))
 }
 
 func (l *lives) enqueue() {
