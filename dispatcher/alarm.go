@@ -6,18 +6,6 @@ import (
 	"time"
 )
 
-// alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker reports that it
-// is stuck. A claim may take claimTimeout, and is made again once.
-const alarmAfter = 25 * time.Second
-
-// tries is what the watch knows about the claims of an action. All times are monotonic.
-type tries struct {
-	since time.Time // when the watch first saw something due and nothing in the way
-	began time.Time // when the claim that is under way began; zero: no claim is
-	ended time.Time // when the last one ended without an error
-	err   string    // of the last one
-}
-
 // tried notes that a claim begins. The function that it returns notes the end.
 func (d *destination) tried(index int) (ended func(error)) {
 	d.mu.Lock()

@@ -93,9 +93,6 @@ const (
 	usedOfLate = 0.98
 )
 
-// errGaveWay ends an Apply that takes long while others have no slot.
-var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")
-
 var errGoexit = errors.New("the Apply ended its goroutine")
 
 // applySlots is how many connections of a pool Applies may take: half, so that claims, settles and River go on.

@@ -16,6 +16,7 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
+	"github.com/samekey/samekey/outbox"
 )
 
 // apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's
@@ -253,3 +254,16 @@ func fenced(err error) error {
 	}
 	return err
 }
+
+// settledOf is what the Apply of a claim is told.
+func settledOf(c *claim, last db.OutboxHistoryAnswerRow) Settled {
+	s := Settled{
+		Call: c.call(), Status: outbox.Status(last.Outcome), Resolved: last.Resolved,
+		Response: Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response},
+	}
+	s.Endpoint = nil // it was read only if the same claim made the call
+	return s
+}
+
+// errGaveWay ends an Apply that takes long while others have no slot.
+var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")

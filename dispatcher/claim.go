@@ -4,44 +4,10 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/limit"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
-
-// claim is one claimed intent, on its way from the claim to its settlement.
-type claim struct {
-	db.OutboxQueueClaimRow
-	action  *action
-	worker  int32     // the id under which it was claimed; the session may have another one by now
-	asked   time.Time // read before the claim was sent: the attempt's deadline counts from here
-	visit   visit     // its way past the limits
-	settled chan bool // what the settler wrote; see settler.settle
-
-	calls   bool       // it leads to a call
-	resting settlement // else what becomes of it
-
-	unloaded bool // of an answered intent: it has no payload until its Apply begins
-	unmarked bool // leased as unsent, and not marked since: it is not sent
-
-	endpointName string
-	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
-	endpointErr  error           // why that is not known
-}
-
-// newClaim makes the claim of a row. asked and worker are those of the statement that claimed it.
-func newClaim(row db.OutboxQueueClaimRow, a *action, asked time.Time, worker int32) *claim {
-	return &claim{OutboxQueueClaimRow: row, action: a, asked: asked, worker: worker, settled: make(chan bool, 1)}
-}
-
-// batch is what one claim took, of one action.
-type batch struct {
-	action *action
-	claims []*claim
-	epoch  int // of the destination's breaker
-}
 
 // next says what follows a claim of an action.
 type next int
@@ -61,13 +27,6 @@ const (
 	// fullScan is how often a claim starts from the beginning.
 	fullScan = time.Second
 )
-
-// mark is an action's low-water mark of due_at. Entries of the index before it are dead (a long snapshot keeps them),
-// so claims start from it. A row below it, from a late commit, is found by a full scan about once a second.
-type mark struct {
-	dueAt time.Time
-	full  time.Time // when the last full scan began
-}
 
 // claim takes due intents of one action under leases: as many as there are reserved slots, and as the limits allow. The
 // rows are read to their end, which is after the claim's commit, before any of them is started: a fast settle must find
@@ -188,15 +147,4 @@ func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.Ou
 	}
 	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	return p
-}
-
-// keyWindow is the policy's, as queries take it.
-func (a *action) keyWindow() (forever bool, window pgtype.Interval) {
-	switch w := a.policy.KeyWindow; {
-	case w == Forever:
-		forever = true
-	case w > 0:
-		window = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
-	}
-	return forever, window
 }

@@ -33,25 +33,6 @@ const (
 	loadTimeout = 30 * time.Second
 )
 
-// loadBudget is how many bytes a claim may take.
-type loadBudget struct{ limit int64 }
-
-func newLoadBudget() loadBudget { return loadBudget{limit: firstClaimBytes} }
-
-// took adapts the budget to a load of so many bytes that took so long.
-func (b *loadBudget) took(bytes int64, so time.Duration) {
-	switch {
-	case so < loadTarget/4:
-		b.limit = max(b.limit, 2*min(b.limit, bytes))
-	default:
-		b.limit = int64(float64(bytes) * loadTarget.Seconds() / so.Seconds())
-	}
-	b.limit = min(max(b.limit, minClaimBytes), maxClaimBytes)
-}
-
-// failed: the connection carries less than was thought, or nothing.
-func (b *loadBudget) failed() { b.limit = minClaimBytes }
-
 // loadBatch loads what the claim left out. A stop cuts it off. If it fails, the batch is given back: nothing was sent.
 func (d *destination) loadBatch(ctx context.Context, b batch) error {
 	if !b.claims[0].PayloadDeferred {
@@ -98,14 +79,6 @@ func (l *loadBudget) batch(ctx context.Context, q *db.Queries, b batch) error {
 		byID[row.ID].loaded(row)
 	}
 	return nil
-}
-
-// loaded takes what the claim left out.
-func (c *claim) loaded(row db.OutboxLoadRow) {
-	c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
-	c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
-	c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
-	c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
 }
 
 // markSending marks claims that were leased as unsent and are about to be sent. What is not marked is given back.

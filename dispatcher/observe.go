@@ -73,3 +73,16 @@ func healthOf(o Outcome, lookup bool) limit.Health {
 	}
 	return limit.Good
 }
+
+// leave ends a claim's visit.
+func (d *destination) leave(c *claim) {
+	v := &c.visit
+	if v.breaker != nil && !v.told { // no call was made
+		if made := v.breaker.Record(v.epoch, limit.NoSign, time.Now()); made.Room {
+			d.poke(c.action.name)
+		}
+	}
+	if v.endpoint != nil && d.endpoints.Leave(v.endpoint, v.start, time.Now(), v.health) {
+		d.poke(c.action.name)
+	}
+}

@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // The worker works on connections of its own, made as the application's pool makes them (its address, its hooks, its
@@ -225,3 +227,13 @@ func closePool(pool *pgxpool.Pool, patience time.Duration, log *slog.Logger) {
 		log.Warn("dispatcher: stopped with connections that are still in use; each is closed when it is given back")
 	}
 }
+
+// resetReadOnly replaces a pool's connections after a failover left them on a server that takes no writes.
+func resetReadOnly(pool *pgxpool.Pool, err error) {
+	if sqlstate.Of(err) == sqlstate.ReadOnly {
+		pool.Reset()
+	}
+}
+
+// isReadCommitted makes each statement see what was committed before it began, whatever the database's default.
+var isReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}

@@ -80,14 +80,6 @@ func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok boo
 	return s, false
 }
 
-// The codes of intents that an earlier release may have sent elsewhere, or in another form, or whose worker is gone.
-const (
-	codeMoved    = "moved"
-	codeForm     = "form"
-	codeOrphaned = "orphaned" // OutboxQueueRelease writes it
-	codeSettling = "settling" // OutboxQueueSettle knows it
-)
-
 // moved reports whether another destination may have acted: this one would act again, and cannot be asked either.
 func (a *action) moved(row *db.OutboxQueueClaimRow) bool {
 	return a.policy.Class != Read && !row.FirstSend && row.SentTo != "" && sentDestination(row) != a.destination()
@@ -177,34 +169,4 @@ func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, er
 		return nil, err
 	}
 	return &Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil
-}
-
-// notSent gives a claim back because the database did not answer. Nothing was sent.
-func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
-	if err != nil {
-		d.worker.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
-	}
-	s := c.action.givenBack(&c.OutboxQueueClaimRow)
-	s.delay = time.Second // no busy loop against a database in trouble
-	return s
-}
-
-// givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
-// sent, nothing is spent, and the intent is due.
-func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
-	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, attemptsUsed: int(row.AttemptsUsed),
-		clearSent: row.FirstSend, response: Response{Code: "given_back"}}
-	switch row.Status {
-	case statusUnknown:
-		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
-	case statusAnswered:
-		s.event, s.status, s.outcome = "apply", statusAnswered, outcomeRetry
-	}
-	return s
-}
-
-// deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
-func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
-	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,
-		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: withoutURL(err)}
 }

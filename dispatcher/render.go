@@ -50,9 +50,6 @@ func (d *destination) storeRequest(ctx context.Context, c *claim) (s settlement,
 	return settlement{}, true
 }
 
-// renders reports whether the action sends more than the payload and the plain delivery key, which never change.
-func (a *action) renders() bool { return a.render != nil || !a.rules.fits() }
-
 // makeRequest makes the carried key and the rendered request; the request is nil if the action renders none.
 func (a *action) makeRequest(ctx context.Context, c *claim) (key string, rendered *Rendered, err error) {
 	if key, err = a.rules.Project(c.DeliveryKey); err != nil {

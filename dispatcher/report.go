@@ -133,21 +133,6 @@ func (r *reports) check(c *claim, s settlement) {
 	}
 }
 
-// attrs name a claim in logs.
-func (c *claim) attrs() []any {
-	return []any{slog.String("action", c.action.name), slog.Any("intent", c.ID), slog.Int("attempt", int(c.Attempt)),
-		slog.String("key", c.call().Key.Hash())}
-}
-
-// where names whom a claim calls, in logs.
-func (c *claim) where() []any {
-	where := []any{slog.String("destination", c.action.destination())}
-	if e := c.visit.endpoint; e != nil {
-		where = append(where, slog.String("endpoint", e.Digest()))
-	}
-	return where
-}
-
 // end counts a claim that is over.
 func (w *worker) end(status string, settled bool) {
 	w.reports.count(status, settled)

@@ -18,9 +18,6 @@ import (
 // River job that is harmless to lose, to repeat or to run twice. Nothing waits for River: see shift.go. River also runs
 // the periodic tasks of upkeep.go.
 
-// queueName is the River queue of a destination.
-func queueName(destination string) string { return "samekey_" + destination }
-
 // upkeepQueue is where the periodic jobs run.
 const upkeepQueue = "samekey"
 

@@ -111,10 +111,6 @@ func (d *Dispatcher) over(ctx context.Context, w *worker) {
 	d.running.Unlock()
 }
 
-// stopMargin is how much longer than StopTimeout a stop takes at most, for the last settles and for River's own end
-// each.
-const stopMargin = 5 * time.Second
-
 // attend keeps the session and settles until leave is called. leave ends the calls under way, then the last settles,
 // then the session, and with it the worker's lock.
 func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
@@ -270,13 +269,6 @@ func (s *settler) giveUp(ctx context.Context, r result) {
 	r.tell(false)
 }
 
-// resetReadOnly replaces a pool's connections after a failover left them on a server that takes no writes.
-func resetReadOnly(pool *pgxpool.Pool, err error) {
-	if sqlstate.Of(err) == sqlstate.ReadOnly {
-		pool.Reset()
-	}
-}
-
 // tell tells each claim of a batch, and keeps the answers that came too late.
 func (s *settler) tell(ctx context.Context, batch []result, attempts []db.OutboxQueueSettleRow) {
 	written := make(map[db.OutboxQueueSettleRow]bool, len(attempts))
@@ -384,6 +376,3 @@ func (s *settler) renew(ctx context.Context, waiting []result) error {
 	}
 	return nil
 }
-
-// isReadCommitted makes each statement see what was committed before it began, whatever the database's default.
-var isReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}

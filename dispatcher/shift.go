@@ -44,19 +44,6 @@ import (
 //
 // Stop. A stop ends the waits. A claim under way is finished, and its intents are given back unsent.
 
-// shiftLength is how long a drain lasts. Then River is asked again, so that River shows which process drains, and its
-// stop and rescue have an effect.
-const shiftLength = 5 * time.Minute
-
-// riverPatience is how long River has to begin a drain.
-const riverPatience = time.Second
-
-// stint is a River job that offers to run a shift.
-type stint struct {
-	begin chan struct{} // closed by the keeper: drain now
-	ended chan struct{} // closed by the job
-}
-
 // shiftOf runs a shift for a River job when keepShift lets it, and returns when the shift is over.
 func (d *destination) shiftOf(ctx context.Context) {
 	s := stint{make(chan struct{}), make(chan struct{})}

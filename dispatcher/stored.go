@@ -3,46 +3,12 @@ package dispatcher
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/google/uuid"
-
 	"github.com/samekey/samekey/internal/db"
-)
-
-// Endpoint is where a call goes, as it was stored right before the call.
-type Endpoint struct {
-	Name    string
-	URL     string
-	Secrets Secrets // each of them signs the call
-}
-
-// Secrets are the texts that sign a call. Printed, logged or encoded they read "[secrets]".
-type Secrets []string
-
-const hiddenSecrets = "[secrets]"
-
-// Format writes "[secrets]", whatever the verb.
-func (Secrets) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(hiddenSecrets)) }
-
-// MarshalText returns "[secrets]".
-func (Secrets) MarshalText() ([]byte, error) { return []byte(hiddenSecrets), nil }
-
-// storedEndpoint is an endpoint, and of which version it was read.
-type storedEndpoint struct {
-	Endpoint
-	version uuid.UUID
-	stopped bool
-}
-
-// The codes of intents that name an endpoint to which nothing is sent.
-const (
-	codeEndpointStopped = "endpoint_stopped"
-	codeEndpointMissing = "endpoint_missing"
 )
 
 // maxEndpointName is that of the table.

@@ -209,10 +209,6 @@ func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	}
 }
 
-// settlingOrphans is the settling delay of an intent whose worker never wrote an outcome. Its lease, which is longer
-// than its timeout, has run out by then.
-const settlingOrphans = 5 * time.Second
-
 // promote gives a head to ordering keys that lost theirs: under REPEATABLE READ a writer may not see that the head was
 // finished meanwhile.
 func (s *sweeper) promote(ctx context.Context) error {
