@@ -41,7 +41,7 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 			t.since = time.Time{}
 		case t.since.IsZero() || t.ended.After(t.since):
 			t.since = now
-		case now.Sub(t.since) >= d.worker.alarmAfter && stuck == "":
+		case now.Sub(t.since) >= d.worker.times.alarmAfter && stuck == "":
 			stuck = t.cause(a.name, now.Sub(t.since), claiming, d.worker.settler.isHeldUp())
 		}
 	}

@@ -162,7 +162,7 @@ func (ap *applier) watch(err error) {
 func (ap *applier) stuckFor() string {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
-	if ap.failing.IsZero() || time.Since(ap.failing) < ap.worker.alarmAfter {
+	if ap.failing.IsZero() || time.Since(ap.failing) < ap.worker.times.alarmAfter {
 		return ""
 	}
 	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)

@@ -72,9 +72,7 @@ const (
 	minTimeout = 100 * time.Millisecond
 	maxTimeout = time.Hour
 
-	// minSettle is what a lease has left, at least, to record the outcome of an attempt that took all its time.
-	minSettle = 100 * time.Millisecond
-	maxLease  = 24 * time.Hour
+	maxLease = 24 * time.Hour
 
 	maxAttempts = 1000
 

@@ -19,9 +19,6 @@ const (
 )
 
 const (
-	// claimLimit bounds one claim, claimTimeout how long it may take.
-	claimLimit   = 1000
-	claimTimeout = 10 * time.Second
 	// markSlack keeps the mark behind the youngest claimed row by as much as an insert's commit usually takes.
 	markSlack = 100 * time.Millisecond
 	// fullScan is how often a claim starts from the beginning.

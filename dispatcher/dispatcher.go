@@ -25,7 +25,7 @@ type Dispatcher struct {
 	destinations map[string]*account
 	mistakes     ConfigErrors
 
-	shift, riverPatience, alarmAfter, stopMargin time.Duration // constants; tests shorten them
+	times times
 
 	draw   func(ceiling time.Duration) time.Duration // a breaker's wait; tests remove its jitter
 	drawID func() int32                              // a worker's id; tests draw one that is taken
@@ -49,7 +49,7 @@ func New(pool *pgxpool.Pool, config *Config) *Dispatcher {
 	d := &Dispatcher{
 		pool: pool, config: config.withDefaults(),
 		actions: map[string]*action{}, destinations: map[string]*account{},
-		shift: shiftLength, riverPatience: riverPatience, alarmAfter: alarmAfter, stopMargin: stopMargin, draw: limit.FullJitter, drawID: randomID,
+		times: defaultTimes(), draw: limit.FullJitter, drawID: randomID,
 	}
 	d.repeats = newRepeats(d.config.Logger.Handler())
 	d.log = slog.New(d.repeats)

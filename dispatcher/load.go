@@ -26,9 +26,6 @@ const (
 	// inlineBytes fit into the answer of a claim: what Postgres and a socket buffer, so that the commit waits for
 	// nobody.
 	inlineBytes = 32 << 10
-	// A claim takes what the connection is expected to carry in loadTarget, between these.
-	minClaimBytes, firstClaimBytes, maxClaimBytes = 64 << 10, 256 << 10, 4 << 20
-	loadTarget                                    = 500 * time.Millisecond
 	// loadTimeout bounds one load, as the attempt's deadline does.
 	loadTimeout = 30 * time.Second
 )

@@ -2,6 +2,12 @@ package dispatcher
 
 import "time"
 
+const (
+	// A claim takes what the connection is expected to carry in loadTarget, between these.
+	minClaimBytes, firstClaimBytes, maxClaimBytes = 64 << 10, 256 << 10, 4 << 20
+	loadTarget                                    = 500 * time.Millisecond
+)
+
 // loadBudget is how many bytes a claim may take.
 type loadBudget struct{ limit int64 }
 

@@ -127,7 +127,7 @@ func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 		w.finishCalls()
 		endApplying()
 		appliers.wait()
-		cancelSettlingAfter(settlers.done(), w.stopMargin, cancelSettling)
+		cancelSettlingAfter(settlers.done(), w.times.stopMargin, cancelSettling)
 		endSession()
 		sessions.wait()
 	}
@@ -145,7 +145,7 @@ func (w *worker) finishCalls() {
 		w.cancelCalls()
 		select {
 		case <-ended:
-		case <-time.After(w.stopMargin):
+		case <-time.After(w.times.stopMargin):
 			w.log.Error("dispatcher: stopped with calls in progress that ignore their context; their intents are taken over")
 			w.settler.abandon()
 			return

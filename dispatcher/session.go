@@ -42,12 +42,11 @@ type session struct {
 }
 
 const (
-	sessionCheck   = 5 * time.Second        // how often a session proves that its connection lives, and writes its row
-	sessionTimeout = 5 * time.Second        // for each statement of a session
-	sessionRetry   = 100 * time.Millisecond // the first wait after a lost connection; doubles up to reconnectWait
-	reconnectWait  = time.Second            // the longest: attempts that hang are bounded by connectTimeout
-	formerLimit    = 100
-	drawTries      = 20 // an id that is taken is one draw in two billion
+	sessionCheck  = 5 * time.Second        // how often a session proves that its connection lives, and writes its row
+	sessionRetry  = 100 * time.Millisecond // the first wait after a lost connection; doubles up to reconnectWait
+	reconnectWait = time.Second            // the longest: attempts that hang are bounded by connectTimeout
+	formerLimit   = 100
+	drawTries     = 20 // an id that is taken is one draw in two billion
 )
 
 var (

@@ -88,8 +88,7 @@ func (s *settler) abandon() { close(s.abandoned) }
 
 const (
 	settleBatch   = 1000
-	settleBytes   = 8 << 20         // responses in one batch, about
-	settleTimeout = 3 * time.Second // for one statement
+	settleBytes   = 8 << 20 // responses in one batch, about
 	settleRetry   = 50 * time.Millisecond
 	settleMaxWait = 2 * time.Second
 	renewedLease  = time.Minute

@@ -55,7 +55,7 @@ func (d *destination) shiftOf(ctx context.Context) {
 	}
 	select {
 	case <-s.begin:
-		d.drain(ctx, d.worker.shift)
+		d.drain(ctx, d.worker.times.shift)
 	case <-ctx.Done():
 	}
 }
@@ -72,7 +72,7 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			id, err := jobs.ask(ctx, d)
 			asked <- asking{id, err}
 		}()
-		patience := time.NewTimer(d.worker.riverPatience)
+		patience := time.NewTimer(d.worker.times.riverPatience)
 		select {
 		case s := <-d.stints:
 			if missed > 0 {
@@ -94,7 +94,7 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			}
 			return
 		}
-		if time.Since(began) < time.Second && d.worker.shift > time.Second { // whatever ended it so soon must not do so in a loop
+		if time.Since(began) < time.Second && d.worker.times.shift > time.Second { // whatever ended it so soon must not do so in a loop
 			sleep(ctx, time.Second)
 		}
 	}
@@ -139,7 +139,7 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 		d.worker.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",
 			slog.String("destination", d.name), slog.String("reason", reason), slog.Int("shifts", missed))
 	}
-	late := time.After(d.worker.riverPatience) // for the answer to the insert
+	late := time.After(d.worker.times.riverPatience) // for the answer to the insert
 	for {
 		select {
 		case <-over:
@@ -178,5 +178,5 @@ func (d *destination) drainGuarded(ctx context.Context) {
 				slog.String("panic", clean((&panicError{p}).Error(), errorLimit)), slog.String("stack", string(debug.Stack())))
 		}
 	}()
-	d.drain(ctx, d.worker.shift)
+	d.drain(ctx, d.worker.times.shift)
 }

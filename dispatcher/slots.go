@@ -13,6 +13,9 @@ type slots struct {
 	open  chan struct{} // one for each claim that is not settled
 }
 
+// claimLimit bounds one claim.
+const claimLimit = 1000
+
 // openClaims is how many claims may wait for their settle, beside two for each call: a batch that is written, and the next.
 const openClaims = 2 * settleBatch
 

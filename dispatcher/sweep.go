@@ -104,7 +104,7 @@ func (s *sweeper) answered(ctx context.Context, err error) {
 	case err == nil && s.failing:
 		s.failing = false
 		s.worker.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
-	case err != nil && !s.failing && since > s.worker.alarmAfter:
+	case err != nil && !s.failing && since > s.worker.times.alarmAfter:
 		s.failing = true
 		s.worker.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
 			slog.Duration("since", since.Round(time.Second)), slog.String("error", errorText(err)))

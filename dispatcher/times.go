@@ -2,6 +2,19 @@ package dispatcher
 
 import "time"
 
+// Times that several parts share.
+
+const (
+	claimTimeout   = 10 * time.Second // for one claim
+	settleTimeout  = 3 * time.Second  // for one statement that settles, or that a call waits for
+	sessionTimeout = 5 * time.Second  // for each statement of a session
+)
+
+// times are those that tests shorten.
+type times struct{ shift, riverPatience, alarmAfter, stopMargin time.Duration }
+
+func defaultTimes() times { return times{shiftLength, riverPatience, alarmAfter, stopMargin} }
+
 // alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker reports that it
 // is stuck. A claim may take claimTimeout, and is made again once.
 const alarmAfter = 25 * time.Second

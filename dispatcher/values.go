@@ -10,21 +10,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// Rendered is what each attempt of an intent sends. It is made once, by [Delivery].Render, and stored, so every attempt
-// sends the same bytes even if the template, the environment or the release changes.
-type Rendered struct {
-	Request   []byte // at most 2 MiB
-	Type      string // describes Request for the code that made it; at most 255 bytes
-	MessageID string // of a mail; at most 998 bytes
-}
-
-// Settled is what an Apply is told about its intent.
-type Settled struct {
-	Call
-	Status   outbox.Status // outbox.StatusDelivered or outbox.StatusRefused
-	Response Response      // what the vendor answered, or what a person recorded
-	Resolved bool          // recorded by a person or an event (outbox.Resolve), and not by a call of a worker
-}
+// What the application's functions get and return. [Outcome] is in outcome.go.
 
 // Call is one attempt to deliver an intent, or one lookup. DeliveryKey and Payload are the same bytes at every attempt
 // of the intent, across restarts, deploys and redrives.
@@ -58,6 +44,14 @@ type Call struct {
 	CreatedAt    time.Time // by the database's clock
 }
 
+// Rendered is what each attempt of an intent sends. It is made once, by [Delivery].Render, and stored, so every attempt
+// sends the same bytes even if the template, the environment or the release changes.
+type Rendered struct {
+	Request   []byte // at most 2 MiB
+	Type      string // describes Request for the code that made it; at most 255 bytes
+	MessageID string // of a mail; at most 998 bytes
+}
+
 // Endpoint is where a call goes, as it was stored right before the call.
 type Endpoint struct {
 	Name    string
@@ -81,4 +75,12 @@ type Response struct {
 	Code        string // a status or an error code, such as "200" or "card_declined"; at most 128 bytes are kept
 	ContentType string
 	Body        []byte // cut at the policy's ResponseCap
+}
+
+// Settled is what an Apply is told about its intent.
+type Settled struct {
+	Call
+	Status   outbox.Status // outbox.StatusDelivered or outbox.StatusRefused
+	Response Response      // what the vendor answered, or what a person recorded
+	Resolved bool          // recorded by a person or an event (outbox.Resolve), and not by a call of a worker
 }

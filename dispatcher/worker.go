@@ -19,8 +19,8 @@ type worker struct {
 	log    *slog.Logger
 	config Config
 
-	shift, riverPatience, alarmAfter, stopMargin time.Duration
-	draw                                         func(ceiling time.Duration) time.Duration
+	times times
+	draw  func(ceiling time.Duration) time.Duration
 
 	session      *session
 	sweeper      *sweeper
@@ -43,7 +43,7 @@ func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
 	}
 	w := &worker{
 		pool: pool, q: db.New(pool), log: d.log, config: d.config,
-		shift: d.shift, riverPatience: d.riverPatience, alarmAfter: d.alarmAfter, stopMargin: d.stopMargin, draw: d.draw,
+		times: d.times, draw: d.draw,
 		reports: reports{log: d.log}, stopping: make(chan struct{}),
 	}
 	w.calls, w.cancelCalls = context.WithCancel(ctx)
@@ -57,7 +57,7 @@ func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
 }
 
 // close gives up the worker's connections.
-func (w *worker) close() { closePool(w.pool, w.stopMargin, w.log) }
+func (w *worker) close() { closePool(w.pool, w.times.stopMargin, w.log) }
 
 // stop lets no call begin any more.
 func (w *worker) stop() { close(w.stopping) }
