@@ -59,7 +59,7 @@ func (d *destination) postpone(ctx context.Context, claims []*claim) {
 
 // giveBack undoes claims of which nothing was sent, and frees their slots. Each is due after the delay of its visit.
 func (d *destination) giveBack(ctx context.Context, claims []*claim) {
-	if err := writePutOff(ctx, d.worker.q, claims, true); err == nil {
+	if err := writePutOff(ctx, d.core.q, claims, true); err == nil {
 		now := time.Now() // after the statement, by whose clock they are due
 		for _, c := range claims {
 			if !c.visit.broken {
@@ -70,7 +70,7 @@ func (d *destination) giveBack(ctx context.Context, claims []*claim) {
 		for _, c := range claims { // settle them like an outcome, which is tried until it is written
 			s := c.action.givenBack(&c.OutboxQueueClaimRow)
 			s.delay = c.visit.delay
-			d.worker.open.Add(1)
+			d.core.open.Add(1)
 			go d.finish(c, s)
 		}
 	}

@@ -32,7 +32,7 @@ func (d *destination) call(ctx context.Context, c *claim, call *Call) (outcome O
 	})
 	outcome = conclude(outcome, err, lookup, requests.Once && requests.Sent())
 	if outcome.mistake {
-		d.worker.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
+		d.core.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
 			append(c.attrs(), slog.String("error", outcome.reason.Error()))...)
 	}
 	return outcome, time.Since(began)

@@ -53,7 +53,7 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
 	params := d.claimParams(a, from, may)
-	rows, err := d.worker.q.OutboxQueueClaim(claiming, params)
+	rows, err := d.core.q.OutboxQueueClaim(claiming, params)
 	unused := may - len(rows)
 	d.slots.release(unused)
 	d.breaker.Unused(epoch, unused)
@@ -126,18 +126,18 @@ func (d *destination) takeRate(ctx context.Context, a *action, from time.Time, w
 func (d *destination) askRate(ctx context.Context, p db.RateLimitsTakeParams) (row db.RateLimitsTakeRow, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	if row, err = d.worker.q.RateLimitsTake(ctx, p); err != nil || row.Due == 0 || row.Found {
+	if row, err = d.core.q.RateLimitsTake(ctx, p); err != nil || row.Due == 0 || row.Found {
 		return row, err
 	}
-	if err = d.worker.q.RateLimitsAdd(ctx, p.Destination); err != nil {
+	if err = d.core.q.RateLimitsAdd(ctx, p.Destination); err != nil {
 		return row, err
 	}
-	return d.worker.q.RateLimitsTake(ctx, p)
+	return d.core.q.RateLimitsTake(ctx, p)
 }
 
 func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, DueFrom: from, Worker: d.worker.session.id(), Destination: d.name, MaxCount: int32(maxCount),
+		Action: a.name, DueFrom: from, Worker: d.core.self.id(), Destination: d.name, MaxCount: int32(maxCount),
 		MaxBytes: d.load.limit, InlineBytes: inlineBytes,
 		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
 		Renders: a.renders(), SentTo: a.sentTo(),

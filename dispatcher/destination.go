@@ -13,7 +13,10 @@ import (
 // they go on, so one slow call never holds up the destination. shift.go describes what wakes its drain and keeps it
 // alive.
 type destination struct {
-	worker  *worker
+	core    *core
+	settler *settler
+	applier *applier
+	reports *reports
 	name    string
 	queue   string // of River
 	actions []*action
@@ -39,11 +42,11 @@ type destination struct {
 	stuck  string          // what the watch has reported
 }
 
-func newDestination(n *worker, a *account) *destination {
+func newDestination(c *core, a *account) *destination {
 	l := a.limits
-	breaker := limit.BreakerConfig{After: l.BreakAfter, Delay: l.BreakDelay, MaxDelay: l.MaxBreakDelay, Draw: n.draw}
+	breaker := limit.BreakerConfig{After: l.BreakAfter, Delay: l.BreakDelay, MaxDelay: l.MaxBreakDelay, Draw: c.draw}
 	d := &destination{
-		worker: n, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
+		core: c, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
 		slots: newSlots(l.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
 		stints: make(chan stint), tries: make([]tries, len(a.actions)), load: newLoadBudget(),
 		rate: limit.NewRate(l.Rate, l.Burst), breaker: limit.NewBreaker(breaker), endpoints: limit.NewEndpoints(l.PerEndpoint, breaker),
@@ -59,16 +62,12 @@ type destinations struct {
 	byAction map[string]*destination
 }
 
-func newDestinations(n *worker, accounts []*account) *destinations {
-	ds := &destinations{byAction: map[string]*destination{}}
-	for _, a := range accounts {
-		d := newDestination(n, a)
-		ds.list = append(ds.list, d)
-		for _, action := range d.actions {
-			ds.byAction[action.name] = d
-		}
+func (ds *destinations) add(d *destination) *destination {
+	ds.list = append(ds.list, d)
+	for _, a := range d.actions {
+		ds.byAction[a.name] = d
 	}
-	return ds
+	return d
 }
 
 func (ds *destinations) actions() (names []string) {
@@ -154,11 +153,11 @@ func (d *destination) setPaused(paused map[string]bool) {
 		return
 	}
 	if len(paused) == 0 {
-		d.worker.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
+		d.core.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
 		return
 	}
 	for action := range paused {
-		d.worker.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
+		d.core.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
 			slog.String("destination", d.name), slog.String("action", action))
 	}
 }
@@ -173,8 +172,12 @@ func (d *destination) isPaused(action string) bool {
 // mayClaim reports whether this worker claims for the destination: not if all of it is paused, not without the worker's
 // lock, and not with outcomes that the database has not taken yet.
 func (d *destination) mayClaim() bool {
-	return !d.isPaused("") && d.worker.session.holds() && !d.worker.settler.isBehind() && !d.worker.settler.isHeldUp()
+	return !d.isPaused("") && d.core.self.holds() && !d.settler.isBehind() && !d.settler.isHeldUp()
 }
+
+// mayApply reports whether answered intents of the action are claimed. A paused action's answers wait too: a person who
+// pauses an action expects that nothing happens to it.
+func (d *destination) mayApply(a *action) bool { return d.mayClaim() && !d.isPaused(a.name) }
 
 // heldUp returns how long nothing can be claimed because the destination is at its rate or its breaker is open.
 func (d *destination) heldUp(now time.Time) time.Duration {

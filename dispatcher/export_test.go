@@ -30,7 +30,7 @@ func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
 		return err
 	}
 	defer n.close()
-	return newUpkeep(n).run(ctx, task)
+	return newUpkeep(n.core).run(ctx, task)
 }
 
 // QueueName is the River queue of a destination.

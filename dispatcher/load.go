@@ -35,7 +35,7 @@ func (d *destination) loadBatch(ctx context.Context, b batch) error {
 	if !b.claims[0].PayloadDeferred {
 		return nil
 	}
-	err := d.load.batch(ctx, d.worker.q, b)
+	err := d.load.batch(ctx, d.core.q, b)
 	if err == nil {
 		return nil
 	}
@@ -97,9 +97,9 @@ func (d *destination) markSending(ctx context.Context, a *action, claims []*clai
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	marked, err := d.worker.q.OutboxQueueMarkSending(ctx, p)
+	marked, err := d.core.q.OutboxQueueMarkSending(ctx, p)
 	if err != nil {
-		d.worker.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", d.name), slog.String("error", errorText(err)))
+		d.core.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", d.name), slog.String("error", errorText(err)))
 	}
 	ours := make(map[uuid.UUID]bool, len(marked))
 	for _, id := range marked {

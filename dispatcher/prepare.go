@@ -96,7 +96,7 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 // prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
 func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
 	switch {
-	case d.worker.isStopping():
+	case d.core.isStopping():
 		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
 	case c.unmarked: // which is logged already
 		return nil, d.notSent(ctx, c, "", nil)
@@ -112,9 +112,9 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 	if ctx.Err() != nil { // the claim took as long as the attempt may take
 		s := c.action.givenBack(&c.OutboxQueueClaimRow)
 		s.delay = time.Second // no busy loop against a database that is slower than the calls
-		if d.worker.calls.Err() == nil {
+		if d.core.calls.Err() == nil {
 			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
-			d.worker.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+			d.core.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
 				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
 		}
 		return nil, s
@@ -161,7 +161,7 @@ func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok b
 
 // lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
 func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := d.worker.q.OutboxHistoryLastResponse(ctx, c.ID)
+	last, err := d.core.q.OutboxHistoryLastResponse(ctx, c.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil

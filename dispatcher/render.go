@@ -42,7 +42,7 @@ func (d *destination) storeRequest(ctx context.Context, c *claim) (s settlement,
 			p.MessageID = &rendered.MessageID
 		}
 	}
-	rows, err := d.worker.q.OutboxSendsStore(ctx, p)
+	rows, err := d.core.q.OutboxSendsStore(ctx, p)
 	if err != nil || len(rows) == 0 {
 		return d.notSent(ctx, c, "dispatcher: the request could not be stored; nothing was sent", err), false
 	}

@@ -98,7 +98,7 @@ type riverPart struct {
 func newRiver(stop context.Context, n *worker) (*riverPart, error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &drainWorker{worker: n, stop: stop})
-	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n), stop: stop})
+	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n.core), stop: stop})
 
 	queues := map[string]river.QueueConfig{upkeepQueue: {MaxWorkers: 2}}
 	for _, d := range n.destinations.list {

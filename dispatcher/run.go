@@ -104,6 +104,14 @@ func (d *Dispatcher) begin(ctx context.Context) (*worker, error) {
 	return w, err
 }
 
+func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
+	pool, ready, err := openPool(ctx, d.pool.Config(), settingsFor(d.registered))
+	if err != nil {
+		return nil, err
+	}
+	return newWorker(newCore(ctx, pool, d.log, d.config, d.times, d.draw), ready, d.drawID, d.sortedDestinations()), nil
+}
+
 func (d *Dispatcher) over(ctx context.Context, w *worker) {
 	w.close()
 	w.cancelCalls()

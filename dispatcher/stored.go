@@ -32,7 +32,7 @@ func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
 	p.Names = slices.Compact(p.Names)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	rows, err := d.worker.q.EndpointsForCalls(ctx, p)
+	rows, err := d.core.q.EndpointsForCalls(ctx, p)
 	found := map[string]*storedEndpoint{}
 	for _, row := range rows {
 		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
@@ -65,15 +65,15 @@ func (d *destination) stopIfGone(c *claim, outcome Outcome) {
 	if c.endpoint == nil || outcome.kind != outcomeGone {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.worker.calls), settleTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.core.calls), settleTimeout)
 	defer cancel()
 	reason := or(clean(outcome.text(), errorLimit), "the endpoint wants no more calls")
-	stopped, err := d.worker.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	stopped, err := d.core.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
 	attrs := append(c.attrs(), c.where()...)
 	switch {
 	case err != nil: // the next call will be told the same
-		d.worker.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
+		d.core.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
 	case stopped > 0:
-		d.worker.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
+		d.core.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
 	}
 }

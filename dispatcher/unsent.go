@@ -31,7 +31,7 @@ func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error)
 // notSent gives a claim back because the database did not answer. Nothing was sent.
 func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
 	if err != nil {
-		d.worker.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+		d.core.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
 	}
 	s := c.action.givenBack(&c.OutboxQueueClaimRow)
 	s.delay = time.Second // no busy loop against a database in trouble
