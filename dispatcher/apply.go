@@ -70,6 +70,9 @@ func (r *applyRunner) renewForApply(ctx context.Context, c *claim) {
 	}
 }
 
+// errGaveWay ends an Apply that takes long while others have no slot.
+var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")
+
 // applied ends a claim after its Apply.
 func (r *applyRunner) applied(c *claim, failures int, outcome string, err error) {
 	switch {
@@ -87,6 +90,12 @@ func (r *applyRunner) applied(c *claim, failures int, outcome string, err error)
 		r.reports.report(r.core.calls, c, s)
 		r.reports.end(s.status, r.settle(c, s))
 	}
+}
+
+// applyFailed leaves an answered intent to be applied again, for as long as it takes.
+func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
+	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
 }
 
 // applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which
@@ -272,6 +281,3 @@ func settledOf(c *claim, last db.OutboxHistoryAnswerRow) Settled {
 	s.Endpoint = nil // it was read only if the same claim made the call
 	return s
 }
-
-// errGaveWay ends an Apply that takes long while others have no slot.
-var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")

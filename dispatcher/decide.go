@@ -132,9 +132,3 @@ func (a *action) unknown(s settlement) settlement {
 	}
 	return s
 }
-
-// applyFailed leaves an answered intent to be applied again, for as long as it takes.
-func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
-	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
-		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
-}

@@ -20,8 +20,8 @@ type sweeper struct {
 	settler      *settler
 	applier      *applier
 
-	now    chan struct{} // sweep now: something may have changed
-	began  time.Time     // when run began
+	now   chan struct{} // sweep now: something may have changed
+	began time.Time     // when run began
 
 	mu    sync.Mutex
 	swept time.Time // the last sweep that the database answered
