@@ -97,6 +97,8 @@ func send(ctx context.Context, client *http.Client, url string, call *dispatcher
 		return dispatcher.Delivered(answer), nil
 	case resp.StatusCode == http.StatusPaymentRequired:
 		return dispatcher.Refused(answer), nil // the card was declined
+	case resp.StatusCode == http.StatusConflict:
+		return dispatcher.Stuck(answer), nil // the same key cannot find out: look it up, or park it
 	case resp.StatusCode == http.StatusTooManyRequests:
 		return dispatcher.Retry(answer).ForAccount(), nil
 	}

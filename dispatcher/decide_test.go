@@ -440,7 +440,7 @@ func TestVendorCodeIsNotTheWorkersOwn(t *testing.T) {
 	}
 }
 
-// A late answer counts for the last attempt that was sent, so an unsent attempt must not replace it.
+// A late answer counts for the last attempt that was sent, so one that was not sent must not take its place.
 func TestOnlyErrUnsentProvesUnsent(t *testing.T) {
 	for _, class := range classes {
 		for name, err := range map[string]error{"proof": ErrUnsent, "guess": &net.DNSError{Err: "no such host"}, "reset": errors.New("reset")} {

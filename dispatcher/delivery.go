@@ -8,13 +8,15 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/samekey/samekey/internal/jsonvalue"
 )
 
 // Delivery is how the intents of an action are delivered. Policy.Class and Send are required.
 //
 // Send, Lookup, Render and Apply get the payload, decoded from JSON into T exactly: numbers keep their digits, and
-// unknown members are allowed. A T of []byte or json.RawMessage gets the stored bytes. If a payload does not decode,
-// its intent is dead, with the reason in its history; other intents are not affected.
+// unknown members are allowed. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
+// payload does not decode, its intent is dead, with the reason in its history; other intents are not affected.
 //
 // Send and Lookup return an [Outcome] and an error. An error wins over the outcome; the outcome's response is kept as
 // evidence, and its After applies. If errors.Is(err, [ErrUnsent]) is true, the outcome is [Unsent]. Any other error,
@@ -27,7 +29,7 @@ type Delivery[T any] struct {
 	// the next attempt.
 	//
 	// The client of package dispatcher/httpclient obeys the deadline and returns ErrUnsent where nothing was sent. The
-	// errors of a plain http.Client count as unknown, so an outage spends attempts: return [Unsent] yourself where you
+	// errors of a plain http.Client count as unknown, so an outage uses attempts: return [Unsent] yourself where you
 	// can prove it.
 	Send func(ctx context.Context, call *Call, payload T) (Outcome, error)
 
@@ -36,7 +38,7 @@ type Delivery[T any] struct {
 	//
 	// It returns [Delivered], [Refused], [Accepted] or [Absent], or [Unknown] if the vendor's answer does not tell. An
 	// error means that the vendor could not be asked: the lookup is repeated with the policy's backoff, up to its
-	// attempts, then the intent is parked. [Unsent], [Retry] and [Denied] are repeated too and spend no attempt.
+	// attempts, then the intent is parked. [Unsent], [Retry] and [Denied] are repeated too and use no attempt.
 	//
 	// Without a Lookup, an intent whose outcome stays unknown is parked for a person.
 	Lookup func(ctx context.Context, call *Call, payload T) (Outcome, error)
@@ -70,7 +72,7 @@ type Delivery[T any] struct {
 	// Endpoint is called after each claim, also before a lookup, and must not call out. It returns a name, such as a
 	// host or a receiver's id. After an empty name or a panic the call counts as a call to no endpoint.
 	//
-	// An intent whose endpoint is busy or failing is postponed: unsent, with nothing spent, no line in its history and
+	// An intent whose endpoint is busy or failing is postponed: unsent, with no attempt used, no line in its history and
 	// no slot taken. Delays grow with the number of intents that wait for the endpoint, up to 1 minute, and up to 10
 	// minutes if it has been in trouble for long or more than 30,000 wait. Meanwhile intents of one endpoint can
 	// overtake each other, unless they have an ordering key.
@@ -85,7 +87,7 @@ type Delivery[T any] struct {
 	// irreversible write needs another approval. A lookup is made at a stopped endpoint too; if the endpoint does not
 	// exist, the intent is parked in the end.
 	//
-	// The policy needs a Deadline, since an endpoint that cannot be reached spends no attempts.
+	// The policy needs a Deadline, since an endpoint that cannot be reached uses no attempts.
 	StoredEndpoint bool
 
 	// Proxied declares that requests go through a proxy, a sidecar or a gateway, which can send late what it has taken:
@@ -157,12 +159,7 @@ func (dl Delivery[T]) erase(name string) *action {
 
 // decode reads a payload without losing digits: numbers go straight from the text into T's fields.
 func decode[T any](call *Call) (payload T, err error) {
-	switch p := any(&payload).(type) {
-	case *[]byte:
-		*p = call.Payload
-		return payload, nil
-	case *json.RawMessage:
-		*p = call.Payload
+	if jsonvalue.SetBytes(&payload, call.Payload) {
 		return payload, nil
 	}
 	decoder := json.NewDecoder(bytes.NewReader(call.Payload))

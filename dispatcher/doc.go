@@ -46,9 +46,9 @@
 //	Delivered     the vendor acted: the intent is finished
 //	Refused       a business refusal, such as a declined card: the intent is finished
 //	Accepted      the vendor finishes it later: never sent again, looked up
-//	Retry         the vendor did not act and can be asked again; spends no attempt
-//	Denied        the vendor refused the account's credentials; spends no attempt
-//	Unsent        nothing left this process; spends no attempt
+//	Retry         the vendor did not act and can be asked again; uses no attempt
+//	Denied        the vendor refused the account's credentials; uses no attempt
+//	Unsent        nothing left this process; uses no attempt
 //	Dead          the vendor did not act, and a person must change something first
 //	Gone          the endpoint wants no more calls
 //	Unknown       the vendor may have acted: the class decides
@@ -64,7 +64,7 @@
 // dispatcher/httpclient enforces the last two. It sends nothing after the attempt's deadline, it drops what the kernel
 // has queued if the attempt ends without a response, and its errors are [ErrUnsent] if nothing was sent. A plain
 // http.Client does none of this: its timer fires some time after a stopped process continues, the kernel goes on
-// retransmitting a request that timed out, and an outage spends attempts.
+// retransmitting a request that timed out, and an outage uses attempts.
 //
 // # Lookup and Apply
 //

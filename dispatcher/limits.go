@@ -15,7 +15,7 @@ type Limits struct {
 
 	// Rate is the largest number of calls per second of all workers together, lookups included. The workers share it
 	// through the database, whose clock counts. In any W seconds at most Burst + Rate*W calls are permitted. A worker
-	// uses its permits within a fraction of a second, or they expire. Waiting for the rate spends nothing. Default: no
+	// uses its permits within a fraction of a second, or they expire. Waiting for the rate uses no attempt. Default: no
 	// limit; at least one call a day, at most 100,000 per second. All workers must use the same Rate and Burst.
 	Rate float64
 
@@ -25,7 +25,7 @@ type Limits struct {
 
 	// BreakAfter is how many failures in a row open the breaker. Failures are calls that could not be sent, that timed
 	// out, or whose outcome is unknown. Three [Denied] in a row open it too. [Refused], [Dead] and [Retry] are not
-	// failures. While the breaker is open, this process claims nothing for the destination, so nothing is spent and
+	// failures. While the breaker is open, this process claims nothing for the destination, so no attempt is used and
 	// nothing is written. Then it tries one intent, and continues if the vendor answers.
 	//
 	// A vendor that asks for fewer calls is handled separately. After a [Retry] with [Outcome.ForAccount] and a wait,

@@ -14,7 +14,7 @@ import (
 // If the payloads do not fit into the answer of a claim, they are loaded after its commit. A load locks nothing, so a
 // slow connection holds up its own worker alone.
 //
-//	the load fails, or takes too long         the batch is given back at once, unsent; nothing is spent
+//	the load fails, or takes too long         the batch is given back at once, unsent; no attempt is used
 //	the worker is stopped while it loads      the load is cut off, and the batch is given back, due at once
 //	killed or halted while it loads           intents that may be repeated are sent by the worker that takes them over; the
 //	                                          others were leased as unsent (see OutboxQueueClaim) and are pending again

@@ -250,11 +250,11 @@ func TestRefusedSettlesAreLoggedAndResendsBounded(t *testing.T) {
 		b.start(b.gated(b.db.Pool, g, p))
 	}
 	b.untilLogged(keptText)
-	spent := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
+	used := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
 	for i := range 3 {
-		before := spent()
+		before := used()
 		b.elapse(lease)
-		b.until("another worker has taken it over", func() bool { return spent() > before || i == 3 })
+		b.until("another worker has taken it over", func() bool { return used() > before || i == 3 })
 		b.until("it is claimed again", func() bool { return b.status(id) == "leased" })
 	}
 	if n := g.calls.Load(); n > 3 {

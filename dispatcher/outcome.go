@@ -65,13 +65,13 @@ func Refused(r Response) Outcome { return Outcome{kind: outcomeRefused, response
 func Accepted(r Response) Outcome { return Outcome{kind: outcomeAccepted, response: r} }
 
 // Retry reports that the vendor did not act, by its own account, and can be asked again: a 429, or an answer that means
-// "still running under this key". It spends no attempt. The next call waits for [Outcome.After] or the policy's
+// "still running under this key". It uses no attempt. The next call waits for [Outcome.After] or the policy's
 // backoff, whichever is longer. Many in a row slow down the destination or the endpoint ([Limits.BreakAfter]).
 //
 // Every class may be called again after Retry, except that an irreversible write waits for another approval.
 func Retry(r Response) Outcome { return Outcome{kind: outcomeRetry, response: r} }
 
-// Denied reports that the vendor refused the account's credentials (401) and did not act. It spends no attempt and
+// Denied reports that the vendor refused the account's credentials (401) and did not act. It uses no attempt and
 // starts no key window. The call is repeated with the policy's backoff, and several in a row open the destination's
 // breaker, so a revoked token costs no intent anything. An irreversible write waits for another approval.
 func Denied(r Response) Outcome { return Outcome{kind: outcomeDenied, response: r} }
@@ -89,7 +89,7 @@ func Dead(r Response) Outcome { return Outcome{kind: outcomeDead, response: r} }
 func Gone(r Response) Outcome { return Outcome{kind: outcomeGone, response: r} }
 
 // Unsent reports that provably nothing left this process: the name did not resolve, no connection was made, TLS failed.
-// It spends no attempt and starts no key window.
+// It uses no attempt and starts no key window.
 func Unsent(err error) Outcome { return Outcome{kind: outcomeUnsent, reason: err} }
 
 // Unknown reports that the vendor may have acted. From a Send, the action's [Class] decides whether the call is
@@ -115,7 +115,7 @@ func (o Outcome) After(d time.Duration) Outcome {
 }
 
 // ForAccount makes the wait of a [Retry] apply to the whole account, as after a 429: until it is over, this worker
-// claims nothing for the destination, or calls nothing at the call's endpoint. Intents wait with nothing spent; calls
+// claims nothing for the destination, or calls nothing at the call's endpoint. Intents wait with no attempt used; calls
 // that were already claimed are still made. The wait is cut at the destination's MaxBreakDelay.
 //
 // If no wait is set, the worker chooses one. It grows with each such answer, and ends with a single call

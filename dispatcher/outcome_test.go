@@ -2,6 +2,8 @@ package dispatcher_test
 
 import (
 	"context"
+	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/jsonvalue"
 	"github.com/samekey/samekey/outbox"
 )
 
@@ -174,5 +177,55 @@ func TestTypedActionEndToEnd(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Delivered: 2})
 	if r := wait(b, "the receipt was sent", receipts); r.Order != "order-7" {
 		t.Errorf("sent %+v", r)
+	}
+}
+
+// doc is a type of bytes: the writer stores them unchanged.
+type doc []byte
+
+// What the writer stores of a type, the worker decodes into it.
+func TestTypesOfBytesReachTheWorkerUnchanged(t *testing.T) {
+	b := setup(t)
+	d := b.dispatcher()
+	text := []byte(`{"n": 1.0 }`)
+	raw := json.RawMessage(text)
+	payloads := []payload{payloadOf("bytes", text), payloadOf("raw_message", raw), payloadOf("named", doc(text)),
+		payloadOf("pointer", &text), payloadOf("pointer_to_raw_message", &raw), payloadOf("database_sql", sql.RawBytes(text))}
+	d.Destination("vendor", dispatcher.Limits{})
+	var got []*[]byte
+	for _, p := range payloads {
+		in := p.intent()
+		b.insert(in.Action, func(i *outbox.Intent) { i.Payload = in.Payload })
+		got = append(got, p.handle(d))
+	}
+	b.expect(d, dispatcher.Summary{Delivered: len(payloads)})
+	for i, p := range payloads {
+		if string(*got[i]) != string(text) {
+			t.Errorf("%s got %q", p.intent().Action, *got[i])
+		}
+	}
+}
+
+// payload is an action with one payload, and the same bytes as the worker got them.
+type payload struct {
+	intent func() outbox.Intent
+	handle func(*dispatcher.Dispatcher) (got *[]byte)
+}
+
+func payloadOf[T any](name string, value T) payload {
+	action := outbox.NewAction[T](name)
+	return payload{
+		func() outbox.Intent { return action.Intent(value) },
+		func(d *dispatcher.Dispatcher) *[]byte {
+			got := new([]byte)
+			dispatcher.Handle(d, action, dispatcher.Delivery[T]{
+				Policy: policyOf(dispatcher.IdempotentWrite),
+				Send: func(_ context.Context, _ *dispatcher.Call, value T) (dispatcher.Outcome, error) {
+					*got, _ = jsonvalue.Bytes(value)
+					return dispatcher.Delivered(dispatcher.Response{}), nil
+				},
+			})
+			return got
+		},
 	}
 }

@@ -65,8 +65,8 @@ type look func(context.Context, *pgx.Conn) error
 // minConns is the least size of the worker's pool: an Apply has one, the others share the rest.
 const minConns = 2
 
-// openPool makes the pool of one Run or Drain, from a copy of the application's configuration. It connects when it is first used. ready makes a connection outside the
-// pool one of the worker's.
+// openPool makes the pool of one Run or Drain, from a copy of the application's configuration. It connects when it is
+// first used. ready makes a connection outside the pool one of the worker's.
 func openPool(ctx context.Context, config *pgxpool.Config, settings string) (pool *pgxpool.Pool, ready func(context.Context, *pgx.Conn, look) error, err error) {
 	config.MaxConns = max(config.MaxConns, minConns) // else one blocked Apply would stop claims and settles
 	ready = ownConnections(config, settings)
@@ -76,7 +76,7 @@ func openPool(ctx context.Context, config *pgxpool.Config, settings string) (poo
 	return pool, ready, nil
 }
 
-// settingsFor is the statement that makes a session fit for actions.
+// settingsFor is the statement that makes a session fit for these actions.
 func settingsFor(actions []*action) string {
 	longest := time.Minute // of upkeep
 	for _, a := range actions {

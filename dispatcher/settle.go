@@ -16,7 +16,7 @@ import (
 // settler writes settlements in batches: what comes in while a batch is written is the next batch.
 //
 // If the database is unavailable, nothing is claimed and settling is tried again until it returns. A settlement that
-// only a lock or its own values hold up is set apart, so that it costs its neighbours nothing: a batch that fails while
+// only a lock or its own values hold up is set apart, so that it costs its neighbors nothing: a batch that fails while
 // the database answers is halved until that settlement stands alone. Ordered intents, whose keys a writer may hold
 // locked for as long as its transaction lasts, are written by a goroutine of their own, see order.go. A settlement that
 // waits for long has its lease renewed.

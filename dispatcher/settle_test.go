@@ -610,11 +610,11 @@ func TestLookupWithoutEndpointIsParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("the lookup was made"); return Outcome{}, nil }
 	d := &destination{core: &core{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
-	for spent, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
+	for used, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
-		c.Status, c.AttemptsUsed = statusUnknown, spent
-		if s := d.attempt(c); s.status != want || s.attemptsUsed != int(spent)+1 {
-			t.Errorf("after %d lookups: %+v", spent, s)
+		c.Status, c.AttemptsUsed = statusUnknown, used
+		if s := d.attempt(c); s.status != want || s.attemptsUsed != int(used)+1 {
+			t.Errorf("after %d lookups: %+v", used, s)
 		}
 	}
 }

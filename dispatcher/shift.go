@@ -38,7 +38,7 @@ import (
 //
 // Bytes. The statement that takes the leases carries at most inlineBytes of payloads. More is loaded after its commit.
 // A claim is bounded by what the connection lately carried in half a second, at most maxClaimBytes, at least one
-// intent. An intent whose payload cannot be loaded is given back, and spends nothing.
+// intent. An intent whose payload cannot be loaded is given back, and uses no attempt.
 //
 // Pause. The claim reads samekey.pauses and River's pause in its own statement: no flag in memory decides.
 //

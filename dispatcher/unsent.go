@@ -9,7 +9,7 @@ import (
 )
 
 // givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
-// sent, nothing is spent, and the intent is due.
+// sent, no attempt is used, and the intent is due.
 func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, attemptsUsed: int(row.AttemptsUsed),
 		clearSent: row.FirstSend, response: Response{Code: "given_back"}}

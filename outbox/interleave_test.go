@@ -110,7 +110,7 @@ func TestSettleAfterADecisionMatchesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	settled := make(chan int, 1)
-	go func() { settled <- w.settle(lookup, outbox.StatusParked, "inconclusive", "") }()
+	go func() { settled <- w.settle(lookup, outbox.StatusParked, "unknown", "") }()
 	eventually(t, "the settle waits for the decision", func() bool { return waiting(t, on) == 1 })
 	commit(t, tx)
 	if n := <-settled; n != 0 {

@@ -38,7 +38,7 @@ func (t Target) check() error {
 }
 
 // Pause stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
-// second. Running calls go on to their end, with their Apply. Due intents wait, spend no attempt, and are delivered after
+// second. Running calls go on to their end, with their Apply. Due intents wait, use no attempt, and are delivered after
 // [Resume]; their deadlines and key windows keep running. If until is zero, the pause lasts until [Resume]. Otherwise until
 // must be in the future, and the pause ends at that time.
 //

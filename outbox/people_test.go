@@ -185,7 +185,7 @@ func TestAResolvedIntentHoldsTheAnswerThatItsApplyGets(t *testing.T) {
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
 	w.settle(w.claimOne("charge_card", false), outbox.StatusUnknown, "unknown", "timeout")
-	w.settle(w.claimOne("charge_card", false), outbox.StatusParked, "inconclusive", "")
+	w.settle(w.claimOne("charge_card", false), outbox.StatusParked, "unknown", "")
 	err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{
 		Outcome: outbox.Delivered, Code: "200", Response: []byte("ch_1"), ResponseType: "text/plain",
 	}, ada)
@@ -209,7 +209,7 @@ func TestRedriveOfAnUnrepeatableNeedsResolveAsNotSent(t *testing.T) {
 	w := newWorker(t, on, 1)
 	id := insert(t, on, outbox.Intent{Action: "wire_money"})
 	w.settle(w.claimOne("wire_money", false), outbox.StatusUnknown, "unknown", "timeout")
-	w.settle(w.claimOne("wire_money", false), outbox.StatusParked, "inconclusive", "")
+	w.settle(w.claimOne("wire_money", false), outbox.StatusParked, "unknown", "")
 	err := outbox.Redrive(t.Context(), on, id, ada)
 	if err == nil || !strings.Contains(err.Error(), "Resolve it") {
 		t.Fatalf("got %v, want a refusal that says to resolve it", err)

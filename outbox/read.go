@@ -79,7 +79,7 @@ type Event struct {
 	Attempt   int
 	Worker    int
 	StartedAt time.Time
-	Outcome   string // delivered, refused, retry, unsent, unknown, dead, parked, awaiting_approval, absent, inconclusive, not_sent
+	Outcome   string // delivered, refused, retry, unsent, unknown, dead, parked, awaiting_approval, absent, accepted, not_sent
 	Code      string
 	Error     string
 

@@ -243,7 +243,7 @@ func TestSerializableTransactionsThatCollideAreRunAgain(t *testing.T) {
 	}
 }
 
-// Neighbours in the index would collide, though the requests have nothing in common.
+// Neighbors in the index would collide, though the requests have nothing in common.
 func TestSerializableRequestsWithMintedKeysDoNotCollide(t *testing.T) {
 	const clients = 8
 	b := setup(t)

@@ -322,7 +322,7 @@ func (s *byHand) inMemory(ctx context.Context, key, body string) (answer string,
 	return answer, err
 }
 
-// inTwo is serialised by a lock, and commits the effect and the record apart.
+// inTwo is serialized by a lock, and commits the effect and the record apart.
 func (s *byHand) inTwo(ctx context.Context, key, body string) (answer string, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

@@ -273,7 +273,7 @@ func TestKubernetesFileLoadsAndHasTimeToStop(t *testing.T) {
 	if _, err := fmt.Sscan(after, &grace); err != nil {
 		t.Fatal(err)
 	}
-	// StopTimeout's default; a claim under way; River's end, calls that are cancelled, the last settles.
+	// The default StopTimeout, a running claim, River's end, cancelled calls, and the last settles.
 	if want := 20 + 10 + 3*5; grace < want {
 		t.Errorf("terminationGracePeriodSeconds is %d, want %d", grace, want)
 	}

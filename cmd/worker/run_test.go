@@ -257,7 +257,7 @@ actions:
 	if !strings.Contains(rows, "[redacted]") || !strings.Contains(rows, "connection refused") {
 		t.Errorf("the test is void: %s", rows)
 	}
-	secrets["FILE"] = "secret-in-file" // also a part of the action's own
+	secrets["FILE"] = "secret-in-file" // the action's secret contains it
 	for _, secret := range secrets {
 		if strings.Contains(rows, secret) {
 			t.Errorf("%q is in the history: %s", secret, rows)
@@ -391,7 +391,7 @@ func TestMigrateForAToolNeedsAToolAndAFolder(t *testing.T) {
 		}
 		return stdout
 	}
-	// Behind what is there, in the width of what is there.
+	// The file is added after the existing ones, with their number of digits.
 	if err := os.WriteFile(filepath.Join(dir, "20261130083000_own.sql"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,8 @@ import (
 type fakeStripe struct {
 	mu      sync.Mutex
 	charges map[string]url.Values // by key
-	refused []string              // why a call was not taken
-	lose    int                   // answers to charges that are cut off
+	refused []string              // why a call was refused
+	lose    int                   // how many answers to charges are cut off
 }
 
 func startFakeStripe(t *testing.T) (*fakeStripe, *httptest.Server) {

@@ -45,7 +45,7 @@ destinations:
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
     lookup:
-      request: GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
+      request: GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
       rules:
         - {status: 200, outcome: delivered}
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
@@ -114,7 +114,7 @@ actions:
 	if own.Vendor != want || !own.JSONAnswers || !stripe.JSONAnswers || c.destinations[7].JSONAnswers || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
 	}
-	if got := own.Lookup.Request + rulesOf(own.Lookup.Rules); got != "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}[{[[200 200]]   []} delivered]" {
+	if got := own.Lookup.Request + rulesOf(own.Lookup.Rules); got != "GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}[{[[200 200]]   []} delivered]" {
 		t.Error(got)
 	}
 	if stripe.Limits != (dispatcher.Limits{Rate: 10, Burst: 20, BreakAfter: -1}) {
@@ -302,13 +302,13 @@ destinations:
   a: {presett: none, url: "https://a.example"}
   B b: {preset: nothing, url: "https://b.example"}
 actions:
-  one: {destinaton: a, clas: read, request: GET /, key_windw: 1h, xx: 1}
+  one: {destinatio: a, clas: read, request: GET /, key_windw: 1h, xx: 1}
 `, nil)
 	wantMistakes(t, c, err, `
 FILE:3: destinations.a.presett: unknown field: did you mean "preset"?
 FILE:4: destinations.B b.preset: "nothing" is not one of adyen, checkout, generic, mail, none, paypal, resend, square, stripe, webhooks
 FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"
-FILE:6: actions.one.destinaton: unknown field: did you mean "destination"?
+FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
 FILE:6: actions.one.clas: unknown field: did you mean "class"?
 FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
 FILE:6: actions.one.xx: unknown field: use one of accepted, attempts, backoff, body, class, completion_time, deadline, delivered, destination, headers, key_window, lease, lookup, max_backoff, ordering, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout

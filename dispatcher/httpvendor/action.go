@@ -35,7 +35,7 @@ type Action struct {
 	//
 	// Delivered is 200-299 by default, without 206 and 207, which may contain failures. Refused, for a business
 	// refusal, is empty by default. Retry is empty by default; 429 is always retried, unless another list has it. It is
-	// for a vendor that says by a status, such as 409, that it did not act or still works on the call. A retry spends
+	// for a vendor that says by a status, such as 409, that it did not act or still works on the call. A retry uses
 	// no attempt, so set Policy.Deadline. Retry is not allowed for a class that forbids repeats: the 409 of a vendor
 	// that does not know keys may be about the first call. Accepted, such as 202, means that the vendor finishes the
 	// call later: the call is never sent again, and Lookup asks for the result, or an event completes it with

@@ -31,7 +31,7 @@ func TestAllowedAddresses(t *testing.T) {
 	}
 }
 
-// resolverTo is a resolver whose every name leads to one address.
+// resolverTo returns a resolver that resolves every name to one address.
 func resolverTo(t *testing.T, address string) *net.Resolver {
 	t.Helper()
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -57,7 +57,7 @@ func resolverTo(t *testing.T, address string) *net.Resolver {
 	}}
 }
 
-// dnsAnswer answers a question for the address's own type with it, and others with nothing.
+// dnsAnswer answers a question of the address's type with it, and other questions with no record.
 func dnsAnswer(query []byte, addr netip.Addr) []byte {
 	end := 12
 	for query[end] != 0 {
@@ -138,7 +138,7 @@ func TestPrivateAddressInAURL(t *testing.T) {
 	}
 }
 
-// A name may lead elsewhere from one call to the next: each connection is checked.
+// A name may resolve to another address at each call, so each connection is checked.
 func TestAddressOfAProxyIsChecked(t *testing.T) {
 	proxied := make(chan string, 1)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { proxied <- r.URL.Host }))

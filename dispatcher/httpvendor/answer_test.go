@@ -35,7 +35,7 @@ func TestStatuses(t *testing.T) {
 		{404, "", dispatcher.IdempotentWrite, "delivered"},
 		{402, "", dispatcher.IdempotentWrite, "refused"},
 		{409, "", dispatcher.IdempotentWrite, "retry"},
-		{409, "", dispatcher.NonIdempotentWrite, "stuck"}, // it may be there already
+		{409, "", dispatcher.NonIdempotentWrite, "stuck"}, // the vendor may have acted before
 		{429, "", dispatcher.IdempotentWrite, "retry"},
 		{429, "7", dispatcher.NonIdempotentWrite, "retry"},
 		{408, "", dispatcher.IdempotentWrite, "unknown"},
@@ -95,7 +95,7 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// The vendor acts, and answers with a status that the action does not list: nothing of what follows may send again.
+// The vendor acts, and answers with a status that the action does not list. Nothing afterwards may send it again.
 func TestAnswerThatMayHaveActedIsStuck(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
 		dispatcher.Read: "dead", dispatcher.IdempotentWrite: "stuck",
@@ -181,7 +181,7 @@ func TestRedirectIsStuck(t *testing.T) {
 	}
 }
 
-// Case 22: each of these never ends by itself.
+// Case 22: none of these answers ends by itself.
 func TestAnswerIsCappedAndHasOneDeadline(t *testing.T) {
 	forever := func(w io.Writer, chunk []byte) {
 		for {
@@ -195,7 +195,7 @@ func TestAnswerIsCappedAndHasOneDeadline(t *testing.T) {
 		name  string
 		serve func(w http.ResponseWriter, r *http.Request)
 		want  string
-		slow  bool // the attempt's own deadline ends it
+		slow  bool // the attempt's deadline ends it
 	}{
 		{"infinite body", func(w http.ResponseWriter, r *http.Request) { forever(w, zeros) }, "delivered", false},
 		{"gzip bomb", func(w http.ResponseWriter, r *http.Request) {
@@ -211,7 +211,7 @@ func TestAnswerIsCappedAndHasOneDeadline(t *testing.T) {
 			<-r.Context().Done()
 		}, "unknown", true},
 		{"no answer", func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body) // net/http notices that the client went once the body is read
+			_, _ = io.Copy(io.Discard, r.Body) // net/http notices a lost client only after it has read the body
 			<-r.Context().Done()
 		}, "unknown", true},
 		{"infinite headers", func(w http.ResponseWriter, r *http.Request) {
@@ -326,7 +326,7 @@ func TestFaultsHaveOneEffect(t *testing.T) {
 	}
 }
 
-// waitClosed waits until the vendor has noticed that its client went.
+// waitClosed waits until the vendor has noticed that its client is gone.
 func waitClosed(t *testing.T, vendor *samekeytest.Vendor) {
 	t.Helper()
 	deadline := time.After(patience)

@@ -12,17 +12,17 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// byAnswer looks a call up by the id that the vendor gave it, else by the key.
-var byAnswer = &Lookup{Request: "GET /ops{{with .Answer}}/{{.id}}{{else}}?key={{$.Key}}{{end}}", Rules: []Rule{
+// byAnswer looks a call up by the id that the vendor assigned, or else by the key.
+var byAnswer = &Lookup{Request: "GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}", Rules: []Rule{
 	{Match: Match{Status: status(200, 200), Field: "/state", Values: []string{"running"}}, Outcome: dispatcher.Accepted},
-	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Answer}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Outcome: dispatcher.Delivered},
+	{Match: Match{Status: status(200, 200), Field: "/of", Values: []string{"{{with .Response}}{{.id}}{{else}}{{$.Key}}{{end}}"}}, Outcome: dispatcher.Delivered},
 }}
 
 func TestLookupTemplateUsesTheLastAnswer(t *testing.T) {
-	with := `{{with .Answer}}%s{{.id}}{{else}}%s{{$.Key}}{{end}}`
+	with := `{{with .Response}}%s{{.id}}{{else}}%s{{$.Key}}{{end}}`
 	lookup := &Lookup{
 		Request: "POST /" + fmt.Sprintf(with, "ops/", "search?key=") + "&then={{.Payload.then}}",
-		Body:    `{"id": ` + fmt.Sprintf(with, "", "") + `, "either": {{if and .Answer (index .Answer "gone")}}1{{else}}{{.Key}}{{end}}}`,
+		Body:    `{"id": ` + fmt.Sprintf(with, "", "") + `, "either": {{if and .Response (index .Response "gone")}}1{{else}}{{.Key}}{{end}}}`,
 		Rules:   []Rule{{Match: Match{Status: status(200, 200), Header: "Location", Values: []string{fmt.Sprintf(with, "of ", "of ")}}, Outcome: dispatcher.Delivered}},
 	}
 	byID, byKey := `/ops/op%201%2F..%3F&%22&then=a+b {"id": "op 1/..?&\"", "either": "KEY"}`, `/search?key=KEY&then=a+b {"id": "KEY", "either": "KEY"}`
@@ -64,7 +64,7 @@ func TestLookupTemplateUsesTheLastAnswer(t *testing.T) {
 	}
 }
 
-// Each drain is a worker of its own: what was answered is known after a restart.
+// Each drain is another worker, so the answer is still known after a restart.
 func TestLookupByTheAnsweredIDOrTheKey(t *testing.T) {
 	db := database(t)
 	for name, tc := range map[string]struct {
@@ -102,7 +102,7 @@ func TestLookupByTheAnsweredIDOrTheKey(t *testing.T) {
 	}
 }
 
-// A person said of the first attempt that it did nothing: what it was answered is about nothing.
+// A person resolved the first attempt as not sent, so its answer is no longer used.
 func TestLookupForgetsAnswersOfUnsentCalls(t *testing.T) {
 	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{status: 500, body: `{"id":"op_1"}`}, step{act: true, lose: true})

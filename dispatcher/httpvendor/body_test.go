@@ -9,12 +9,12 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// rendered runs what the action renders of a call.
+// rendered runs the action's Render.
 func rendered(t *testing.T, dest Destination, action Action, call *dispatcher.Call) (*dispatcher.Call, handler, error) {
 	t.Helper()
 	e := testOperation(t, dest, action)
 	if !e.renders() {
-		t.Fatal("the action renders nothing")
+		t.Fatal("the action has no Render")
 	}
 	made, err := e.render(call)
 	again := *call
@@ -120,7 +120,7 @@ func TestFormKeepsOrder(t *testing.T) {
 	}
 }
 
-// Many servers unescape a path and resolve its dots: a value must stay one part of the path for them too.
+// Many servers unescape a path and resolve its dots. A value must stay one part of the path for them too.
 func TestValueCannotChangeThePath(t *testing.T) {
 	for _, tc := range []struct{ request, value string }{
 		{"DELETE /v1/customers/{{.Payload.id}}", ""},
@@ -141,7 +141,7 @@ func TestValueCannotChangeThePath(t *testing.T) {
 	}
 }
 
-// A value never makes another path, another parameter, or another host.
+// A value never changes the path, the parameters or the host.
 func TestValuesInPathsAreEscaped(t *testing.T) {
 	server, requests := recorder(t)
 	for _, tc := range []struct{ request, payload, want string }{
@@ -234,7 +234,7 @@ func TestRenderedRequestSurvivesChanges(t *testing.T) {
 
 func TestUnrenderedRequestIsStuck(t *testing.T) {
 	action := Action{Request: "POST /{{.Payload.id}}"}
-	call := testCall(`{"id":1}`) // not rendered, as one that an older release may have sent
+	call := testCall(`{"id":1}`) // not rendered: an older release may have sent it
 	for class, want := range map[dispatcher.Class]string{dispatcher.IdempotentWrite: "stuck", dispatcher.NonIdempotentWrite: "stuck", dispatcher.Read: "delivered"} {
 		server, _ := recorder(t)
 		action.Policy.Class = class

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Each answer is written as it is, then the connection is closed.
+// Each answer is written unchanged, then the connection is closed.
 func TestDescribeBrokenAnswers(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
 	const chunked = ok + "Transfer-Encoding: chunked\r\n\r\n"

@@ -44,7 +44,7 @@
 // Templates are Go's text/template. They can use .Payload (numbers keep their digits), .Key (the delivery key as it is
 // sent), .ID, .Action, .Part and .Headers of the intent. A missing member is an error; use {{with index .Payload
 // "name"}} for an optional one. Each value is escaped for its place: the path, the query, JSON, or a field. A lookup's
-// templates can also use .Rendered and .Answer ([Lookup]).
+// templates can also use .Rendered and .Response ([Lookup]).
 //
 // # What an answer means
 //
@@ -62,7 +62,7 @@
 //	200-205, 208-299                          delivered
 //	Action.Refused, default none              refused: a business refusal; the intent is finished
 //	Action.Accepted, default none             accepted: never sent again; the lookup or an event completes the intent
-//	Action.Retry, default none                retry after Retry-After; no attempt is spent
+//	Action.Retry, default none                retry after Retry-After; no attempt is used
 //	429                                       retry; the Retry-After applies to all calls of the destination, or of the
 //	                                          endpoint (dispatcher.Outcome.ForAccount); without one they wait for a time
 //	                                          that grows
@@ -75,7 +75,7 @@
 //	a status that no standard defines         as those: unknown, with Retry-After retry; once: unknown
 //	206-207, 300-399, 406, 409, 412           stuck, and so is a 2xx that Action.Delivered does not list: the vendor may
 //	                                          have acted, and the same call gets the same answer. A read: dead
-//	401, 407                                  denied: sent again with the policy's backoff; no attempt is spent
+//	401, 407                                  denied: sent again with the policy's backoff; no attempt is used
 //	400, 402-405, 410-411, 413-417, 421-422, 426, 428, 431, 451
 //	                                          dead: it rests until a person has changed something
 //

@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/internal/httpstatus"
 )
 
-// docs/vendors.md shows what each preset's rules are, as they are here.
+// docs/vendors.md shows the rules of each preset.
 func TestDocsHaveTheRulesOfPresets(t *testing.T) {
 	page, err := os.ReadFile("../../docs/vendors.md")
 	if err != nil {
@@ -37,7 +37,7 @@ func TestDocsHaveTheRulesOfPresets(t *testing.T) {
 	}
 }
 
-// described writes a match as the page does.
+// described formats a match as the page does.
 func described(m Match) string {
 	var parts []string
 	for _, s := range m.Status {
@@ -57,7 +57,7 @@ func described(m Match) string {
 	return text
 }
 
-// The package comment and docs/worker.md list what statuses prove, as the one table has them.
+// The package comment and docs/worker.md list the statuses as the code's table does.
 func TestDocsHaveTheStatuses(t *testing.T) {
 	lists := map[httpstatus.Effect][]string{}
 	for _, row := range httpstatus.Table {

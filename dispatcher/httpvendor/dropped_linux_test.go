@@ -17,9 +17,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// The network to the vendor drops the request of an attempt, which times out. The vendor, asked honestly, knows nothing
-// of it, and it is sent again. Then the packets of the first attempt are dropped no longer: the kernel must have none
-// left.
+// The network drops the request of an attempt, which times out. The vendor honestly does not know it, and it is sent
+// again. Then the network stops dropping the first attempt's packets: the kernel must have none left.
 func TestTimedOutRequestNeverArrives(t *testing.T) {
 	db := database(t)
 	for name, person := range map[string]bool{"two lookups say absent": false, "a person says not sent": true} {
@@ -70,7 +69,7 @@ func TestTimedOutRequestNeverArrives(t *testing.T) {
 				}
 				t.Fatalf("is %s, want %s: %+v", entry.Status, want, entry.History)
 			}
-			network.Drop("tcp flags & (syn | rst | fin) == 0 ip length > 100") // what carries a request
+			network.Drop("tcp flags & (syn | rst | fin) == 0 ip length > 100") // packets that carry a request
 			until(outbox.StatusUnknown)
 			mu.Lock()
 			var rules []string
@@ -78,7 +77,7 @@ func TestTimedOutRequestNeverArrives(t *testing.T) {
 				rules = append(rules, fmt.Sprintf("tcp sport %d", port))
 			}
 			mu.Unlock()
-			network.Drop(rules...) // the next retransmission is not due yet
+			network.Drop(rules...) // before the next retransmission
 			if person {
 				samekeytest.Elapse(t, db, time.Minute)
 				until(outbox.StatusParked)
@@ -96,7 +95,7 @@ func TestTimedOutRequestNeverArrives(t *testing.T) {
 			for end := time.Now().Add(3 * patience); sockets(t, first, v.Listener.Addr()) > 0 && time.Now().Before(end); {
 				time.Sleep(10 * time.Millisecond)
 			}
-			v.Close() // it has served what has arrived
+			v.Close() // it has served all requests that arrived
 			if len(v.wire) != 1 {
 				t.Errorf("the vendor saw %d requests: %+v", len(v.wire), v.wire)
 			}
@@ -104,7 +103,7 @@ func TestTimedOutRequestNeverArrives(t *testing.T) {
 	}
 }
 
-// sockets is how many TCP sockets lead from these ports to the vendor.
+// sockets counts the TCP sockets from these ports to the vendor.
 func sockets(t *testing.T, ports []int, vendor net.Addr) (n int) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")

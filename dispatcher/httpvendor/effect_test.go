@@ -20,11 +20,11 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// fate is what a test holds an answer to: what is stored after the attempt, where the intent rests, whether a person
-// can redrive it, and how many requests the vendor has seen after that.
+// fate is the expected result of an answer: what is stored after the attempt, the status in which the intent rests,
+// whether a person can redrive it, and how many requests the vendor has seen after that.
 type fate struct {
 	stored  string // status, attempts used, and whether the vendor may have seen the key
-	rests   string // after the lookups; empty: it is sent again by itself
+	rests   string // after the lookups; empty: it is retried
 	redrive bool
 	calls   int
 }
@@ -32,15 +32,15 @@ type fate struct {
 var (
 	again        = fate{"pending used=1 sent", "", false, 1}       // an idempotent write whose outcome is unknown
 	postpone     = fate{"pending used=0 sent", "", false, 1}       // an idempotent write that is postponed
-	postponeOnce = fate{"pending used=0 unsent", "", false, 1}     // postponed, and provably not done
+	postponeOnce = fate{"pending used=0 unsent", "", false, 1}     // postponed, and the vendor did not act
 	notDone      = fate{"dead used=1 sent", "dead", true, 2}       // the same key again
-	notDoneIs    = fate{"dead used=1 unsent", "dead", true, 2}     // of a write that goes out once: nothing was done
+	notDoneIs    = fate{"dead used=1 unsent", "dead", true, 2}     // of a write that is sent once: the vendor did not act
 	mayHave      = fate{"unknown used=0 sent", "parked", true, 2}  // stuck: a person may send the same key again
-	mayHaveOne   = fate{"unknown used=0 sent", "parked", false, 1} // of a write that goes out once: no second call
+	mayHaveOne   = fate{"unknown used=0 sent", "parked", false, 1} // of a write that is sent once: no second call
 )
 
-// What each answer leaves behind, by class, and what goes out when a person redrives it. No status but these lets a
-// write that goes out once be sent a second time.
+// The result of each answer by class, and what a redrive sends. No other status lets a write that is sent once be sent
+// a second time.
 func TestAnswersNeverRepeatANonIdempotentWrite(t *testing.T) {
 	for _, tc := range []struct {
 		wait                   string // Retry-After
@@ -53,7 +53,7 @@ func TestAnswersNeverRepeatANonIdempotentWrite(t *testing.T) {
 		{"5", []int{302, 409}, notDone, mayHave, mayHaveOne},
 		{"", []int{400, 402, 403, 404, 405, 410, 411, 413, 414, 415, 416, 417, 421, 422, 426, 428, 431, 451}, notDone, notDone, notDoneIs},
 		{"5", []int{400, 404, 422}, notDone, notDone, notDoneIs},
-		{"", []int{401, 407}, postponeOnce, postponeOnce, postponeOnce}, // whose first attempt it was: nothing of the key window is spent
+		{"", []int{401, 407}, postponeOnce, postponeOnce, postponeOnce}, // the first attempt: it starts no key window
 		{"5", []int{413}, postpone, postpone, postponeOnce},
 	} {
 		for class, want := range map[dispatcher.Class]fate{
@@ -66,7 +66,7 @@ func TestAnswersNeverRepeatANonIdempotentWrite(t *testing.T) {
 	}
 }
 
-// These hold for the whole account, so each has a database and a worker of its own.
+// These statuses hold the whole account, so each has its own database and worker.
 func TestRateLimitMeansNotDone(t *testing.T) {
 	for _, tc := range []struct {
 		status int
@@ -82,7 +82,7 @@ func TestRateLimitMeansNotDone(t *testing.T) {
 	}
 }
 
-// answersLeadTo sends one intent for each status, whose payload tells the vendor what to answer.
+// answersLeadTo sends one intent for each status. The payload tells the vendor what to answer.
 func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses []int, want fate) {
 	db := database(t)
 	var mu sync.Mutex
@@ -112,7 +112,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		if _, err := d.Drain(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		// What is tried again by itself, at a random time, is not the next drain's.
+		// Retries come due at random times. They must not be part of the next drain.
 		if _, err := db.Exec(t.Context(), "update samekey.outbox_queue set due_at = due_at + interval '1 day' where status = 'pending'"); err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func answersLeadTo(t *testing.T, class dispatcher.Class, wait string, statuses [
 		}
 	}
 	samekeytest.Elapse(t, db, time.Minute)
-	work() // which looks up what is unknown; there is no lookup, so a person has to look
+	work() // unknown intents are parked, since there is no lookup
 	if want.rests != "" {
 		for status, id := range ids {
 			if entry := stored(t, db, id); string(entry.Status) != want.rests {

@@ -14,8 +14,7 @@ var (
 	sendReceipt = outbox.NewAction[[]byte]("send_receipt")
 )
 
-// Charges by Stripe: a form made of the payload, the key in its header, and the vendor asked where an outcome is
-// unknown.
+// Charges by Stripe: a form made from the payload, the key in a header, and a lookup if the outcome is unknown.
 func ExampleStripe() {
 	dest := httpvendor.Stripe()
 	dest.Name, dest.URL = "stripe", "https://api.stripe.com"
@@ -40,7 +39,7 @@ func ExampleStripe() {
 	// Output: <nil>
 }
 
-// Mails through an API without keys: a mail whose fate is unknown is looked up in the log of what was sent.
+// Mails through an API without keys. If the outcome is unknown, the lookup searches the vendor's log of sent mails.
 func ExampleMail() {
 	dest := httpvendor.Mail()
 	dest.Name, dest.URL = "mail", "https://api.postmarkapp.com"

@@ -10,8 +10,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// A key is good for the request that it came with: another path, or the key in another header, is another call to the
-// vendor. What a release before may have sent is looked up, else parked, where this one would send it otherwise.
+// A key belongs to the request that it was sent with. Another path, or the key in another header, is another call for
+// the vendor. An intent that an earlier release may have sent in another form is looked up, or else parked.
 func TestChangedFormIsNotSentAgain(t *testing.T) {
 	db := database(t)
 	named := func(name string, quoted bool) Destination {
@@ -36,7 +36,7 @@ func TestChangedFormIsNotSentAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := startVendor(t, header("Idempotency-Key"), step{lose: true}, step{status: 200, body: "{}"})
-			tc.before.Policy.Backoff, tc.after.Policy.Backoff = time.Hour, time.Hour // nothing is sent again within a drain
+			tc.before.Policy.Backoff, tc.after.Policy.Backoff = time.Hour, time.Hour // no retry within a drain
 			id := inserted(t, db)
 			v.log = func(r *http.Request) (int, string) { return 200, `{"data":[{"ref":"` + r.FormValue("ref") + `"}]}` }
 			drain(t, db, tc.from, v, tc.before)

@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// Whatever a payload holds: the path keeps its parts, the query its names, the object its members, the form its fields;
-// and what was rendered is read back as it was.
+// With any payload, the path keeps its parts, the query its names, the object its members and the form its fields. The
+// rendered request is read back unchanged.
 func FuzzAValueStaysWhereItStands(f *testing.F) {
 	for _, value := range []string{"", ".", "..", "a/../b", "?x=1", "#", "%2F", "a b", "\"}", "{{.Key}}", "\r\nX: y\r\n\r\n", "é\u2028<&", "\x00", "0", "//host/", `\u0022`} {
 		f.Add(value)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The host is the same in the connection and in the header Host, whatever way it is written.
+// The connection and the Host header have the same host, however the URL writes it.
 func TestInternationalHostIsConvertedOnce(t *testing.T) {
 	hosts := make(chan string, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host }))
@@ -50,7 +50,7 @@ func TestInvalidInternationalNames(t *testing.T) {
 	if _, err := New(Destination{Name: "stripe", URL: "https://bücher.example", Proxy: "http://xn--a.example"}); err == nil || !strings.Contains(err.Error(), "Proxy: has a host that is not a valid international domain name") {
 		t.Errorf("a proxy: %v", err)
 	}
-	// Digits of another width are those of an address.
+	// Full-width digits are digits of an address.
 	if _, err := New(Destination{Name: "stripe", URL: "http://１２７.０.０.１"}); err == nil || !strings.Contains(err.Error(), "not public") {
 		t.Errorf("an address: %v", err)
 	}

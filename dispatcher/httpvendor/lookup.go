@@ -22,14 +22,14 @@ type Lookup struct {
 	// POST is allowed for a vendor that searches that way; it has no body unless Body is set.
 	//
 	// In addition to what an action's template can use, {{.Rendered}} is the rendered body: the object of JSON, or the
-	// fields of a form by name. {{.Answer}} is the body of the vendor's last answer to an attempt, decoded from JSON,
+	// fields of a form by name. {{.Response}} is the body of the vendor's last response to an attempt, decoded from JSON,
 	// such as the id of an operation that the vendor finishes later. It is nothing if no answer came, if it was not
 	// JSON, and if it was longer than Policy.ResponseCap, so say what to do without it:
 	//
-	//	GET /ops{{with .Answer}}/{{.id}}{{else}}?reference={{$.Key}}{{end}}
+	//	GET /ops{{with .Response}}/{{.id}}{{else}}?reference={{$.Key}}{{end}}
 	//
 	// An answer without the member is an error, and the intent is parked in the end. If not every answer has it, such
-	// as that of a 500, write {{with and .Answer (index .Answer "id")}}/{{.}}{{else}}...{{end}}.
+	// as that of a 500, write {{with and .Response (index .Response "id")}}/{{.}}{{else}}...{{end}}.
 	Request string
 
 	// Body is the template of a POST's body, in JSON, as [Body].Template. Default: none.
@@ -39,7 +39,7 @@ type Lookup struct {
 	//
 	// If no rule matches, these answers mean that the vendor could not be asked: 401, 403, 407, 429, 413 with
 	// Retry-After, and statuses that prove nothing (408, 423-425, 500-599 and what no standard defines). The lookup is
-	// repeated with the policy's backoff, not before Retry-After; 401, 407, 429, and the others with Retry-After, spend
+	// repeated with the policy's backoff, not before Retry-After; 401, 407, 429, and the others with Retry-After, use
 	// no attempt. Any other answer is unknown, and so is a body of more than 1 MiB if a rule looks into it: the intent
 	// is parked. With [Destination].JSONAnswers no rule matches a body that is not JSON.
 	//
@@ -98,7 +98,7 @@ func newLookup(from Lookup, m mistakes) *lookup {
 // ask is the action's Lookup.
 func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	data := valuesOf(call)
-	data.Rendered, data.Answer = renderedBody(call), lastAnswer(call)
+	data.Rendered, data.Response = renderedBody(call), lastResponse(call)
 	to, err := o.receiver(call)
 	if err != nil {
 		return dispatcher.Outcome{}, o.failed("the lookup: %v", err)
@@ -187,9 +187,9 @@ func (o *operation) find(r reply, response dispatcher.Response, broken error, da
 	return dispatcher.Unknown(response), nil
 }
 
-// lastAnswer is the body of the vendor's last answer, for a lookup's templates. It is nil if the body is not JSON. A
+// lastResponse is the body of the vendor's last answer, for a lookup's templates. It is nil if the body is not JSON. A
 // number by itself does not count: a number that was cut is another number.
-func lastAnswer(call *dispatcher.Call) any {
+func lastResponse(call *dispatcher.Call) any {
 	if call.LastResponse == nil || strictJSON(call.LastResponse.Body) != nil {
 		return nil
 	}

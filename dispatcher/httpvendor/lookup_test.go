@@ -31,7 +31,7 @@ func TestLookupRules(t *testing.T) {
 	for _, tc := range []struct {
 		status int
 		body   string
-		want   string // and whether it could be asked
+		want   string // and whether the vendor could be asked
 	}{
 		{200, `{"data":[{"ref":"other"},{"ref":"KEY"}]}`, "delivered true"},
 		{200, `{"data":[{"ref":"KEY","state":"declined"}]}`, "refused true"},
@@ -76,14 +76,14 @@ func TestLookupRules(t *testing.T) {
 	}
 }
 
-// A proxy's page is a 200, or a 404, too: it neither proves that the vendor acted nor lets anything be sent again.
+// A proxy's page can have status 200 or 404. It neither proves that the vendor acted nor allows another send.
 func TestLookupIgnoresPagesOfAJSONVendor(t *testing.T) {
 	lookup := &Lookup{Request: "GET /orders/{{.Key}}", Rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}, {Match: Match{Status: status(404, 404)}, Outcome: dispatcher.Absent}}}
 	for _, tc := range []struct {
 		json   bool
 		status int
 		body   string
-		want   string // and whether it could be asked
+		want   string // and whether the vendor could be asked
 	}{
 		{true, 200, "<html>", "unknown true"}, {true, 404, "<html>", "unknown true"}, {true, 503, "<html>", "unknown false"},
 		{true, 200, "{}", "delivered true"}, {true, 404, "{}", "absent true"}, {true, 404, "", "absent true"},
@@ -112,7 +112,7 @@ func TestFailedLookupIsAnError(t *testing.T) {
 	}
 	e := testOperation(t, Destination{URL: cut.URL}, Action{Request: "POST /", Lookup: SentLog("GET /log/{{.Payload.gone}}", "/data", "/ref")})
 	if outcome, err := ask(t, e, testCall(`{}`)); err == nil || outcome.Kind() != "unknown" {
-		t.Errorf("without what it asks for: is %s, %v", outcome.Kind(), err)
+		t.Errorf("with a missing field: is %s, %v", outcome.Kind(), err)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestLookupUsesTheRenderedBody(t *testing.T) {
 	}
 }
 
-// What the action has goes before what its destination has; a read is made again, and has none of the destination's.
+// The action's lookup wins over the destination's. A read is sent again, so it has no lookup of the destination.
 func TestActionsLookupWinsOverTheDestinations(t *testing.T) {
 	db := database(t)
 	by := func(path string) *Lookup {

@@ -28,11 +28,11 @@ func TestMain(m *testing.M) {
 		child(url)
 		return
 	}
-	dbtest.Parallel("6") // those with a database wait more than they work
+	dbtest.Parallel("6") // tests with a database mostly wait
 	goleak.VerifyTestMain(m)
 }
 
-// database is a test's own. Such tests run beside each other, when those without one have run.
+// database makes a database for one test. Such tests run in parallel, after the tests without a database.
 func database(t *testing.T) *samekeytest.DB {
 	t.Helper()
 	t.Parallel()
@@ -69,7 +69,7 @@ func testClient(t *testing.T, dest Destination) *Client {
 // handler is an action's Send.
 type handler func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error)
 
-// handler returns the Delivery of an action, its Send, and the mistakes in it.
+// handler returns an action's Delivery, its Send, and its mistakes.
 func (c *Client) handler(action Action) (handler, dispatcher.Delivery[[]byte], error) {
 	delivery := Delivery[[]byte](c, action)
 	return func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
@@ -111,7 +111,7 @@ func (n *notDelivered) Error() string {
 	return n.outcome.String()
 }
 
-// attempt makes one with a deadline.
+// attempt makes one attempt with a deadline.
 func attempt(t *testing.T, handler handler, call *dispatcher.Call, timeout time.Duration) (dispatcher.Response, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -119,7 +119,7 @@ func attempt(t *testing.T, handler handler, call *dispatcher.Call, timeout time.
 	return result(handler(ctx, call))
 }
 
-// result is the response of an outcome, and what it is if it is not delivered.
+// result returns an outcome's response, and an error if it is not delivered.
 func result(outcome dispatcher.Outcome, err error) (dispatcher.Response, error) {
 	if err == nil && outcome.Kind() == delivered {
 		return outcome.Response(), nil
@@ -150,7 +150,7 @@ func answerOf(err error) dispatcher.Response {
 	return err.(*notDelivered).outcome.Response()
 }
 
-// rawServer is a server made by hand: serve has each connection, its number and a count of whole requests.
+// rawServer is a server without net/http: serve gets each connection, its number and a count of whole requests.
 type rawServer struct {
 	url         string
 	connections atomic.Int64
@@ -191,7 +191,7 @@ func startRaw(t *testing.T, serve func(s *rawServer, c net.Conn)) *rawServer {
 		for c := range open {
 			_ = c.Close()
 		}
-		for range cap(running) { // all of serve has returned
+		for range cap(running) { // all calls of serve have returned
 			running <- struct{}{}
 		}
 	})

@@ -139,13 +139,20 @@ func TestMistakesInActions(t *testing.T) {
 			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry}, {Outcome: dispatcher.Dead}, {Match: Match{Status: status(1, 2)}, Outcome: dispatcher.Absent},
 			{Match: Match{Header: "X", Field: "/a"}, Outcome: dispatcher.Dead}, {Match: Match{Values: []string{"x"}, Status: status(400, 400)}, Outcome: dispatcher.Dead},
 			{Match: Match{Field: "a"}, Outcome: dispatcher.Dead}, {Match: Match{Header: "a b"}, Outcome: dispatcher.Dead},
+			{Match: Match{Status: status(409, 409)}, Outcome: func(r dispatcher.Response) dispatcher.Outcome {
+				if r.Code == "" {
+					return dispatcher.Unknown(r)
+				}
+				return dispatcher.Retry(r)
+			}},
 		}}, []string{
 			"Rules[1].Outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act",
 			"Rules[2]: matches every answer: set Status, Header or Field",
 			"Rules[3].Outcome: absent is not allowed here: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, gone",
 			"Rules[3].Status: 1-2 is not a range within 200-599",
 			"Rules[4].Header: not allowed with Field: Values belong to one of them", "Rules[5].Values: not allowed without Header or Field",
-			`Rules[6].Field: "a" is not a JSON Pointer: it must begin with /, such as /error/code`, `Rules[7].Header: "a b" is not a valid header name`}},
+			`Rules[6].Field: "a" is not a JSON Pointer: it must begin with /, such as /error/code`, `Rules[7].Header: "a b" is not a valid header name`,
+			"Rules[8].Outcome: not a constructor of package dispatcher: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, gone"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Rules: []Rule{found}}}, []string{"Lookup.Request: is missing"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Request: "PUT /", Rules: []Rule{found}}}, []string{"Lookup.Request: must be a GET or a POST"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Request: "GET /", Body: "{}", Rules: []Rule{found}}}, []string{"Lookup.Body: not allowed for a GET"}},

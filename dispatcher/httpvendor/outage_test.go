@@ -55,14 +55,14 @@ func downVendor(t *testing.T, script ...step) (v *vendor, up func()) {
 	}
 }
 
-// The key window of 24 hours begins with the first byte that may have arrived, and none did.
+// The key window of 24 hours begins with the first byte that may have arrived. Here none arrived.
 func TestOutageOf25HoursParksNothing(t *testing.T) {
 	db := database(t)
 	const intents, looks = 6, 6
 	for name, tc := range map[string]struct {
 		class  dispatcher.Class
 		limits dispatcher.Limits
-		tried  int // at each look, by a worker of its own
+		tried  int // at each look, by another worker
 	}{
 		"idempotent":                 {dispatcher.IdempotentWrite, dispatcher.Limits{BreakAfter: -1}, intents},
 		"idempotent, with a breaker": {dispatcher.IdempotentWrite, dispatcher.Limits{Concurrency: 1, BreakAfter: 2, BreakDelay: time.Hour}, 2},
@@ -95,7 +95,7 @@ func TestOutageOf25HoursParksNothing(t *testing.T) {
 			}
 			const timeline = `select string_agg(distinct concat_ws(' ', event, outcome, final_status), ', ') || ': ' || count(*) from samekey.outbox_history`
 			const queue = `select string_agg(distinct concat_ws(' ', status, attempts_used, first_sent_at, key_window_until), ', ') || ': ' || count(*) from samekey.outbox_queue`
-			// A retry may come due while the others are tried; not behind an open breaker.
+			// A retry may come due while the others run, but not while the breaker is open.
 			var attempts int
 			if _, err := fmt.Sscanf(one(timeline), "attempt unsent: %d", &attempts); err != nil || attempts < looks*tc.tried || tc.tried < intents && attempts > looks*tc.tried {
 				t.Errorf("the history has %s, want %d attempts that were unsent", one(timeline), looks*tc.tried)

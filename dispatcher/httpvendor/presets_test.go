@@ -25,23 +25,23 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// vendor is a server that behaves as a vendor's documents say, by a script: the n-th call of a key is answered by the
-// n-th step, and those after the last by the last.
+// vendor is a server that follows a script made from a vendor's documentation: the n-th call of a key gets the n-th
+// step, and later calls get the last step.
 type vendor struct {
 	*httptest.Server
-	key    func(r *http.Request, body []byte) string // from the one place where this vendor takes it
+	key    func(r *http.Request, body []byte) string // from the place where this vendor takes it
 	script []step
 
 	mu      sync.Mutex
-	wire    []wireCall // whatever was sent, in order
+	wire    []wireCall // all calls, in order
 	effects map[string]int
 	asked   []string // lookups
 	log     func(r *http.Request) (status int, body string)
 }
 
-// step is what one call comes to.
+// step is the vendor's reaction to one call.
 type step struct {
-	act    bool // it has its effect, if this key has had none
+	act    bool // it has its effect, unless this key already had it
 	lose   bool // the answer never arrives
 	status int
 	header map[string]string
@@ -117,7 +117,7 @@ func bodyField(name string) func(*http.Request, []byte) string {
 	}
 }
 
-// played delivers one intent of an action to a vendor until it rests, and returns what was recorded.
+// played delivers one intent until it rests, and returns its record.
 func played(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action Action) outbox.Entry {
 	t.Helper()
 	id := inserted(t, db)
@@ -133,7 +133,7 @@ func played(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, actio
 		}
 		samekeytest.Elapse(t, db, time.Minute)
 	}
-	t.Fatal("the intent does not come to rest")
+	t.Fatal("the intent does not rest")
 	return outbox.Entry{}
 }
 
@@ -155,7 +155,7 @@ func inserted(t *testing.T, db *samekeytest.DB) (id uuid.UUID) {
 	return id
 }
 
-// drain is one worker of one release.
+// drain runs one worker of one release.
 func drain(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action Action) {
 	t.Helper()
 	dest.Name, dest.URL = "stripe", v.URL
@@ -182,7 +182,7 @@ func drain(t *testing.T, db *samekeytest.DB, dest Destination, v *vendor, action
 	}
 }
 
-// compare holds the recorded attempts against what the server saw on the wire.
+// compare compares the recorded attempts with the requests on the wire.
 func (v *vendor) compare(t *testing.T, entry outbox.Entry) {
 	t.Helper()
 	v.mu.Lock()
@@ -201,7 +201,7 @@ func (v *vendor) compare(t *testing.T, entry outbox.Entry) {
 		}
 	}
 	if fmt.Sprint(recorded) != fmt.Sprint(seen) {
-		t.Errorf("recorded are the attempts %v, on the wire were %v", recorded, seen)
+		t.Errorf("the history has the attempts %v, the wire had %v", recorded, seen)
 	}
 }
 
@@ -209,8 +209,8 @@ var presets = []struct {
 	name    string
 	dest    func() Destination
 	key     func(*http.Request, []byte) string
-	running step // what a call gets while the first is at work
-	reused  step // and with another request
+	running step // the answer to a call while the first one runs
+	reused  step // the answer to the key with another request
 	refused step
 }{
 	{"stripe", Stripe, header("Idempotency-Key"),
@@ -243,7 +243,8 @@ var presets = []struct {
 		step{}},
 }
 
-// The vendor acts and its answer is lost; the next attempt comes while it is still at work; the third gets the answer.
+// The vendor acts and its answer is lost. The next attempt arrives while the vendor still works, and the third gets the
+// answer.
 func TestPresetsLostAnswerHasOneEffect(t *testing.T) {
 	db := database(t)
 	for _, p := range presets {
@@ -312,7 +313,7 @@ func TestRetriesUseNoAttempt(t *testing.T) {
 	}
 }
 
-// presetCase is an answer that a preset must not take for done, or for "not done".
+// presetCase is an answer that a preset must not misread as delivered, or as "the vendor did not act".
 type presetCase struct {
 	preset string
 	answer step
@@ -426,8 +427,8 @@ func presetAnswers() (cases []presetCase) {
 	return cases
 }
 
-// What a vendor's answers mean, as its documents say; for a write that goes out once, nothing but "not done" may be
-// repeated.
+// The meaning of a vendor's answers according to its documentation. A write that is sent once may be repeated only if
+// the vendor did not act.
 func TestPresetsOutcomes(t *testing.T) {
 	for _, tc := range presetAnswers() {
 		dest := map[string]func() Destination{"stripe": Stripe, "adyen": Adyen, "paypal": PayPal, "square": Square, "checkout": Checkout,
@@ -448,7 +449,7 @@ func TestPresetsOutcomes(t *testing.T) {
 	}
 }
 
-// What a vendor says is not done yet, or was done already, is looked up: one call, and the lookup's word.
+// A call that the vendor still works on, or has already done, is looked up: one call, and the lookup's outcome.
 func TestPresetsLookUpUnfinishedCalls(t *testing.T) {
 	db := database(t)
 	for name, tc := range map[string]struct {
@@ -492,7 +493,7 @@ func TestPresetsLookUpUnfinishedCalls(t *testing.T) {
 	}
 }
 
-// Stripe keeps a 500 under the key: each further attempt would get it.
+// Stripe stores a 500 under the key, and each further attempt would get it.
 func TestStored500IsLookedUp(t *testing.T) {
 	db := database(t)
 	stored := step{status: 500, header: map[string]string{"Idempotent-Replayed": "true"}, body: `{"error":{"type":"api_error"}}`}
@@ -532,7 +533,7 @@ func TestStored500IsLookedUp(t *testing.T) {
 	}
 }
 
-// A mail API that knows no keys: what became of the mail is in its log, or a person looks.
+// A mail API without keys: the log of sent mails decides, or a person does.
 func TestMailPresetLooksUpUnknownMails(t *testing.T) {
 	db := database(t)
 	inLog := func(_ *http.Request, body []byte) string {
@@ -542,7 +543,7 @@ func TestMailPresetLooksUpUnknownMails(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		acted, resend bool
-		log           string // instead of the true one
+		log           string // instead of the real log
 		want          string
 		mails, calls  int
 	}{
@@ -589,7 +590,7 @@ func TestVendorWithoutKeysHasNoIdempotentWrite(t *testing.T) {
 	}
 }
 
-// Case 202: taken, and finished later.
+// Case 202: accepted, and finished later.
 func TestAcceptedCallIsPolled(t *testing.T) {
 	db := database(t)
 	v := startVendor(t, header("Idempotency-Key"), step{act: true, status: 202, body: `{"state":"queued"}`})
@@ -609,7 +610,7 @@ func TestAcceptedCallIsPolled(t *testing.T) {
 	}
 }
 
-// Case 5: another release, with another template, projection and credentials, goes on with an intent.
+// Case 5: another release, with another template, projection and credentials, continues an intent.
 func TestAnotherReleaseSendsTheSameBytes(t *testing.T) {
 	db := database(t)
 	id := inserted(t, db)
@@ -639,7 +640,7 @@ func TestAnotherReleaseSendsTheSameBytes(t *testing.T) {
 	}
 }
 
-// Case 23, with an intent: nothing is sent, no attempt is used, and it is delivered once the range is allowed.
+// Case 23, with an intent: nothing is sent, no attempt is used, and it is delivered when the range is allowed.
 func TestPrivateAddressWaitsUntilAllowed(t *testing.T) {
 	db := database(t)
 	id := inserted(t, db)

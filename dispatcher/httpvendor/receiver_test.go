@@ -26,7 +26,7 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// hooks is a server of many receivers, by path, each of which answers as it is told to.
+// hooks is a server of many receivers, by path. The test sets the status of each.
 type hooks struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -56,7 +56,7 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, r.Header.Get("Authorization"))
 }
 
-// take returns what came since it was asked last.
+// take returns the requests since the last call of take.
 func (h *hooks) take() []hook {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,7 +71,7 @@ func (h *hooks) answer(path string, status int) {
 	h.status[path] = status
 }
 
-// hookWorld is a database, receivers, and an action that calls them.
+// hookWorld has a database, receivers, and an action that calls them.
 type hookWorld struct {
 	*testing.T
 	db     *samekeytest.DB
@@ -125,7 +125,7 @@ func (w *hookWorld) drain() {
 	}
 }
 
-// want drains, and compares where intents stand and with which code.
+// want drains, and compares the statuses and codes of the intents.
 func (w *hookWorld) want(want map[uuid.UUID]string) {
 	w.Helper()
 	w.drain()
@@ -146,7 +146,7 @@ func (w *hookWorld) get(id uuid.UUID) outbox.Entry {
 	return e
 }
 
-// signed says whether a webhook has a signature by each secret and no other.
+// signed reports whether a webhook has a signature for each secret and no other one.
 func signed(h hook, secrets ...string) bool {
 	s, _, err := newSigner(secrets)
 	if err != nil {
@@ -181,7 +181,7 @@ func TestStoredEndpointsUntil410(t *testing.T) {
 		t.Fatalf("%+v\n%+v", one, two)
 	}
 
-	// While its secret is replaced each call is signed by both; its id stays.
+	// While its secret is being replaced, each call is signed with both. Its id stays.
 	w.put("shop-1", w.hooks.URL+"/one?tenant=1", newer, ours)
 	samekeytest.Elapse(t, w.db, time.Minute)
 	w.drain()
@@ -189,7 +189,7 @@ func TestStoredEndpointsUntil410(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 
-	// It wants no more: what is on its way is not sent, to it alone.
+	// The receiver answers 410: its queued intents are not sent. Other receivers still get theirs.
 	w.hooks.answer("/one", 410)
 	samekeytest.Elapse(t, w.db, time.Minute)
 	w.want(map[uuid.UUID]string{first: "dead 410"})
@@ -203,7 +203,7 @@ func TestStoredEndpointsUntil410(t *testing.T) {
 		t.Fatalf("%q, %v", e.StopReason, err)
 	}
 
-	// It is back: nothing was lost.
+	// The receiver is started again, and nothing was lost.
 	w.hooks.answer("/one", 200)
 	if err := endpoints.Start(t.Context(), w.db, "webhooks", "shop-1"); err != nil {
 		t.Fatal(err)
@@ -249,7 +249,7 @@ func TestSecretsOfAReceiverStayWithIt(t *testing.T) {
 	}
 }
 
-// The pages of many a server say which path it is that they do not know.
+// The error pages of many servers contain the path.
 func TestURLOfAReceiverIsRedacted(t *testing.T) {
 	w := setupHooks(t)
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -298,7 +298,7 @@ func TestInvalidEndpointIsDead(t *testing.T) {
 	}
 }
 
-// Nothing is sent to a private address that a customer names, and the intent is not tried forever.
+// A customer's endpoint has a private address: nothing is sent, and the intent is not retried forever.
 func TestPrivateReceiverIsDeadAtTheDeadline(t *testing.T) {
 	w := setupHooks(t)
 	w.dest.AllowPrivate = nil
@@ -315,7 +315,8 @@ func TestPrivateReceiverIsDeadAtTheDeadline(t *testing.T) {
 	}
 }
 
-// The proxy looks names up, and says what they may lead to. What the customer wrote as an address it need not be asked.
+// The proxy resolves names and decides which addresses are allowed. An endpoint that is a private address is refused
+// before the proxy is asked.
 func TestProxyIsNotAskedForPrivateAddresses(t *testing.T) {
 	w := setupHooks(t)
 	var mu sync.Mutex
@@ -335,7 +336,7 @@ func TestProxyIsNotAskedForPrivateAddresses(t *testing.T) {
 			want[w.insert(name, `{}`)] = "dead endpoint"
 		}
 	}
-	for _, host := range []string{"shop.example", "8.8.8.8", "xn--bcher-kva.example", "127.0.0.1:81"} { // the last is one of AllowPrivate
+	for _, host := range []string{"shop.example", "8.8.8.8", "xn--bcher-kva.example", "127.0.0.1:81"} { // AllowPrivate has the last one
 		w.put(host, "http://"+host+"/", endpoints.NewSecret())
 		want[w.insert(host, `{}`)] = "delivered 200"
 	}
@@ -347,7 +348,7 @@ func TestProxyIsNotAskedForPrivateAddresses(t *testing.T) {
 	}
 }
 
-// Of thousands of receivers there are always some that hang. Here they hold 160 calls.
+// Among thousands of receivers, some always hang. Here they hold 160 calls.
 func TestHangingReceiversLeaveRoom(t *testing.T) {
 	w := setupHooks(t)
 	release, reached := make(chan struct{}), make(chan struct{})
@@ -382,7 +383,7 @@ func TestHangingReceiversLeaveRoom(t *testing.T) {
 	select {
 	case <-reached:
 	case <-time.After(20 * time.Second): // less than their Timeout
-		t.Error("it is not called")
+		t.Error("the receiver is not called")
 	}
 	cancel()
 	<-ended
@@ -410,7 +411,7 @@ func TestLookupAsksTheEndpoint(t *testing.T) {
 	}
 }
 
-// A destination with a URL has a lane for each endpoint all the same.
+// A destination with a URL can have limits per endpoint too.
 func TestOneURLMayHaveManyEndpoints(t *testing.T) {
 	dest := Destination{Name: "shops", URL: "https://shops.example", Endpoint: "{{.Payload.shop}}", Limits: dispatcher.Limits{PerEndpoint: 2}}
 	client, err := New(dest)
@@ -420,7 +421,7 @@ func TestOneURLMayHaveManyEndpoints(t *testing.T) {
 	d := dispatcher.New(nil, nil)
 	p := dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: time.Hour}
 	client.register(d, "notify", Action{Request: "POST /shops/{{.Payload.shop}}", Policy: p})
-	if err := d.Check(); err != nil { // PerEndpoint would have no meaning
+	if err := d.Check(); err != nil { // PerEndpoint needs an Endpoint
 		t.Error(err)
 	}
 	if got := client.nameEndpoint(&dispatcher.Call{Payload: []byte(`{"shop": 7}`)}); got != "7" {

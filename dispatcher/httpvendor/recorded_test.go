@@ -12,8 +12,8 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-// Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes, and
-// there is no other.
+// Cases 19 and 20, with an intent: each recorded attempt is one request on the wire, with the same key and bytes. The
+// wire has no other request.
 func TestRecordedAttemptsMatchTheWire(t *testing.T) {
 	db := database(t)
 	const idempotent, once = dispatcher.IdempotentWrite, dispatcher.NonIdempotentWrite
@@ -67,7 +67,7 @@ func TestRecordedAttemptsMatchTheWire(t *testing.T) {
 	}
 }
 
-// Case 21: no call is made before the time that the vendor has asked for, of up to a day.
+// Case 21: no call starts before the time that the vendor asked for, up to a day.
 func TestNoCallBeforeTheVendorsTime(t *testing.T) {
 	db := database(t)
 	for _, tc := range []struct{ says, waits time.Duration }{

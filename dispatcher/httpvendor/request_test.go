@@ -22,7 +22,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// captureLog returns what was logged so far, by log and by slog.
+// captureLog returns a function that returns the log so far, by log and by slog.
 func captureLog(t *testing.T) func() string {
 	t.Helper()
 	var mu sync.Mutex
@@ -158,7 +158,7 @@ func TestInvalidHeaderOfAnIntentIsDead(t *testing.T) {
 	}
 }
 
-// Cases 21 and 19: what ends before the request's first byte is unsent.
+// Cases 21 and 19: an attempt that ends before the request's first byte is unsent.
 func TestAttemptWithoutAConnectionIsUnsent(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -224,9 +224,9 @@ func TestOnlyTheConfiguredProxyIsUsed(t *testing.T) {
 	proxied := make(chan string, 1)
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { proxied <- r.URL.Host }))
 	t.Cleanup(proxy.Close)
-	t.Setenv("HTTP_PROXY", proxy.URL) // which net/http would not use for an address on this machine
+	t.Setenv("HTTP_PROXY", proxy.URL) // net/http would not use it for an address on this machine
 	if c := testClient(t, Destination{URL: target.URL}); c.reusing.Proxy != nil || c.single.Proxy != nil {
-		t.Error("without Destination.Proxy there is one")
+		t.Error("a proxy is used without Destination.Proxy")
 	}
 	if _, err := attempt(t, testHandler(t, Destination{URL: target.URL}, Action{}), testCall("{}"), patience); err != nil {
 		t.Fatal(err)
@@ -301,7 +301,7 @@ func TestSecretCutByTheCapIsNotKept(t *testing.T) {
 	}
 }
 
-// What is struck is longer than its mark: what the cap cuts of the secret behind it must not slide inside.
+// A secret is longer than its redaction mark. The part of a secret behind the cap must not move inside the cap.
 func TestSecretsAtTheCapAreRedacted(t *testing.T) {
 	const first, second = "sk_live_51Hx_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "whsec_bbbbbbbbbbbbbbbb"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -318,7 +318,7 @@ func TestSecretsAtTheCapAreRedacted(t *testing.T) {
 		struck = max(struck, bytes.Count(answer.Body, []byte("[redacted]")))
 	}
 	if struck != 3 {
-		t.Errorf("the test is void: %d secrets are struck", struck)
+		t.Errorf("the test is void: %d secrets are redacted", struck)
 	}
 }
 
@@ -358,7 +358,7 @@ func TestCredentialsOfAnActionAreRedacted(t *testing.T) {
 	}
 }
 
-// A read is made again freely, past every window: what changes something there must not be one.
+// A read may be repeated at any time, so a method that changes something is not allowed.
 func TestReadMethods(t *testing.T) {
 	client := testClient(t, Destination{URL: "https://api.example.com"})
 	for method, fine := range map[string]bool{"GET": true, "HEAD": true, "POST": true, "PUT": false, "PATCH": false, "DELETE": false} {

@@ -2,6 +2,7 @@ package httpvendor
 
 import (
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -65,12 +66,17 @@ var common = []func(dispatcher.Response) dispatcher.Outcome{
 	dispatcher.Unknown, dispatcher.Stuck,
 }
 
-// kind is the name of a constructor's outcomes.
+var constructors = append(slices.Clone(common), dispatcher.Absent, dispatcher.Gone)
+
+// kind is the name of a constructor's outcomes. Another function has none: what it returns could depend on the answer,
+// and is never checked.
 func kind(outcome func(dispatcher.Response) dispatcher.Outcome) string {
-	if outcome == nil {
-		return ""
+	for _, constructor := range constructors {
+		if outcome != nil && reflect.ValueOf(outcome).Pointer() == reflect.ValueOf(constructor).Pointer() {
+			return constructor(dispatcher.Response{}).Kind()
+		}
 	}
-	return outcome(dispatcher.Response{}).Kind()
+	return ""
 }
 
 var (
@@ -85,6 +91,8 @@ func (r Rule) check(m mistakes, u use) {
 		known = append(known, kind(outcome))
 	}
 	switch is := kind(r.Outcome); {
+	case is == "" && r.Outcome != nil:
+		m.add("Outcome", "not a constructor of package dispatcher: use one of %s", strings.Join(known, ", "))
 	case is == "":
 		m.add("Outcome", "missing: use one of %s", strings.Join(known, ", "))
 	case !slices.Contains(known, is):

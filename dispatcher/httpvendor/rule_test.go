@@ -13,7 +13,7 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// reply answers each request with one status, headers and body.
+// reply starts a server that answers each request with one status, headers and body.
 func replying(t *testing.T, status int, header map[string]string, body string) *httptest.Server {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -47,7 +47,7 @@ func TestFirstMatchingRuleCounts(t *testing.T) {
 	}{
 		{409, nil, `{"error":{"code":"busy"}}`, "retry"},
 		{409, nil, `{"error":{"code":"mismatch"}}`, "dead"},
-		{409, nil, `{"error":{"code":null}}`, "stuck"}, // not there: the generic table
+		{409, nil, `{"error":{"code":null}}`, "stuck"}, // no rule matches: the generic table
 		{200, nil, `{"errors":[{"kind":"x"},{"kind":"declined"}]}`, "refused"},
 		{200, nil, `{"errors":[]}`, "delivered"},
 		{200, nil, `{"error":"no"}`, "dead"},
@@ -69,11 +69,11 @@ func TestFirstMatchingRuleCounts(t *testing.T) {
 		{500, map[string]string{"Idempotent-Replayed": "true", "Retry-After": "1"}, "", "stuck"},
 		{500, map[string]string{"Idempotent-Replayed": "false"}, "", "unknown"},
 		{201, map[string]string{"Idempotent-Replayed": "true"}, "", "delivered"},
-		{600, map[string]string{"Idempotent-Replayed": "true"}, "", "unknown"}, // no server error
+		{600, map[string]string{"Idempotent-Replayed": "true"}, "", "unknown"}, // not a server error
 	} {
 		t.Run(fmt.Sprint(tc.status, tc.header, tc.body), func(t *testing.T) {
 			server := replying(t, tc.status, tc.header, tc.body)
-			// Half of the rules are the action's, half the destination's: the order is the same.
+			// Half of the rules belong to the action and half to the destination. Their order is the same.
 			handler := testHandler(t, Destination{URL: server.URL, Rules: rules[4:]}, Action{Rules: rules[:4]})
 			answer, err := attempt(t, handler, testCall("{}"), patience)
 			if verdict(err) != tc.want {
@@ -89,7 +89,7 @@ func TestFirstMatchingRuleCounts(t *testing.T) {
 	}
 }
 
-// Whatever an answer means, if something is still to come it does not come before the vendor said.
+// If an answer leads to another call, that call does not start before the vendor's time.
 func TestRetryAfterOfUnknownAndDenied(t *testing.T) {
 	conflict := []Rule{{Match: Match{Status: Statuses{{409, 409}}}, Outcome: dispatcher.Unknown}, {Match: Match{Status: Statuses{{500, 500}}}, Outcome: dispatcher.Stuck}}
 	for _, tc := range []struct {
@@ -141,7 +141,7 @@ func TestRuleSeesABodyThatIsNotStored(t *testing.T) {
 	}
 }
 
-// What is missing of a body may be what a rule would have found.
+// A rule might have matched the missing part of a body.
 func TestRuleWithoutTheWholeBodyIsUnknown(t *testing.T) {
 	long := replying(t, 200, nil, `{"pad":"`+strings.Repeat("x", rulesLimit)+`","error":"no"}`)
 	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -155,7 +155,7 @@ func TestRuleWithoutTheWholeBodyIsUnknown(t *testing.T) {
 		if _, err := attempt(t, testHandler(t, Destination{URL: url}, Action{Rules: rules}), testCall("{}"), patience); verdict(err) != "unknown" {
 			t.Errorf("%s: is %s (%v), want unknown", name, verdict(err), err)
 		}
-		rules[0].Status = Statuses{{500, 599}}                             // which does not concern it
+		rules[0].Status = Statuses{{500, 599}}                             // for another status
 		want := map[string]string{"long": "unknown", "cut": "stuck"}[name] // a 200 and a 409
 		if _, err := attempt(t, testHandler(t, Destination{URL: url}, Action{Rules: rules}), testCall("{}"), patience); verdict(err) != want {
 			t.Errorf("%s, a rule for another status: is %s (%v), want %s", name, verdict(err), err, want)
@@ -200,7 +200,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// Case 21: a vendor is never asked earlier than it said, but for one that says more than a day.
+// Case 21: no call starts earlier than the vendor asked for, up to a day.
 func TestLongerRetryAfterOfARuleCounts(t *testing.T) {
 	server := replying(t, 409, map[string]string{"Retry-After": "7200"}, "")
 	rule := Rule{Match: Match{Status: Statuses{{409, 409}}}, Outcome: dispatcher.Retry}
@@ -210,7 +210,7 @@ func TestLongerRetryAfterOfARuleCounts(t *testing.T) {
 	}
 }
 
-// A proxy's page is a 200 too.
+// A proxy's page can have status 200 too.
 func TestSuccessOfAJSONVendorIsJSON(t *testing.T) {
 	const page = "<html>Welcome to the hotel's network</html>"
 	for name, tc := range map[string]struct {
@@ -229,7 +229,7 @@ func TestSuccessOfAJSONVendorIsJSON(t *testing.T) {
 			if _, err := attempt(t, testHandler(t, tc.dest, Action{}), call, patience); verdict(err) != tc.want {
 				t.Errorf("it is %s, want %s", verdict(err), tc.want)
 			}
-			no := Action{Delivered: status(299, 299), Refused: status(200, 200)} // a proxy says no too
+			no := Action{Delivered: status(299, 299), Refused: status(200, 200)} // a proxy can refuse too
 			want := strings.Replace(tc.want, "delivered", "refused", 1)
 			if _, err := attempt(t, testHandler(t, tc.dest, no), call, patience); verdict(err) != want {
 				t.Errorf("as a refusal it is %s, want %s", verdict(err), want)

@@ -25,7 +25,7 @@ const (
 	childTimeout = 500 * time.Millisecond
 )
 
-// child makes one attempt with a short deadline and prints its outcome. Without a large body it stops itself between
+// child makes one attempt with a short deadline and prints its outcome. Without a large body, it stops itself between
 // getting its connection and writing the first byte.
 func child(url string) {
 	client, err := New(Destination{Name: "stripe", URL: url, AllowPrivate: loopback})
@@ -68,7 +68,7 @@ func startChild(t *testing.T, url string, env ...string) (cmd *exec.Cmd, out *bu
 	return cmd, bufio.NewReader(pipe)
 }
 
-// waitStopped waits until the process is stopped, and then until its attempt's time is over.
+// waitStopped waits until the process is stopped and its attempt's deadline has passed.
 func waitStopped(t *testing.T, pid int) {
 	t.Helper()
 	var status syscall.WaitStatus
@@ -97,8 +97,8 @@ func TestStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) {
 	}
 }
 
-// The body is larger than the sockets' buffers, so that the process is stopped with a write half done; meanwhile its
-// deadline passes, and the buffers become free.
+// The body is larger than the socket buffers, so the process is stopped during a write. Then its deadline passes, and
+// the buffers become free.
 func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 	for range 2 {
 		began, stopped := make(chan struct{}), make(chan struct{})
@@ -109,7 +109,7 @@ func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 			<-stopped
 			var n int64
 			buf := make([]byte, 1<<20)
-			for { // all that left the process before
+			for { // all bytes that left the process before
 				_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 				m, err := c.Read(buf)
 				n += int64(m)
@@ -126,7 +126,7 @@ func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 		select {
 		case <-began:
 		case <-time.After(patience):
-			t.Fatal("the child did not begin to write")
+			t.Fatal("the child did not start to write")
 		}
 		if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)

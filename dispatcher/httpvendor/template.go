@@ -25,7 +25,7 @@ type values struct {
 	Headers  map[string]string // the intent's
 	Payload  any               // decoded from JSON, numbers with all their digits; nil if it is not JSON
 	Rendered any               // in a lookup: the rendered body, decoded; of a form its fields, each as text
-	Answer   any               // in a lookup: the vendor's last answer to an attempt, decoded from JSON; nil if it is not JSON
+	Response any               // in a lookup: the vendor's last response to an attempt, decoded from JSON; nil if it is not JSON
 }
 
 func valuesOf(call *dispatcher.Call) values {

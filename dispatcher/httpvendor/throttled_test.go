@@ -6,8 +6,8 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// The Retry-After of a 429, and of a 403, is about the account, that of any other answer about its call, until ten in a
-// row say so. A 429 without one holds too, for a short time at first: a drain may meet its end.
+// The Retry-After of a 429 or 403 is about the account. That of any other answer is about its call, until ten in a row
+// have one. A 429 without Retry-After holds too, at first for so short a time that it can end within a drain.
 func TestRetryAfterOf429HoldsTheDestination(t *testing.T) {
 	wait := map[string]string{"Retry-After": "60"}
 	for name, tc := range map[string]struct {

@@ -15,7 +15,7 @@ const (
 	olderSecret   = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 )
 
-// The vector is one that libraries of several languages are tested with.
+// Libraries of several languages are tested with this vector.
 func TestSignatureMatchesTheStandardVector(t *testing.T) {
 	s, _, err := newSigner([]string{webhookSecret})
 	if err != nil {

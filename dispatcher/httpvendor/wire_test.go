@@ -9,8 +9,8 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 )
 
-// Case 19. The second request of a connection is read and the connection closed: net/http by itself sends it again
-// where it carries an Idempotency-Key and has no body that it cannot rewind.
+// Case 19. The server reads the second request of a connection and closes the connection. net/http would send the
+// request again if it has an Idempotency-Key and no body that it cannot rewind.
 func TestDeadReusedConnectionIsOneRequest(t *testing.T) {
 	for _, tc := range []struct{ name, request, payload string }{
 		{"POST with a body", "POST /v1/charges", `{"amount":1}`},
@@ -85,7 +85,7 @@ func TestWriteOnceHasItsOwnConnection(t *testing.T) {
 	}
 }
 
-// What net/http finds on an idle connection it prints to the log, and it may be a vendor's answer.
+// net/http logs unsolicited data on an idle connection, and it may be a vendor's answer.
 func TestUnsolicitedDataIsNotLogged(t *testing.T) {
 	logged := captureLog(t)
 	ended, gone := make(chan struct{}), make(chan struct{}, 1)
@@ -97,7 +97,7 @@ func TestUnsolicitedDataIsNotLogged(t *testing.T) {
 		respond(c, "ok")
 		<-ended
 		respond(c, "card 4242") // an unsolicited second answer
-		_, _ = r.ReadByte()     // the client lets go
+		_, _ = r.ReadByte()     // the client closes
 		gone <- struct{}{}
 	})
 	handler := testHandler(t, Destination{URL: server.url}, Action{})
@@ -108,7 +108,7 @@ func TestUnsolicitedDataIsNotLogged(t *testing.T) {
 	select {
 	case <-gone:
 	case <-time.After(patience):
-		t.Fatal("the client kept a connection that has unasked data on it")
+		t.Fatal("the client kept a connection with unsolicited data")
 	}
 	if text := logged(); text != "" {
 		t.Errorf("logged: %s", text)

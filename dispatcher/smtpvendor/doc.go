@@ -38,8 +38,8 @@
 //	what happened                                        the outcome
 //	no connection, no TLS, no STARTTLS offered,
 //	  or the connection breaks before the final dot      unsent: a server must not deliver a mail without its end
-//	4yz to anything, also after the final dot            retry: the server did not accept; spends no attempt
-//	5yz to the connection, EHLO or AUTH                  denied: repeated, spends no attempt; correct the account
+//	4yz to anything, also after the final dot            retry: the server did not accept; uses no attempt
+//	5yz to the connection, EHLO or AUTH                  denied: repeated, uses no attempt; correct the account
 //	5yz to MAIL, or to DATA                              dead: a person must change something
 //	5yz to RCPT                                          refused: a business refusal, such as an unknown mailbox
 //	  but 530, or an enhanced code x.7.y                 dead: this account may not send to this address

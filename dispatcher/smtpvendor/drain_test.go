@@ -37,7 +37,7 @@ func TestMailIsSentOverTLSWithTheStoredMessageID(t *testing.T) {
 	if strings.Contains(mails[0].message, "archive") {
 		t.Errorf("the blind copy is named in\n%s", mails[0].message)
 	}
-	// What is stored is what arrived.
+	// The stored message is the one that arrived.
 	stored := value[string](b, "select convert_from(request, 'UTF8') from samekey.outbox_sends")
 	if _, message, _ := strings.Cut(stored, "\n"); strings.TrimSuffix(message, "\r\n") != strings.TrimSuffix(mails[0].message, "\r\n") {
 		t.Errorf("stored\n%q\narrived\n%q", message, mails[0].message)
@@ -59,7 +59,7 @@ func TestMailBytesSurviveANewRelease(t *testing.T) {
 	}
 }
 
-// sentLog is a provider's.
+// sentLog is a provider's log of sent mails.
 type sentLog struct {
 	asked []string
 	has   bool
@@ -73,7 +73,7 @@ func (l *sentLog) find(_ context.Context, messageID string) (dispatcher.Outcome,
 	return dispatcher.Absent(dispatcher.Response{}), nil
 }
 
-// lookup has a Delivery ask the log.
+// lookup makes a Delivery look up in the log.
 func (l *sentLog) lookup(delivery *dispatcher.Delivery[Receipt]) {
 	delivery.Lookup = smtpvendor.SentLog[Receipt](l.find)
 }
@@ -88,7 +88,7 @@ func TestMailLostAfterItsEndIsFoundInTheLog(t *testing.T) {
 	b.expect(d, delivered)
 	b.wantHistory(id, "attempt:unknown:connection lookup:delivered:sent")
 	if n := len(s.mails()); n != 1 || len(log.asked) != 1 || log.asked[0] != b.messageID(id) {
-		t.Errorf("%d mails; the log was asked for %q", n, log.asked)
+		t.Errorf("%d mails; the log was searched for %q", n, log.asked)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestMailResendAfterTwoAbsentLookups(t *testing.T) {
 	p.ResendAbsent = true
 	d := b.worker(s.account(), p, compose, log.lookup)
 	b.expect(d, unknown)
-	for _, want := range []dispatcher.Summary{unknown, {Retried: 1, Unknown: 1}, unknown, parked} { // once more, and lost again: a person
+	for _, want := range []dispatcher.Summary{unknown, {Retried: 1, Unknown: 1}, unknown, parked} { // sent again, lost again, then parked
 		b.elapse(time.Minute)
 		b.expect(d, want)
 	}
@@ -158,7 +158,7 @@ func TestRejectedRecipientRefusesTheWholeMail(t *testing.T) {
 		}
 	}), refused)
 	if told.Status != outbox.StatusRefused || told.Response.Code != "550 5.1.1" || string(told.Response.Body) != "5.1.1 no such mailbox for [redacted]" {
-		t.Errorf("Apply was told %+v %s", told, told.Response.Body)
+		t.Errorf("Apply got %+v %s", told, told.Response.Body)
 	}
 	if n := len(s.mails()); n != 0 {
 		t.Errorf("%d mails", n)
@@ -261,7 +261,7 @@ func TestInjectedHeadersAndRecipientsAreDead(t *testing.T) {
 		}), func(r *Receipt) { r.Text = "a>\r\nX: b" }},
 		"a part's type": {byHand(func(m *mail.Msg, r Receipt) { m.AddAlternativeString(mail.ContentType(r.Text), "x") }),
 			func(r *Receipt) { r.Text = "text/html\nX: b" }},
-		// Some servers take it for the end of a line, and ".\r\n" behind it for the end of the mail.
+		// Some servers read it as the end of a line, and ".\r\n" after it as the end of the mail.
 		"a bare CR": {byHand(func(m *mail.Msg, r Receipt) {
 			m.SetBodyString(mail.TypeTextPlain, r.Text, mail.WithPartEncoding(mail.NoEncoding))
 		}), func(r *Receipt) { r.Text = "a\r.\r\nMAIL FROM:<eve@example.net>" }},
@@ -279,7 +279,7 @@ func TestInjectedHeadersAndRecipientsAreDead(t *testing.T) {
 	if n := len(s.mails()); n != 0 {
 		t.Errorf("%d mails", n)
 	}
-	// Spaces, umlauts and long subjects are none of it.
+	// Spaces, umlauts and long subjects are no injection.
 	b.insert(func(r *Receipt) { r.Number = strings.Repeat("Größe 17, ", 40); r.To = "Bób <bob@example.org>" })
 	b.expect(b.worker(s.account(), policy, compose), delivered)
 }

@@ -42,7 +42,7 @@ func findInLog(ctx context.Context, messageID string) (dispatcher.Outcome, error
 	return dispatcher.Delivered(dispatcher.Response{Code: "sent", Body: []byte(id)}), nil
 }
 
-// A receipt by mail. If the server's reply is lost, the provider's log is asked before a person is.
+// A receipt by mail. If the server's reply is lost, the lookup searches the provider's log before the mail is parked.
 func Example() {
 	relay, err := smtpvendor.New(smtpvendor.Server{Host: "smtp.example.com", Username: "shop", Password: "from your secrets"})
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/samekey/samekey/dispatcher/smtpvendor"
 )
 
-// lines is a server that answers each command as it is told: what no real one can be made to say. "cut" cuts the
-// connection, "cut after N" after N bytes of the mail's text.
+// lines is a server with scripted replies that no real server can be made to send. "cut" cuts the connection, "cut
+// after N" cuts it after N bytes of the mail's text.
 type lines struct {
 	net.Listener
 	mu      sync.Mutex
@@ -109,13 +109,13 @@ func (s *lines) serve(c net.Conn) {
 	}
 }
 
-// Each row of the package comment's table, over a socket and through a drain.
+// Each row of the table in the package comment, over a socket and through a drain.
 func TestRepliesOfServers(t *testing.T) {
 	b, s := setup(t), startLines(t)
 	p := policy
 	p.SettlingDelay = time.Hour
 	d := b.worker(smtpvendor.Server{Host: "127.0.0.1", Port: s.Addr().(*net.TCPAddr).Port, Plaintext: true}, p, compose)
-	long := func(r *Receipt) { r.Text = strings.Repeat("a long line of a long mail\n", 20_000) } // more than the sockets hold
+	long := func(r *Receipt) { r.Text = strings.Repeat("a long line of a long mail\n", 20_000) } // more than the socket buffers hold
 	for name, tc := range map[string]struct {
 		answers map[string]string
 		change  func(*Receipt)
@@ -169,7 +169,8 @@ func TestRepliesOfServers(t *testing.T) {
 			if tc.want == unknown {
 				return
 			}
-			// Whatever is not unknown counts as unsent, or is over: a mail that may be sent again was not accepted.
+			// An intent that is not unknown counts as unsent or is finished: a mail that may be sent again was not
+			// accepted.
 			if n := value[int](b, "select count(*)::int from samekey.outbox_queue where id = $1 and (first_sent_at is not null or attempts_used > 1)", id); n != 0 {
 				t.Error("it counts as sent")
 			}
@@ -177,13 +178,13 @@ func TestRepliesOfServers(t *testing.T) {
 	}
 }
 
-// What was accepted is written back at once: a worker that is killed while it waits for a farewell leaves nothing
+// An accepted mail is settled at once: a worker that is killed while it waits for the reply to QUIT leaves nothing
 // unknown.
 func TestUnansweredQUITDelaysNothing(t *testing.T) {
 	b, s := setup(t), startLines(t)
 	s.answers = map[string]string{"QUIT": "nothing"}
 	p := policy
-	p.Timeout = patience // a machine that is busy takes seconds, too
+	p.Timeout = patience // a busy machine takes seconds
 	id := b.insert()
 	began := time.Now()
 	b.expect(b.worker(smtpvendor.Server{Host: "127.0.0.1", Port: s.Addr().(*net.TCPAddr).Port, Plaintext: true}, p, compose), delivered)

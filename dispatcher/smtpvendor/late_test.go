@@ -16,16 +16,16 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// A process that was stopped past its lease and continues must not finish a mail that another worker may have sent
-// meanwhile. A mail without its end is unsent, not unknown. The socket's own deadline does not ensure that: its timer
-// fires some time after the process continues.
+// A process that is stopped past its lease and then continues must not finish a mail that another worker may have sent.
+// A mail without its end is unsent, not unknown. The socket's deadline does not ensure that, because its timer fires
+// some time after the process continues.
 func TestMailStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 	for name, tc := range map[string]struct {
 		left time.Duration
 		text []byte
 	}{
 		"before its text":           {0, []byte("Subject: hello\r\n\r\nhello\r\n")},
-		"in the middle of its text": {300 * time.Millisecond, bytes.Repeat([]byte("a long line of a long mail\r\n"), 1<<20)}, // more than the sockets hold
+		"in the middle of its text": {300 * time.Millisecond, bytes.Repeat([]byte("a long line of a long mail\r\n"), 1<<20)}, // more than the socket buffers hold
 	} {
 		t.Run(name, func(t *testing.T) {
 			listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,8 +71,8 @@ func TestMailStoppedPastTheDeadlineHasNoEnd(t *testing.T) {
 			_, err = finish(text, out, tc.text)
 			_ = raw.Close()
 			_, mail, _ := strings.Cut(<-seen, "DATA\r\n")
-			// The reset drops what was written and still queued, so the server may see less than was written, and never
-			// more.
+			// The reset drops bytes that were written and still queued, so the server may see fewer bytes than were
+			// written, but never more.
 			if !errors.Is(err, errNoEnd) || len(mail) >= len(tc.text) || len(mail) > out.Written() {
 				t.Errorf("the server saw %d bytes of the mail, %d are counted, %v", len(mail), out.Written(), err)
 			}

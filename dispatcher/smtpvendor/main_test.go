@@ -36,7 +36,7 @@ const (
 	password = "correct horse battery staple"
 )
 
-// got is a mail that a server was given, whole.
+// got is a whole mail that a server received.
 type got struct {
 	from, user string
 	to         []string
@@ -44,7 +44,7 @@ type got struct {
 	secure     bool
 }
 
-// server is a real SMTP server that misbehaves as it is told.
+// server is a real SMTP server with scripted faults.
 type server struct {
 	host  string
 	port  int
@@ -52,8 +52,8 @@ type server struct {
 
 	mu       sync.Mutex
 	received []got                      // with its final dot, whether it was accepted or not
-	rcpt     func(to string) error      // what RCPT is answered
-	data     []func(c *smtp.Conn) error // what each final dot is answered; the last again and again
+	rcpt     func(to string) error      // the reply to RCPT
+	data     []func(c *smtp.Conn) error // the replies to the final dots; the last one repeats
 }
 
 func startServer(t *testing.T, change ...func(*smtp.Server)) *server {
@@ -141,7 +141,7 @@ func drops(c *smtp.Conn) error {
 	return errors.New("dropped")
 }
 
-// twice answers twice.
+// twice replies twice.
 func twice(c *smtp.Conn) error {
 	_, err := io.WriteString(c.Conn(), "250 2.0.0 once\r\n")
 	return err
@@ -161,7 +161,7 @@ func (s *server) account() smtpvendor.Server {
 	return smtpvendor.Server{Host: s.host, Port: s.port, RootCAs: s.roots, Username: "shop", Password: password, Hello: "worker.example"}
 }
 
-// Receipt is what the order service wrote into the intent.
+// Receipt is the payload that the order service inserted.
 type Receipt struct {
 	To     string `json:"to"`
 	Number string `json:"number"`
@@ -170,7 +170,7 @@ type Receipt struct {
 
 type composer = func(context.Context, *dispatcher.Call, Receipt) (*mail.Msg, error)
 
-// compose is what a user writes: with an attachment, and so with boundaries that are random each time.
+// compose is a user's function. Its mail has an attachment, so its boundaries are random.
 func compose(_ context.Context, _ *dispatcher.Call, r Receipt) (*mail.Msg, error) {
 	m := mail.NewMsg()
 	if err := errors.Join(m.From("Shop <shop@example.com>"), m.To(r.To), m.Bcc("archive@example.com")); err != nil {
@@ -181,11 +181,11 @@ func compose(_ context.Context, _ *dispatcher.Call, r Receipt) (*mail.Msg, error
 	return m, m.AttachReader("receipt.txt", strings.NewReader(r.Text+"\n.\n..\n"))
 }
 
-// bundle is a test's world.
+// bundle is a test's environment.
 type bundle struct {
 	*testing.T
 	db   *samekeytest.DB
-	ctx  context.Context //nolint:containedctx // the test's
+	ctx  context.Context //nolint:containedctx // of the test
 	keys int
 }
 
@@ -203,7 +203,7 @@ var policy = dispatcher.Policy{
 	Class: dispatcher.NonIdempotentWrite, Destination: "mail", Timeout: 5 * time.Second, Backoff: time.Hour, MaxBackoff: time.Hour,
 }
 
-// worker is a process of some release.
+// worker is a process of one release.
 func (b *bundle) worker(at smtpvendor.Server, p dispatcher.Policy, fn composer, with ...func(*dispatcher.Delivery[Receipt])) *dispatcher.Dispatcher {
 	b.Helper()
 	c, err := smtpvendor.New(at)
@@ -243,7 +243,7 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 
 func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.db, d) }
 
-// postpone keeps what is to be tried again, at a random time, out of the next row's drain.
+// postpone keeps retries, which come due at random times, out of the next row's drain.
 func (b *bundle) postpone() {
 	b.Helper()
 	dbtest.Exec(b, b.db, "update samekey.outbox_queue set due_at = due_at + interval '1 day'")
@@ -263,14 +263,14 @@ func (b *bundle) wantHistory(id uuid.UUID, want string) {
 	}
 }
 
-// dump is everything that was stored of attempts.
+// dump returns everything that is stored about attempts.
 func (b *bundle) dump() string {
 	b.Helper()
 	return value[string](b, `select coalesce(string_agg(concat_ws(' | ', event, outcome, code, error, convert_from(response, 'UTF8')), E'\n' order by id), '')
 		from samekey.outbox_history`)
 }
 
-// messageID is what was stored before the first send.
+// messageID returns the Message-ID that was stored before the first send.
 func (b *bundle) messageID(id uuid.UUID) string {
 	b.Helper()
 	return value[string](b, "select message_id from samekey.outbox_sends where intent_id = $1", id)

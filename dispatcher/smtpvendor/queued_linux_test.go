@@ -14,7 +14,7 @@ import (
 	"github.com/samekey/samekey/internal/wiretest"
 )
 
-// The mail's text and its end are queued in the kernel when the attempt's time is over: the server must never get them.
+// The mail's text and its end are queued in the kernel at the attempt's deadline. The server must never get them.
 func TestMailQueuedAtItsTimeoutNeverArrives(t *testing.T) {
 	listener := wiretest.Listen(t)
 	type result struct {
@@ -34,7 +34,7 @@ func TestMailQueuedAtItsTimeoutNeverArrives(t *testing.T) {
 		_, err = io.WriteString(conn, "220 ready\r\n")
 		for _, reply := range []string{"250 hello\r\n", "250 sender\r\n", "250 recipient\r\n", "354 go on\r\n"} {
 			if strings.HasPrefix(reply, "354") && err == nil {
-				err = wiretest.DropData(conn) // after what is read here
+				err = wiretest.DropData(conn) // after the bytes that are read here
 			}
 			if err == nil && !strings.HasPrefix(reply, "354") {
 				_, err = in.ReadString('\n')
@@ -66,6 +66,6 @@ func TestMailQueuedAtItsTimeoutNeverArrives(t *testing.T) {
 	}
 	close(ended)
 	if got := <-arrived; strings.Contains(got.text, "hello") || !errors.Is(got.err, syscall.ECONNRESET) {
-		t.Errorf("there arrived %q, %v, want a reset", got.text, got.err)
+		t.Errorf("%q arrived, %v, want a reset", got.text, got.err)
 	}
 }

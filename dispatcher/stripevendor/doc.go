@@ -49,11 +49,11 @@
 //	2xx that is not JSON                        unknown: it may be a proxy's page       the status
 //	200-205, 208-299                            delivered, or what your function says; for a
 //	                                            payment intent see below                the status
-//	401, 407                                    denied: repeated, spends no attempt     error code, or the status
+//	401, 407                                    denied: repeated, uses no attempt     error code, or the status
 //	429, lock_timeout too, and 403 with         retry for the account, after Retry-After;
-//	  Retry-After                               spends no attempt                       error code, or the status
+//	  Retry-After                               uses no attempt                       error code, or the status
 //	4xx with Stripe-Should-Retry: true,
-//	  413 with Retry-After                      retry; spends no attempt                error code, or the status
+//	  413 with Retry-After                      retry; uses no attempt                error code, or the status
 //	402                                         refused: the intent is finished         decline code, or error code
 //	any other 409                               retry: another call is still running    error code, or 409
 //	408, 423-425, 500-599 and what no standard

@@ -49,7 +49,7 @@ func Test500IsRepeatedByAnotherRelease(t *testing.T) {
 	b.wantOneKey(id, 1) // not by the SDK
 	b.elapse(time.Hour)
 	b.expect(b.worker(func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
-		return sc.V1PaymentIntents.Create(ctx, &stripe.PaymentIntentCreateParams{ // what the next release would send
+		return sc.V1PaymentIntents.Create(ctx, &stripe.PaymentIntentCreateParams{ // the next release's request
 			Amount: stripe.Int64(1), Currency: stripe.String("usd"), Params: stripe.Params{Headers: http.Header{"Stripe-Version": {"2099-01-01.other"}}},
 		})
 	}), delivered)
@@ -103,7 +103,7 @@ func TestDeclineIsRefusedWithItsCode(t *testing.T) {
 	}), refused)
 	b.wantOneKey(id, 1)
 	if told.Status != outbox.StatusRefused || told.Response.Code != "insufficient_funds" || !strings.Contains(string(told.Response.Body), "card_declined") {
-		t.Errorf("Apply was told %+v", told)
+		t.Errorf("Apply got %+v", told)
 	}
 }
 
@@ -111,8 +111,8 @@ func TestRevokedKeyUsesNoAttempt(t *testing.T) {
 	b := setup(t, says(401, apiError("invalid_request_error", "")), says(200, succeeded))
 	id := b.insert()
 	b.expect(b.worker(pay), retried)
-	if spent := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); spent != 0 {
-		t.Errorf("it used %d attempts", spent)
+	if used := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); used != 0 {
+		t.Errorf("it used %d attempts", used)
 	}
 	b.elapse(time.Hour)
 	b.expect(b.worker(pay), delivered)
@@ -256,7 +256,7 @@ func TestLookupWaitsForRetryAfter(t *testing.T) {
 			b.elapse(25 * time.Hour)
 			b.expect(d, dispatcher.Summary{Unknown: 2})
 			if got := value[string](b, "select attempts_used || ' ' || (due_at > clock_timestamp() + interval '6900 s') from samekey.outbox_queue where id = $1", id); got != as+" true" {
-				t.Errorf("it spent and waits: %s", got)
+				t.Errorf("it used an attempt, and waits: %s", got)
 			}
 		})
 	}
@@ -268,7 +268,7 @@ func listOf(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge
 	return sc.V1PaymentIntents.List(ctx, &stripe.PaymentIntentListParams{Customer: &c.Customer}).All(ctx)
 }
 
-// looksIn looks calls up in a list.
+// looksIn makes a Lookup that searches a list.
 func looksIn(c *stripevendor.Client, list listing) change {
 	return func(delivery *dispatcher.Delivery[Charge]) { delivery.Lookup = stripevendor.Lookup(c, list, ours) }
 }

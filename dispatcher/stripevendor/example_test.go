@@ -47,8 +47,8 @@ func isOurs(call *dispatcher.Call, p *stripe.PaymentIntent) (outcome dispatcher.
 	return outcome, p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
 }
 
-// A payment through the SDK. The package takes care of the key, the bytes and the meaning of each answer. If Stripe may
-// have forgotten the key, the payment is looked up in the customer's list.
+// A payment through the SDK. The package handles the key, the bytes and the meaning of each answer. If Stripe may have
+// forgotten the key, the lookup searches the customer's list.
 func Example() {
 	account, err := stripevendor.New(stripevendor.Account{Key: "sk_test_..."}) // from your secrets
 	if err != nil {

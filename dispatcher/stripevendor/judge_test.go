@@ -15,7 +15,7 @@ import (
 	"github.com/samekey/samekey/dispatcher/stripevendor"
 )
 
-// Each row of the package comment's table, over a socket and through a drain.
+// Each row of the table in the package comment, over a socket and through a drain.
 func TestAnswersMatchTheTable(t *testing.T) {
 	breaksOff := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "1000")
@@ -27,43 +27,43 @@ func TestAnswersMatchTheTable(t *testing.T) {
 		answer http.HandlerFunc
 		want   dispatcher.Summary
 		as     string // the history's outcome and code
-		spends bool
+		uses   bool
 		wait   time.Duration // at least
 	}{
 		"200":                                  {answer: says(200, succeeded), want: delivered, as: "delivered:200"},
 		"201":                                  {answer: says(201, succeeded), want: delivered, as: "delivered:201"},
-		"200 that is no JSON":                  {answer: says(200, `<html>`), want: retried, as: "retry:200", spends: true},
-		"200 of another shape":                 {answer: says(200, `{"id":{"no":"string"}}`), want: retried, as: "retry:200", spends: true},
-		"200 that breaks off":                  {answer: breaksOff, want: retried, as: "retry:200", spends: true},
+		"200 that is no JSON":                  {answer: says(200, `<html>`), want: retried, as: "retry:200", uses: true},
+		"200 of another shape":                 {answer: says(200, `{"id":{"no":"string"}}`), want: retried, as: "retry:200", uses: true},
+		"200 that breaks off":                  {answer: breaksOff, want: retried, as: "retry:200", uses: true},
 		"302":                                  {answer: says(302, ``, "Location", "/v1/elsewhere"), want: stuck, as: "unknown:302"},
-		"400":                                  {answer: says(400, apiError("invalid_request_error", "parameter_missing")), want: dead, as: "dead:parameter_missing", spends: true},
-		"400 with other params":                {answer: says(400, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
-		"409 with other params":                {answer: says(409, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", spends: true},
+		"400":                                  {answer: says(400, apiError("invalid_request_error", "parameter_missing")), want: dead, as: "dead:parameter_missing", uses: true},
+		"400 with other params":                {answer: says(400, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", uses: true},
+		"409 with other params":                {answer: says(409, apiError("idempotency_error", "")), want: dead, as: "dead:idempotency_error", uses: true},
 		"400 that should be retried":           {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:400"},
 		"401":                                  {answer: says(401, apiError("invalid_request_error", "")), want: retried, as: "retry:401"},
 		"402 declined":                         {answer: says(402, declined), want: refused, as: "refused:insufficient_funds"},
 		"402 without a decline code":           {answer: says(402, apiError("card_error", "expired_card")), want: refused, as: "refused:expired_card"},
 		"402 without a code":                   {answer: says(402, `{}`), want: refused, as: "refused:402"},
 		"402 replayed":                         {answer: says(402, declined, "Idempotent-Replayed", "true"), want: refused, as: "refused:insufficient_funds"},
-		"403":                                  {answer: says(403, apiError("invalid_request_error", "")), want: dead, as: "dead:403", spends: true},
-		"404":                                  {answer: says(404, apiError("invalid_request_error", "resource_missing")), want: dead, as: "dead:resource_missing", spends: true},
-		"408":                                  {answer: says(408, ``), want: retried, as: "retry:408", spends: true},
+		"403":                                  {answer: says(403, apiError("invalid_request_error", "")), want: dead, as: "dead:403", uses: true},
+		"404":                                  {answer: says(404, apiError("invalid_request_error", "resource_missing")), want: dead, as: "dead:resource_missing", uses: true},
+		"408":                                  {answer: says(408, ``), want: retried, as: "retry:408", uses: true},
 		"409 in use":                           {answer: says(409, apiError("idempotency_error", "idempotency_key_in_use")), want: retried, as: "retry:idempotency_key_in_use"},
 		"409 locked":                           {answer: says(409, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
 		"409 of another kind":                  {answer: says(409, `{}`), want: retried, as: "retry:409"},
 		"429":                                  {answer: says(429, apiError("invalid_request_error", "rate_limit"), "Retry-After", "3000"), want: retried, as: "retry:rate_limit", wait: 3000 * time.Second},
 		"429 locked":                           {answer: says(429, apiError("invalid_request_error", "lock_timeout")), want: retried, as: "retry:lock_timeout"},
-		"500":                                  {answer: says(500, apiError("api_error", "")), want: retried, as: "retry:500", spends: true},
+		"500":                                  {answer: says(500, apiError("api_error", "")), want: retried, as: "retry:500", uses: true},
 		"500 replayed":                         {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "true"), want: stuck, as: "unknown:replayed_500"},
 		"500 without hope":                     {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:500"},
-		"500 with hope":                        {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:500", spends: true},
+		"500 with hope":                        {answer: says(500, apiError("api_error", ""), "Stripe-Should-Retry", "true"), want: retried, as: "retry:500", uses: true},
 		"500 replayed, in capitals":            {answer: says(500, apiError("api_error", ""), "Idempotent-Replayed", "True"), want: stuck, as: "unknown:replayed_500"},
-		"503 until later":                      {answer: says(503, ``, "Retry-After", "7000"), want: retried, as: "retry:503", spends: true, wait: 7000 * time.Second},
+		"503 until later":                      {answer: says(503, ``, "Retry-After", "7000"), want: retried, as: "retry:503", uses: true, wait: 7000 * time.Second},
 		"401 until later":                      {answer: says(401, ``, "Retry-After", "7000"), want: retried, as: "retry:401", wait: 7000 * time.Second},
-		"400 with other params, to be retried": {answer: says(400, apiError("idempotency_error", ""), "Stripe-Should-Retry", "true"), want: dead, as: "dead:idempotency_error", spends: true},
+		"400 with other params, to be retried": {answer: says(400, apiError("idempotency_error", ""), "Stripe-Should-Retry", "true"), want: dead, as: "dead:idempotency_error", uses: true},
 		"402 that should be retried":           {answer: says(402, declined, "Stripe-Should-Retry", "true"), want: retried, as: "retry:card_declined"},
 		"402 that should not":                  {answer: says(402, declined, "Stripe-Should-Retry", "false"), want: refused, as: "refused:insufficient_funds"},
-		"400 that should not":                  {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "false"), want: dead, as: "dead:400", spends: true},
+		"400 that should not":                  {answer: says(400, apiError("invalid_request_error", ""), "Stripe-Should-Retry", "false"), want: dead, as: "dead:400", uses: true},
 		"401 that should not":                  {answer: says(401, ``, "Stripe-Should-Retry", "false"), want: retried, as: "retry:401"},
 		"409 that should not":                  {answer: says(409, apiError("invalid_request_error", "lock_timeout"), "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:lock_timeout"},
 		"409 in use that should not":           {answer: says(409, apiError("idempotency_error", "idempotency_key_in_use"), "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:idempotency_key_in_use"},
@@ -71,13 +71,13 @@ func TestAnswersMatchTheTable(t *testing.T) {
 		"412":                                  {answer: says(412, ``), want: stuck, as: "unknown:412"},
 		"412 that should be retried":           {answer: says(412, ``, "Stripe-Should-Retry", "true"), want: retried, as: "retry:412"},
 		"413 until later":                      {answer: says(413, ``, "Retry-After", "7000"), want: retried, as: "retry:413", wait: 7000 * time.Second},
-		"423":                                  {answer: says(423, ``), want: retried, as: "retry:423", spends: true},
-		"424":                                  {answer: says(424, apiError("api_error", "")), want: retried, as: "retry:424", spends: true},
+		"423":                                  {answer: says(423, ``), want: retried, as: "retry:423", uses: true},
+		"424":                                  {answer: says(424, apiError("api_error", "")), want: retried, as: "retry:424", uses: true},
 		"424 that should not":                  {answer: says(424, ``, "Stripe-Should-Retry", "false"), want: stuck, as: "unknown:424"},
 		"424 replayed":                         {answer: says(424, ``, "Idempotent-Replayed", "true"), want: stuck, as: "unknown:replayed_424"},
 		"429 that should not":                  {answer: says(429, ``, "Stripe-Should-Retry", "false"), want: retried, as: "retry:429"},
-		"430":                                  {answer: says(430, ``), want: retried, as: "retry:430", spends: true},
-		"499":                                  {answer: says(499, ``), want: retried, as: "retry:499", spends: true},
+		"430":                                  {answer: says(430, ``), want: retried, as: "retry:430", uses: true},
+		"499":                                  {answer: says(499, ``), want: retried, as: "retry:499", uses: true},
 		"207":                                  {answer: says(207, `{}`), want: stuck, as: "unknown:207"},
 		"processing":                           {answer: says(200, intentIs("processing")), want: stuck, as: "accepted:accepted"},
 		"requires_action":                      {answer: says(200, intentIs("requires_action")), want: stuck, as: "accepted:accepted"},
@@ -86,8 +86,8 @@ func TestAnswersMatchTheTable(t *testing.T) {
 		"requires_capture":                     {answer: says(200, intentIs("requires_capture")), want: delivered, as: "delivered:200"},
 		"canceled":                             {answer: says(200, intentIs("canceled")), want: delivered, as: "delivered:200"},
 		"another object":                       {answer: says(200, `{"id":"po_1","object":"payout","status":"processing"}`), want: delivered, as: "delivered:200"},
-		"503":                                  {answer: says(503, ``), want: retried, as: "retry:503", spends: true},
-		"cut":                                  {answer: cuts, want: retried, as: "retry:connection", spends: true},
+		"503":                                  {answer: says(503, ``), want: retried, as: "retry:503", uses: true},
+		"cut":                                  {answer: cuts, want: retried, as: "retry:connection", uses: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.T = t
@@ -106,8 +106,8 @@ func TestAnswersMatchTheTable(t *testing.T) {
 			if tc.want.Retried+tc.want.Dead == 0 {
 				return
 			}
-			if spent := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); spent > 0 != tc.spends {
-				t.Errorf("it used %d attempts", spent)
+			if used := value[int](b, "select attempts_used from samekey.outbox_queue where id = $1", id); used > 0 != tc.uses {
+				t.Errorf("it used %d attempts", used)
 			}
 			if wait := value[float64](b, "select extract(epoch from due_at - clock_timestamp())::float8 from samekey.outbox_queue where id = $1", id); wait < tc.wait.Seconds()-patience.Seconds() {
 				t.Errorf("it waits %v s", wait)
@@ -120,7 +120,7 @@ func intentIs(status string) string {
 	return fmt.Sprintf(`{"id":"pi_1","object":"payment_intent","status":%q}`, status)
 }
 
-// A call that creates an intent for a customer to confirm is done with any status.
+// A call that creates a PaymentIntent for a customer to confirm is delivered with any status.
 func TestStatusOfAConfirmedIntentCounts(t *testing.T) {
 	create := func(confirm *bool) call {
 		return func(ctx context.Context, sc *stripe.Client, _ *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
@@ -233,7 +233,7 @@ func TestHangingCallIsUnknown(t *testing.T) {
 	b.wantOneKey(id, 2)
 }
 
-// What a function leaves behind must not meet the next attempt.
+// A goroutine that a function leaves behind must not send during the next attempt.
 func TestNothingIsSentAfterTheFunctionReturned(t *testing.T) {
 	b := setup(t, says(200, succeeded))
 	b.insert()
@@ -247,11 +247,11 @@ func TestNothingIsSentAfterTheFunctionReturned(t *testing.T) {
 		return pay(ctx, sc, call, c)
 	}), delivered)
 	close(returned)
-	for range 2 { // of the rendering and of the attempt
+	for range 2 { // one for Render and one for the attempt
 		select {
 		case err := <-late:
 			if !strings.Contains(fmt.Sprint(err), "nothing more is sent") {
-				t.Errorf("it came to %v", err)
+				t.Errorf("it returned %v", err)
 			}
 		case <-time.After(patience):
 			t.Fatal("it did not end")

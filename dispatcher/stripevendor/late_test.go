@@ -17,7 +17,7 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// stopped is the context of a process that was stopped and goes on: its deadline has passed, and no timer has fired
+// stopped is the context of a process that was stopped and continues: its deadline has passed, but no timer has fired
 // yet.
 type stopped struct {
 	context.Context //nolint:containedctx // it is a context itself
@@ -26,13 +26,13 @@ type stopped struct {
 
 func (s stopped) Deadline() (time.Time, bool) { return s.deadline, true }
 
-// A process that was stopped past the key's window and goes on must not send what it had in hands.
+// A process that was stopped past the key window and continues must not send its request.
 func TestNothingLeavesPastTheDeadlineOrTheEnd(t *testing.T) {
-	small, large := []byte("amount=1"), bytes.Repeat([]byte("x"), 32<<20) // more than the sockets hold
+	small, large := []byte("amount=1"), bytes.Repeat([]byte("x"), 32<<20) // more than the socket buffers hold
 	for name, tc := range map[string]struct {
 		body  []byte
-		early bool // before the first byte, and not after it
-		end   bool // by the function's return, and not by the clock
+		early bool // before the first byte, not after it
+		end   bool // ended by the function's return, not by the deadline
 		want  error
 	}{
 		"stopped with a connection":             {small, true, false, wire.ErrLate},
@@ -74,7 +74,7 @@ func TestNothingLeavesPastTheDeadlineOrTheEnd(t *testing.T) {
 					x.end()
 				}
 				<-timed.Done()
-				_ = other.SetReadDeadline(time.Now().Add(5 * time.Second)) // who sends all of it waits for an answer
+				_ = other.SetReadDeadline(time.Now().Add(5 * time.Second)) // a client that sends everything waits for an answer
 				rest, _ := io.Copy(io.Discard, other)
 				arrived <- int64(first) + rest
 			}()
@@ -87,7 +87,7 @@ func TestNothingLeavesPastTheDeadlineOrTheEnd(t *testing.T) {
 	}
 }
 
-// net/http hands such a connection over, and a read of it ends when the other side wants it to.
+// net/http hands over such a connection, and a read of it ends only when the other side ends it.
 func Test101HoldsNoConnection(t *testing.T) {
 	hold := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -124,6 +124,6 @@ func Test101HoldsNoConnection(t *testing.T) {
 			t.Errorf("status %d, %v", x.status, err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("it does not end with its time")
+		t.Fatal("it does not end at its deadline")
 	}
 }

@@ -27,7 +27,7 @@ const MetadataKey = "samekey_key"
 // up to a minute, and later during an outage, while lists have no such delay. Requests that write are refused.
 //
 // After an error, or an answer other than 2xx, the lookup is repeated, not before Retry-After. A 401, a 429 and an
-// account that cannot be reached spend no attempt.
+// account that cannot be reached use no attempt.
 func Lookup[T, R any](c *Client, list func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, payload T) stripe.Seq2[R, error],
 	match func(call *dispatcher.Call, object R) (outcome dispatcher.Outcome, mine bool)) func(context.Context, *dispatcher.Call, T) (dispatcher.Outcome, error) {
 	return func(ctx context.Context, call *dispatcher.Call, payload T) (outcome dispatcher.Outcome, err error) {

@@ -31,19 +31,19 @@ const (
 	secretKey = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
 )
 
-// seen is a request as it came over the wire.
+// seen is a request as it arrived.
 type seen struct {
 	method, path, key, body string
 	header                  http.Header
-	closes                  bool // no other request will come by this connection
+	closes                  bool // the connection is closed after this request
 }
 
-// server stands for Stripe: it records what comes and answers as it is told.
+// server stands for Stripe: it records requests and sends scripted answers.
 type server struct {
 	*httptest.Server
 	mu      sync.Mutex
 	calls   []seen
-	answers []http.HandlerFunc // one for each call; the last again and again
+	answers []http.HandlerFunc // one per call; the last one repeats
 }
 
 func startServer(t *testing.T, answers ...http.HandlerFunc) *server {
@@ -74,7 +74,7 @@ func (s *server) seen() []seen {
 	return slices.Clone(s.calls)
 }
 
-// says answers with a status, a body, and headers in pairs.
+// says returns a handler that answers with a status, a body, and headers in pairs.
 func says(status int, body string, headers ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -87,7 +87,7 @@ func says(status int, body string, headers ...string) http.HandlerFunc {
 	}
 }
 
-// cuts ends the connection without an answer.
+// cuts closes the connection without an answer.
 func cuts(w http.ResponseWriter, _ *http.Request) {
 	c, _, err := http.NewResponseController(w).Hijack()
 	if err == nil {
@@ -105,7 +105,7 @@ func apiError(kind, code string) string {
 	return fmt.Sprintf(`{"error":{"type":%q,"code":%q,"message":"quoted by the SDK alone"}}`, kind, code)
 }
 
-// Charge is what the order service wrote into the intent.
+// Charge is the payload that the order service inserted.
 type Charge struct {
 	Order    string `json:"order"`
 	Amount   int64  `json:"amount"`
@@ -120,7 +120,7 @@ type (
 
 var chargeCard = outbox.NewAction[Charge]("charge_card")
 
-// pay is what a user writes, with a key of his own, which must not count.
+// pay is a user's function. It sets its own key, which must have no effect.
 func pay(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (*stripe.PaymentIntent, error) {
 	params := &stripe.PaymentIntentCreateParams{
 		Amount: &c.Amount, Currency: stripe.String("eur"), Customer: &c.Customer, Confirm: stripe.Bool(true),
@@ -134,12 +134,12 @@ func pay(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge
 	return sc.V1PaymentIntents.Create(ctx, params)
 }
 
-// bundle is a test's world.
+// bundle is a test's environment.
 type bundle struct {
 	*testing.T
 	db     *samekeytest.DB
 	server *server
-	ctx    context.Context //nolint:containedctx // the test's
+	ctx    context.Context //nolint:containedctx // of the test
 	keys   int
 }
 
@@ -160,7 +160,7 @@ func (b *bundle) account() *stripevendor.Client {
 	return c
 }
 
-// bare is a function that leaves the outcome to the package.
+// bare makes a function that leaves the outcome to the package.
 func bare(fn call) decided {
 	return func(ctx context.Context, sc *stripe.Client, call *dispatcher.Call, c Charge) (dispatcher.Outcome, error) {
 		_, err := fn(ctx, sc, call, c)
@@ -168,7 +168,7 @@ func bare(fn call) decided {
 	}
 }
 
-// worker is a process of some release: a dispatcher and a client of its own.
+// worker is a process of one release, with its own dispatcher and client.
 func (b *bundle) worker(fn call, with ...change) *dispatcher.Dispatcher {
 	b.Helper()
 	return b.workerOf(b.account(), bare(fn), with...)
@@ -208,7 +208,7 @@ func (b *bundle) expect(d *dispatcher.Dispatcher, want dispatcher.Summary) {
 
 func (b *bundle) elapse(d time.Duration) { b.Helper(); samekeytest.Elapse(b, b.db, d) }
 
-// postpone keeps what is to be tried again, at a random time, out of the next row's drain.
+// postpone keeps retries, which come due at random times, out of the next row's drain.
 func (b *bundle) postpone() {
 	b.Helper()
 	dbtest.Exec(b, b.db, "update samekey.outbox_queue set due_at = due_at + interval '1 day'")
@@ -219,7 +219,7 @@ func value[T any](b *bundle, sql string, args ...any) T {
 	return dbtest.Value[T](b, b.db, sql, args...)
 }
 
-// history is an intent's timeline as "event:outcome:code".
+// history returns an intent's timeline, each event as "event:outcome:code".
 func (b *bundle) history(id uuid.UUID) string {
 	b.Helper()
 	return dbtest.History(b, b.db, id)
@@ -232,14 +232,14 @@ func (b *bundle) wantHistory(id uuid.UUID, want string) {
 	}
 }
 
-// dump is everything that was stored of attempts.
+// dump returns everything that is stored about attempts.
 func (b *bundle) dump() string {
 	b.Helper()
 	return value[string](b, `select coalesce(string_agg(concat_ws(' | ', event, outcome, code, error, convert_from(response, 'UTF8')), E'\n' order by id), '')
 		from samekey.outbox_history`)
 }
 
-// wantOneKey fails unless there were n requests, of one key, which is the intent's, and of the same bytes.
+// wantOneKey fails unless there were n requests, all with the intent's key and the same bytes.
 func (b *bundle) wantOneKey(id uuid.UUID, n int) {
 	b.Helper()
 	calls, key := b.server.seen(), value[string](b, `select delivery_key::text from samekey.outbox where id = $1`, id)

@@ -18,7 +18,7 @@ import (
 	"github.com/samekey/samekey/internal/wiretest"
 )
 
-// The request is queued in the kernel when the attempt's time is over: Stripe must never get it.
+// The request is queued in the kernel at the attempt's deadline. Stripe must never get it.
 func TestRequestQueuedAtItsTimeoutNeverArrives(t *testing.T) {
 	certified := httptest.NewUnstartedServer(nil)
 	certified.StartTLS()

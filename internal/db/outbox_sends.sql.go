@@ -44,18 +44,18 @@ const OutboxSendsStore = `-- name: OutboxSendsStore :many
 with held as materialized (
     select q.id from samekey.outbox_queue q
     where q.id = $1 and q.attempt = $2::int and coalesce(q.leased_by, 0) = $3::int and q.status = 'leased'
-), fixed as (
+), stored as (
     insert into samekey.outbox_sends (intent_id, carried_key, request_type, request, message_id)
     select h.id, $4::text, $5::text, $6::bytea, $7::text
     from held h
     on conflict (intent_id) do nothing
     returning carried_key, request_type, request, message_id
 )
-select f.carried_key, f.request_type, f.request, f.message_id from fixed f
+select f.carried_key, f.request_type, f.request, f.message_id from stored f
 union all
 select s.carried_key, s.request_type, s.request, s.message_id
 from samekey.outbox_sends s
-where s.intent_id = (select h.id from held h) and (select count(*) from fixed) = 0
+where s.intent_id = (select h.id from held h) and (select count(*) from stored) = 0
 `
 
 type OutboxSendsStoreParams struct {

@@ -58,7 +58,6 @@ const (
 	OutcomeParked           = "parked"
 	OutcomeAwaitingApproval = "awaiting_approval"
 	OutcomeAbsent           = "absent"
-	OutcomeInconclusive     = "inconclusive"
 	OutcomeAccepted         = "accepted"
 	OutcomeNotSent          = "not_sent"
 )
@@ -76,7 +75,7 @@ var Logged = []string{EventAttempt, EventLookup, EventApply, EventOrphaned, Even
 
 // Outcomes lists all outcomes.
 var Outcomes = []string{OutcomeDelivered, OutcomeRefused, OutcomeRetry, OutcomeUnsent, OutcomeUnknown, OutcomeDead, OutcomeParked,
-	OutcomeAwaitingApproval, OutcomeAbsent, OutcomeInconclusive, OutcomeAccepted, OutcomeNotSent}
+	OutcomeAwaitingApproval, OutcomeAbsent, OutcomeAccepted, OutcomeNotSent}
 
 // IsFinished reports whether nothing more happens to an intent of this status.
 func IsFinished(status string) bool { return slices.Contains(Finished, status) }

@@ -56,13 +56,35 @@ func Bytes(v any) (b []byte, ok bool) {
 	for of.Kind() == reflect.Pointer && !of.IsNil() {
 		of = of.Elem()
 	}
-	if of.Kind() != reflect.Slice || of.Type().Elem().Kind() != reflect.Uint8 {
-		return nil, false
-	}
-	if t := of.Type(); t != reflect.TypeFor[json.RawMessage]() && (marshals(t) || marshals(reflect.PointerTo(t))) {
+	if !of.IsValid() || !isBytes(of.Type()) {
 		return nil, false
 	}
 	return of.Bytes(), true
+}
+
+// SetBytes is the reverse of Bytes: v points to a value, which gets b if it is of a type that Bytes takes. Otherwise ok
+// is false.
+func SetBytes(v any, b []byte) (ok bool) {
+	of := reflect.ValueOf(v).Elem()
+	t := of.Type()
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if !isBytes(t) {
+		return false
+	}
+	for of.Kind() == reflect.Pointer {
+		of.Set(reflect.New(of.Type().Elem()))
+		of = of.Elem()
+	}
+	of.SetBytes(b)
+	return true
+}
+
+// isBytes reports whether values of a type are bytes that do not encode themselves.
+func isBytes(t reflect.Type) bool {
+	return t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8 &&
+		(t == reflect.TypeFor[json.RawMessage]() || !marshals(t) && !marshals(reflect.PointerTo(t)))
 }
 
 // Text reports whether v is a string of any type, or points to one. As a document it is ambiguous: it may be meant as

@@ -161,7 +161,7 @@ create table samekey.outbox_history (
          'approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'restored')),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
-         'absent', 'inconclusive', 'accepted', 'not_sent')),
+         'absent', 'accepted', 'not_sent')),
     constraint outbox_history_final_status check (final_status in ('delivered', 'refused', 'cancelled')),
     constraint outbox_history_code_length     check (octet_length(code) <= 128),
     constraint outbox_history_error_length    check (octet_length(error) <= 4096),

@@ -86,7 +86,7 @@ func (d *demo) report(b books) error {
 		return nil
 	}
 	if d.sabotage != "" {
-		fmt.Fprintf(d.out, "\nBREAK=%s: each attempt carried a new key, so the vendors could not recognise it.\n", d.sabotage)
+		fmt.Fprintf(d.out, "\nBREAK=%s: each attempt carried a new key, so the vendors could not recognize it.\n", d.sabotage)
 	}
 	const most = 12
 	for _, problem := range b.problems[:min(most, len(b.problems))] {

@@ -1,4 +1,4 @@
-// Command vendor is the payment vendor or the mail vendor of the createorder example. It is a process of its own, honours
+// Command vendor is the payment vendor or the mail vendor of the createorder example. It is a process of its own, honors
 // idempotency keys, refuses calls without a key, and keeps its ledger on disk, so the ledger survives a kill.
 //
 //	vendor -kind payment -listen 127.0.0.1:0 -ledger payment.ledger
@@ -73,7 +73,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	flags.IntVar(&s.vendor.Faults.Every, "fault-every", 1, "deal a fault to each n-th key")
 	flags.IntVar(&s.vendor.Faults.Calls, "fault-calls", 1, "deal a fault to this many first calls of such a key")
 	flags.Uint64Var(&s.vendor.Faults.Seed, "seed", 1, "determines the order of the faults")
-	flags.BoolVar(&s.vendor.IgnoreKeys, "ignore-keys", false, "do not honour keys: every call is an effect")
+	flags.BoolVar(&s.vendor.IgnoreKeys, "ignore-keys", false, "do not honor keys: every call is an effect")
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
