@@ -1,146 +1,14 @@
 package dispatcher
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/jsonvalue"
-	"github.com/samekey/samekey/internal/names"
-	"github.com/samekey/samekey/outbox"
+	"github.com/jackc/pgx/v5/pgtype"
 )
-
-// Delivery is how the intents of an action are delivered. Policy.Class and Send are required.
-//
-// Send, Lookup, Render and Apply get the payload, decoded from JSON into T exactly: numbers keep their digits, and
-// unknown members are allowed. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
-// payload does not decode, its intent is dead, with the reason in its history; other intents are not affected.
-//
-// Send and Lookup return an [Outcome] and an error. An error wins over the outcome; the outcome's response is kept as
-// evidence, and its After applies. If errors.Is(err, [ErrUnsent]) is true, the outcome is [Unsent]. Any other error,
-// and a panic, mean that the vendor may have acted.
-type Delivery[T any] struct {
-	Policy Policy
-
-	// Send makes one attempt. It must pass call.CarriedKey to the vendor, make one request, send the same bytes at
-	// every attempt, and obey its context, which ends at the attempt's deadline: a request that is sent later can meet
-	// the next attempt.
-	//
-	// The client of package dispatcher/httpclient obeys the deadline and returns ErrUnsent where nothing was sent. The
-	// errors of a plain http.Client count as unknown, so an outage uses attempts: return [Unsent] yourself where you
-	// can prove it.
-	Send func(ctx context.Context, call *Call, payload T) (Outcome, error)
-
-	// Lookup asks the vendor whether it acted under the delivery key (reconciliation). It is called instead of Send
-	// when an outcome is unknown or the key window is over. call.LastResponse is what the vendor answered before.
-	//
-	// It returns [Delivered], [Refused], [Accepted] or [Absent], or [Unknown] if the vendor's answer does not tell. An
-	// error means that the vendor could not be asked: the lookup is repeated with the policy's backoff, up to its
-	// attempts, then the intent is parked. [Unsent], [Retry] and [Denied] are repeated too and use no attempt.
-	//
-	// Without a Lookup, an intent whose outcome stays unknown is parked for a person.
-	Lookup func(ctx context.Context, call *Call, payload T) (Outcome, error)
-
-	// Render makes an intent's request once, before its first attempt. The result is stored, and Send and Lookup find
-	// it in call.Rendered. Render must not call out. If it returns an error, the intent is dead and unsent. An intent
-	// that may have been sent by a release without Render is not rendered.
-	Render func(ctx context.Context, call *Call, payload T) (Rendered, error)
-
-	// Apply is the completion callback: it runs in the transaction that finishes the intent, whether it was delivered,
-	// refused or resolved by a person. Its rows and the end of the intent are committed together, once. It may insert
-	// further intents with package outbox, which take the key of the intent's own request.
-	//
-	// After an error or a panic the transaction is rolled back, and Apply is tried again with backoff for as long as it
-	// takes; the vendor is not called again. Keep Apply short: it must not call out, and it ends at the policy's
-	// Timeout.
-	//
-	// Four Applies of an action run at once, and all Applies together use at most half of the pool's connections. If no
-	// connection is left for an action that has none, the Apply that has run longest is rolled back and tried again:
-	// after 1 s, and up to 8 s if that has happened to it before. An Apply that waits delays no call.
-	//
-	// Apply must not end the transaction. Commit, Rollback and statements that end it are refused. If a statement ends
-	// it unseen (within a text of several statements, or over tx.Conn): what it rolled back is tried again; what it
-	// committed stays, is not repeated, and is logged as an error. Session settings that Apply changes are reset.
-	Apply func(ctx context.Context, tx pgx.Tx, payload T, settled Settled) error
-
-	// Endpoint names the one of many independent endpoints that a call goes to, such as the receiver of a webhook, so
-	// that an endpoint that hangs or fails does not delay the others. Each endpoint gets at most [Limits.PerEndpoint]
-	// calls at once from this process, and has a breaker of its own with the destination's settings.
-	//
-	// Endpoint is called after each claim, also before a lookup, and must not call out. It returns a name, such as a
-	// host or a receiver's id. After an empty name or a panic the call counts as a call to no endpoint.
-	//
-	// An intent whose endpoint is busy or failing is postponed: unsent, with no attempt used, no line in its history and
-	// no slot taken. Delays grow with the number of intents that wait for the endpoint, up to 1 minute, and up to 10
-	// minutes if it has been in trouble for long or more than 30,000 wait. Meanwhile intents of one endpoint can
-	// overtake each other, unless they have an ordering key.
-	Endpoint func(call *Call) string
-
-	// StoredEndpoint declares that Endpoint returns names in samekey.endpoints, under the action's destination (package
-	// outbox/endpoints writes them). The endpoint's URL and secrets are read right before its calls, in one statement
-	// for all that were claimed together, and are in call.Endpoint.
-	//
-	// Nothing is sent to an endpoint that is stopped, by a person or by [Gone], or that does not exist: the intent is
-	// dead with the code "endpoint_stopped" or "endpoint_missing". Correct the endpoint, then redrive the intent; an
-	// irreversible write needs another approval. A lookup is made at a stopped endpoint too; if the endpoint does not
-	// exist, the intent is parked in the end.
-	//
-	// The policy needs a Deadline, since an endpoint that cannot be reached uses no attempts.
-	StoredEndpoint bool
-
-	// Proxied declares that requests go through a proxy, a sidecar or a gateway, which can send late what it has taken:
-	// a request that timed out could arrive after lookups have found nothing and the intent was sent again. So
-	// [Dispatcher.Check] refuses the policy's ResendAbsent. Packages httpvendor and stripevendor set Proxied if they
-	// are given a proxy. They cannot see a sidecar (Envoy, Istio, Linkerd, an egress gateway).
-	Proxied bool
-
-	// KeyForm and RequestForm describe what an attempt sends besides the payload, the carried key and what Render made:
-	// KeyForm how it carries the key, such as the header's name; RequestForm the request's line, unless Render makes
-	// it. A vendor may take the same key in another form for another call. So an [IdempotentWrite] that an earlier
-	// release may have sent in another form is not sent: it is looked up, or parked. An empty form is not compared.
-	// Vendors' packages set both; set them in a Send of your own if its requests may change.
-	KeyForm, RequestForm string
-
-	// Vendor describes the vendor account behind the destination, as [Dispatcher.Vendor] does. Packages of vendors set
-	// it.
-	Vendor Vendor
-
-	// Mistakes are what a package of a vendor found wrong when it made this Delivery. [Dispatcher.Check] returns them.
-	// The mistakes in the action itself have no Item.
-	Mistakes ConfigErrors
-}
-
-// Rendered is what each attempt of an intent sends. It is made once, by [Delivery].Render, and stored, so every attempt
-// sends the same bytes even if the template, the environment or the release changes.
-type Rendered struct {
-	Request   []byte // at most 2 MiB
-	Type      string // describes Request for the code that made it; at most 255 bytes
-	MessageID string // of a mail; at most 998 bytes
-}
-
-// Settled is what an Apply is told about its intent.
-type Settled struct {
-	Call
-	Status   outbox.Status // outbox.StatusDelivered or outbox.StatusRefused
-	Response Response      // what the vendor answered, or what a person recorded
-	Resolved bool          // recorded by a person or an event (outbox.Resolve), and not by a call of a worker
-}
-
-// Handle registers how the intents of an action are delivered. The types of the action's payload and of the delivery's
-// functions must agree, or the program does not compile. Mistakes are kept for [Dispatcher.Check].
-//
-// For an action whose name is known only at run time, use an outbox.Action[[]byte].
-func Handle[T any](d *Dispatcher, action outbox.Action[T], delivery Delivery[T]) {
-	d.register(delivery.erase(action.Name()), delivery.Vendor, delivery.Mistakes)
-}
 
 // action is a registered action. It is a [Delivery] without its type.
 type action struct {
@@ -157,107 +25,6 @@ type action struct {
 	stored   bool // endpoint names one of samekey.endpoints
 	proxied  bool
 	form     form
-}
-
-// erase makes the one place where payloads are decoded.
-func (dl Delivery[T]) erase(name string) *action {
-	a := &action{
-		name: name, declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
-		form: form{digest(dl.KeyForm), digest(dl.RequestForm)},
-	}
-	if dl.Send != nil {
-		a.send = func(ctx context.Context, call *Call) (Outcome, error) {
-			payload, err := decode[T](call)
-			if err != nil {
-				return Dead(Response{Code: codePayload}).Because(err), nil
-			}
-			return dl.Send(ctx, call, payload)
-		}
-	}
-	if dl.Lookup != nil {
-		a.lookup = func(ctx context.Context, call *Call) (Outcome, error) {
-			payload, err := decode[T](call)
-			if err != nil {
-				return Outcome{}, err
-			}
-			return dl.Lookup(ctx, call, payload)
-		}
-	}
-	if dl.Render != nil {
-		a.render = func(ctx context.Context, call *Call) (Rendered, error) {
-			payload, err := decode[T](call)
-			if err != nil {
-				return Rendered{}, err
-			}
-			return dl.Render(ctx, call, payload)
-		}
-	}
-	if dl.Apply != nil {
-		a.apply = func(ctx context.Context, tx pgx.Tx, settled Settled) error {
-			payload, err := decode[T](&settled.Call)
-			if err != nil {
-				return err
-			}
-			return dl.Apply(ctx, tx, payload, settled)
-		}
-	}
-	return a
-}
-
-// register adds an action to its destination, and notes what is wrong with it.
-func (d *Dispatcher) register(a *action, vendor Vendor, mistakes ConfigErrors) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	item := itemAction(a.name)
-	if err := names.CheckAction(a.name); err != nil {
-		d.mistakes.Add(item, "", "the name %v: declare the action with outbox.NewAction", err)
-	} else if d.actions[a.name] != nil {
-		d.mistakes.Add(item, "", "registered twice")
-	}
-	if a.send == nil {
-		d.mistakes.Add(item, "Send", "missing")
-	}
-	if a.stored && a.endpoint == nil {
-		d.mistakes.Add(item, "StoredEndpoint", "needs %s, which names the endpoint", GoName("Endpoint"))
-		a.stored = false
-	}
-	dest := d.destination(or(a.declared.Destination, a.name))
-	if a.declared.Destination == "" {
-		dest.declared = true
-	}
-	dest.actions = append(dest.actions, a)
-	d.describe(dest, vendor)
-	d.mistakes.joinFor(item, mistakes)
-	d.actions[a.name] = a
-	d.registered = append(d.registered, a)
-}
-
-// decode reads a payload without losing digits: numbers go straight from the text into T's fields.
-func decode[T any](call *Call) (payload T, err error) {
-	if jsonvalue.SetBytes(&payload, call.Payload) {
-		return payload, nil
-	}
-	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
-	if err := decoder.Decode(&payload); err != nil {
-		return payload, fmt.Errorf("payload does not decode into %T: %w", payload, cleanJSONError(err))
-	}
-	if decoder.More() {
-		return payload, fmt.Errorf("payload does not decode into %T: there is data after it", payload)
-	}
-	return payload, nil
-}
-
-// cleanJSONError leaves out what encoding/json quotes from the payload.
-func cleanJSONError(err error) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		return fmt.Errorf("not JSON at byte %d", syntax.Offset)
-	case errors.As(err, &kind):
-		return fmt.Errorf("member %q at byte %d does not fit %v", kind.Field, kind.Offset, kind.Type)
-	}
-	return errors.New("its decoder refused it")
 }
 
 // destination is the name of the action's destination.
@@ -285,12 +52,16 @@ func digest(text string) string {
 	return hex.EncodeToString(sum[:4])
 }
 
-// settledOf is what the Apply of a claim is told.
-func settledOf(c *claim, last db.OutboxHistoryAnswerRow) Settled {
-	s := Settled{
-		Call: c.call(), Status: outbox.Status(last.Outcome), Resolved: last.Resolved,
-		Response: Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response},
+// renders reports whether the action sends more than the payload and the plain delivery key, which never change.
+func (a *action) renders() bool { return a.render != nil || !a.rules.fits() }
+
+// keyWindow is the policy's, as queries take it.
+func (a *action) keyWindow() (forever bool, window pgtype.Interval) {
+	switch w := a.policy.KeyWindow; {
+	case w == Forever:
+		forever = true
+	case w > 0:
+		window = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
 	}
-	s.Endpoint = nil // it was read only if the same claim made the call
-	return s
+	return forever, window
 }

@@ -3,22 +3,7 @@ package dispatcher
 import (
 	"context"
 	"time"
-
-	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/limit"
 )
-
-// visit is a claim's way past a breaker, and to an endpoint if its action has endpoints.
-type visit struct {
-	breaker  *limit.Breaker
-	epoch    int
-	endpoint *limit.Endpoint
-	start    time.Time
-	health   limit.Health
-	told     bool          // the breaker knows how the call ended
-	delay    time.Duration // postponed for so long
-	broken   bool          // postponed because the endpoint's breaker is open
-}
 
 // admit lets claims go on to their calls, or postpones them because their endpoint is busy or its breaker is open. The
 // others get the URL and the secrets of their endpoint, if it is a stored one.
@@ -64,19 +49,6 @@ func (d *destination) enter(c *claim, epoch int) bool {
 	return true
 }
 
-// leave ends a claim's visit.
-func (d *destination) leave(c *claim) {
-	v := &c.visit
-	if v.breaker != nil && !v.told { // no call was made
-		if made := v.breaker.Record(v.epoch, limit.NoSign, time.Now()); made.Room {
-			d.poke(c.action.name)
-		}
-	}
-	if v.endpoint != nil && d.endpoints.Leave(v.endpoint, v.start, time.Now(), v.health) {
-		d.poke(c.action.name)
-	}
-}
-
 // postpone gives back claims whose endpoints cannot be called now.
 func (d *destination) postpone(ctx context.Context, claims []*claim) {
 	if len(claims) > 0 {
@@ -87,7 +59,7 @@ func (d *destination) postpone(ctx context.Context, claims []*claim) {
 
 // giveBack undoes claims of which nothing was sent, and frees their slots. Each is due after the delay of its visit.
 func (d *destination) giveBack(ctx context.Context, claims []*claim) {
-	if err := writePutOff(ctx, d.worker.q, claims, true); err == nil {
+	if err := writePutOff(ctx, d.core.q, claims, true); err == nil {
 		now := time.Now() // after the statement, by whose clock they are due
 		for _, c := range claims {
 			if !c.visit.broken {
@@ -98,34 +70,10 @@ func (d *destination) giveBack(ctx context.Context, claims []*claim) {
 		for _, c := range claims { // settle them like an outcome, which is tried until it is written
 			s := c.action.givenBack(&c.OutboxQueueClaimRow)
 			s.delay = c.visit.delay
-			d.worker.open.Add(1)
+			d.core.open.Add(1)
 			go d.finish(c, s)
 		}
 	}
 	d.rate.Unused(len(claims))
 	d.slots.release(len(claims))
-}
-
-// writePutOff undoes claims in one statement for each id under which they were claimed. That is one id, unless a
-// stranger took it. unsent means that the claims were made to send, and nothing was sent. It returns the last error.
-func writePutOff(ctx context.Context, q *db.Queries, claims []*claim, unsent bool) (err error) {
-	byWorker := map[int32]*db.OutboxQueuePostponeParams{}
-	for _, c := range claims {
-		p := byWorker[c.worker]
-		if p == nil {
-			p = &db.OutboxQueuePostponeParams{Worker: c.worker}
-			byWorker[c.worker] = p
-		}
-		p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
-		p.Delays = append(p.Delays, c.visit.delay.Microseconds())
-		p.ClearSent = append(p.ClearSent, unsent && c.FirstSend)
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
-	for _, p := range byWorker {
-		if _, failed := q.OutboxQueuePostpone(ctx, *p); failed != nil {
-			err = failed
-		}
-	}
-	return err
 }

@@ -6,18 +6,6 @@ import (
 	"time"
 )
 
-// alarmAfter is how long something may be due, with nothing in the way of its claim, before the worker reports that it
-// is stuck. A claim may take claimTimeout, and is made again once.
-const alarmAfter = 25 * time.Second
-
-// tries is what the watch knows about the claims of an action. All times are monotonic.
-type tries struct {
-	since time.Time // when the watch first saw something due and nothing in the way
-	began time.Time // when the running claim began; zero: no claim runs
-	ended time.Time // when the last one ended without an error
-	err   string    // of the last one
-}
-
 // tried notes that a claim begins. The function that it returns notes the end.
 func (d *destination) tried(index int) (ended func(error)) {
 	d.mu.Lock()
@@ -39,7 +27,7 @@ func (d *destination) tried(index int) (ended func(error)) {
 // watch checks after each sweep that the destination claims its due intents. It is the last line of defence: whatever keeps
 // claims from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
 func (d *destination) watch(now time.Time, due map[string]bool) {
-	open := d.mayClaim() && d.heldUp(now) == 0 || d.worker.settler.isHeldUp()
+	open := d.mayClaim() && d.heldUp(now) == 0 || d.settler.isHeldUp()
 	stuck, busy, claiming := "", d.slots.allTaken(), false
 	d.mu.Lock()
 	for _, t := range d.tries {
@@ -53,8 +41,8 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 			t.since = time.Time{}
 		case t.since.IsZero() || t.ended.After(t.since):
 			t.since = now
-		case now.Sub(t.since) >= d.worker.alarmAfter && stuck == "":
-			stuck = t.cause(a.name, now.Sub(t.since), claiming, d.worker.settler.isHeldUp())
+		case now.Sub(t.since) >= d.core.times.alarmAfter && stuck == "":
+			stuck = t.cause(a.name, now.Sub(t.since), claiming, d.settler.isHeldUp())
 		}
 	}
 	changed := (stuck == "") != (d.stuck == "")
@@ -62,9 +50,9 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	d.mu.Unlock()
 	switch {
 	case changed && stuck != "":
-		d.worker.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", d.name))
+		d.core.log.Error("dispatcher: nothing is claimed although it is due: "+stuck, slog.String("destination", d.name))
 	case changed:
-		d.worker.log.Info("dispatcher: due intents are claimed again", slog.String("destination", d.name))
+		d.core.log.Info("dispatcher: due intents are claimed again", slog.String("destination", d.name))
 	}
 }
 

@@ -36,7 +36,8 @@ import (
 // Applies hold no call slot and take no permit of a rate, and an open breaker does not hold them up: no vendor is
 // called.
 type applier struct {
-	worker *worker
+	core   *core
+	runner applyRunner
 	auto   bool // it claims by itself; a Drain does it in its rounds
 
 	poked    chan struct{}
@@ -51,20 +52,14 @@ type applier struct {
 
 // applies are those of one action.
 type applies struct {
-	action      *action
-	destination *destination
-	running     []*applying
-	waiting     []waitingApply
-	promised    int           // places kept for answers that are being written
-	claiming    int           // slots kept for what is being claimed
-	due         bool          // there may be some in the table
-	used        time.Duration // of slots, of late
-}
-
-// mayClaim reports whether answered intents are claimed. A paused action's answers wait too: a person who pauses an
-// action expects that nothing happens to it.
-func (of *applies) mayClaim() bool {
-	return of.destination.mayClaim() && !of.destination.isPaused(of.action.name)
+	action   *action
+	mayClaim func() bool // whether its answered intents are claimed
+	running  []*applying
+	waiting  []waitingApply
+	promised int           // places kept for answers that are being written
+	claiming int           // slots kept for what is being claimed
+	due      bool          // there may be some in the table
+	used     time.Duration // of slots, of late
 }
 
 // applying is one that runs.
@@ -93,22 +88,17 @@ const (
 	usedOfLate = 0.98
 )
 
-// errGaveWay ends an Apply that takes long while others have no slot.
-var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")
-
 var errGoexit = errors.New("the Apply ended its goroutine")
 
 // applySlots is how many connections of a pool Applies may take: half, so that claims, settles and River go on.
 func applySlots(maxConns int32) int { return max(int(maxConns)/2, 1) }
 
-func newApplier(n *worker) *applier {
-	ap := &applier{worker: n, poked: make(chan struct{}, 1), free: applySlots(n.pool.Config().MaxConns)}
-	for _, d := range n.destinations.list {
-		for _, a := range d.actions {
-			ap.queue = append(ap.queue, &applies{action: a, destination: d})
-		}
-	}
-	return ap
+func newApplier(c *core, runner applyRunner) *applier {
+	return &applier{core: c, runner: runner, poked: make(chan struct{}, 1), free: applySlots(c.pool.Config().MaxConns)}
+}
+
+func (ap *applier) add(a *action, mayClaim func() bool) {
+	ap.queue = append(ap.queue, &applies{action: a, mayClaim: mayClaim})
 }
 
 func (ap *applier) of(a *action) *applies {
@@ -124,7 +114,7 @@ func (ap *applier) of(a *action) *applies {
 func (ap *applier) run(ctx context.Context) {
 	tick := time.NewTicker(applyEvery)
 	defer tick.Stop()
-	over := ap.worker.calls.Done()
+	over := ap.core.calls.Done()
 	for {
 		select {
 		case <-ap.poked:
@@ -140,7 +130,7 @@ func (ap *applier) run(ctx context.Context) {
 		if ap.auto {
 			_, _, err := ap.claimAll(ctx)
 			if ap.watch(err); err != nil && ctx.Err() == nil {
-				ap.worker.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
+				ap.core.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
 			}
 			ap.startWaiting(false)
 		}
@@ -165,7 +155,7 @@ func (ap *applier) watch(err error) {
 func (ap *applier) stuckFor() string {
 	ap.mu.Lock()
 	defer ap.mu.Unlock()
-	if ap.failing.IsZero() || time.Since(ap.failing) < ap.worker.alarmAfter {
+	if ap.failing.IsZero() || time.Since(ap.failing) < ap.core.times.alarmAfter {
 		return ""
 	}
 	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)
@@ -256,7 +246,7 @@ func (ap *applier) written(a *action) {
 
 // start runs an Apply in a slot; the caller holds mu.
 func (ap *applier) start(of *applies, c *claim, failures int) {
-	ctx, cancel := context.WithCancelCause(ap.worker.calls)
+	ctx, cancel := context.WithCancelCause(ap.core.calls)
 	run := &applying{began: time.Now(), failures: failures, cancel: cancel}
 	of.running = append(of.running, run)
 	ap.free--
@@ -269,9 +259,9 @@ func (ap *applier) start(of *applies, c *claim, failures int) {
 			}
 			cancel(nil)
 			ap.ended(of, run)
-			ap.applied(c, failures, outcome, err)
+			ap.runner.applied(c, failures, outcome, err)
 		}()
-		outcome, err = ap.apply(ctx, c)
+		outcome, err = ap.runner.apply(ctx, c)
 	}()
 }
 
@@ -320,7 +310,7 @@ func (ap *applier) forget() {
 
 // giveBack puts back what has waited for too long: another worker may have a slot, or this one later.
 func (ap *applier) giveBack(ctx context.Context) {
-	stopped := ap.worker.calls.Err() != nil
+	stopped := ap.core.calls.Err() != nil
 	var back []*claim
 	ap.mu.Lock()
 	for _, of := range ap.queue {
@@ -337,12 +327,12 @@ func (ap *applier) giveBack(ctx context.Context) {
 	for _, c := range back {
 		c.visit.delay = 0
 	}
-	if err := writePutOff(ctx, ap.worker.q, back, false); err != nil {
-		ap.worker.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
+	if err := writePutOff(ctx, ap.core.q, back, false); err != nil {
+		ap.core.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
 			slog.Int("intents", len(back)), slog.String("error", errorText(err)))
 	}
 	for range back {
-		ap.worker.open.Done()
+		ap.core.open.Done()
 	}
 }
 
@@ -393,7 +383,7 @@ func (ap *applier) claimAll(ctx context.Context) (claimed int, held bool, err er
 // claim claims for one action.
 func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, err error) {
 	ap.mu.Lock()
-	if !of.due || ap.worker.isStopping() || !of.mayClaim() {
+	if !of.due || ap.core.isStopping() || !of.mayClaim() {
 		ap.mu.Unlock()
 		return 0, false, nil
 	}
@@ -406,11 +396,11 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	ap.free, of.claiming = ap.free-slots, slots
 	ap.mu.Unlock()
 
-	asked, worker := time.Now(), ap.worker.session.id()
+	asked, worker := time.Now(), ap.core.self.id()
 	// Not cut off by a stop: a claim that committed unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	rows, err := ap.worker.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
+	rows, err := ap.core.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
 		Action: of.action.name, Worker: worker, MaxCount: int32(slots), Lease: of.action.policy.Lease})
 
 	ap.mu.Lock()
@@ -418,7 +408,7 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	ap.free, of.claiming = ap.free+slots, 0
 	of.due = of.due || err != nil || len(rows) == slots // there may be more
 	for _, row := range rows {
-		ap.worker.open.Add(1)
+		ap.core.open.Add(1)
 		ap.start(of, answeredClaim(row, of.action, asked, worker), int(row.AttemptsUsed))
 	}
 	return len(rows), false, err

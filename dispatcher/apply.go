@@ -16,26 +16,35 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
+	"github.com/samekey/samekey/outbox"
 )
+
+// applyRunner runs single Applies.
+type applyRunner struct {
+	core    *core
+	reports *reports
+	settle  func(*claim, settlement) (written bool) // of an Apply that failed
+	poke    func(actions ...string)
+}
 
 // apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's
 // outcome.
-func (ap *applier) apply(ctx context.Context, c *claim) (outcome string, err error) {
-	if err := ap.loadForApply(ctx, c); err != nil {
+func (r *applyRunner) apply(ctx context.Context, c *claim) (outcome string, err error) {
+	if err := r.loadForApply(ctx, c); err != nil {
 		return "", err
 	}
-	ap.renewForApply(ctx, c)
-	return ap.applyOnce(ctx, c)
+	r.renewForApply(ctx, c)
+	return r.applyOnce(ctx, c)
 }
 
 // loadForApply loads what the claim of an answered intent left out.
-func (ap *applier) loadForApply(ctx context.Context, c *claim) error {
+func (r *applyRunner) loadForApply(ctx context.Context, c *claim) error {
 	if !c.unloaded {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
 	defer cancel()
-	rows, err := ap.worker.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
+	rows, err := r.core.q.OutboxLoad(ctx, []uuid.UUID{c.ID})
 	if err == nil && len(rows) != 1 {
 		err = errors.New("the intent is not there")
 	}
@@ -48,36 +57,45 @@ func (ap *applier) loadForApply(ctx context.Context, c *claim) error {
 
 // renewForApply renews the lease of a call's claim if less of it is left than the Apply may take. If that fails, the
 // fence decides.
-func (ap *applier) renewForApply(ctx context.Context, c *claim) {
+func (r *applyRunner) renewForApply(ctx context.Context, c *claim) {
 	p := c.action.policy
 	if time.Until(c.asked.Add(p.Lease)) > p.Timeout+minSettle {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	err := ap.worker.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
+	err := r.core.q.OutboxQueueRenew(ctx, db.OutboxQueueRenewParams{Worker: c.worker, Lease: p.Lease, Ids: []uuid.UUID{c.ID}, Attempts: []int32{c.Attempt}})
 	if err != nil {
-		ap.worker.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
+		r.core.log.WarnContext(ctx, "dispatcher: a lease could not be renewed for an Apply", append(c.attrs(), slog.String("error", errorText(err)))...)
 	}
 }
 
+// errGaveWay ends an Apply that takes long while others have no slot.
+var errGaveWay = errors.New("it took long while the Applies of other actions had no connection: rolled back, and tried again")
+
 // applied ends a claim after its Apply.
-func (ap *applier) applied(c *claim, failures int, outcome string, err error) {
+func (r *applyRunner) applied(c *claim, failures int, outcome string, err error) {
 	switch {
 	case err == nil:
-		ap.worker.end(outcome, true)
+		r.reports.end(outcome, true)
 	case errors.Is(err, errFenced):
-		ap.worker.end(statusAnswered, false)
+		r.reports.end(statusAnswered, false)
 	default:
 		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
 		if errors.Is(err, errGaveWay) {
 			level, message = slog.LevelWarn, "dispatcher: an Apply takes long and others have no connection; it is rolled back and tried again"
 		}
-		ap.worker.log.Log(ap.worker.calls, level, message, append(c.attrs(), slog.Int("failures", failures+1), slog.String("error", causeOf(c, err)))...)
+		r.core.log.Log(r.core.calls, level, message, append(c.attrs(), slog.Int("failures", failures+1), slog.String("error", causeOf(c, err)))...)
 		s := c.action.applyFailed(&c.OutboxQueueClaimRow, failures, err)
-		ap.worker.reports.report(ap.worker.calls, c, s)
-		ap.worker.end(s.status, ap.worker.settler.settle(c, s))
+		r.reports.report(r.core.calls, c, s)
+		r.reports.end(s.status, r.settle(c, s))
 	}
+}
+
+// applyFailed leaves an answered intent to be applied again, for as long as it takes.
+func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
+	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
 }
 
 // applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which
@@ -92,15 +110,15 @@ func (ap *applier) applied(c *claim, failures int, outcome string, err error) {
 //	commit; or commit, begin         the rows are there: another try would write them twice, so the intent is finished now, in
 //	                                 a transaction of its own, with an error in the log. After a crash between the two, Apply
 //	                                 runs again: that is what the Apply gave up
-func (ap *applier) applyOnce(ctx context.Context, c *claim) (outcome string, err error) {
+func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.action.policy.Timeout)
 	defer cancel()
 	var promoted []string
 	var answer db.OutboxHistoryAnswerRow
 	var committed bool
 	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
-	err = pgx.BeginTxFunc(ctx, ap.worker.pool, isReadCommitted, func(tx pgx.Tx) error {
-		q := ap.worker.q.WithTx(tx)
+	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
+		q := r.core.q.WithTx(tx)
 		written.Tx = tx
 		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
@@ -110,25 +128,25 @@ func (ap *applier) applyOnce(ctx context.Context, c *claim) (outcome string, err
 			return err
 		}
 		touch(tx.Conn())
-		if err := ap.callApply(ctx, written, c, answer); err != nil {
+		if err := r.callApply(ctx, written, c, answer); err != nil {
 			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
 				err = errors.Join(err, errApplyEndedFirst)
 			}
 			return err
 		}
-		promoted, err = ap.finishApplied(ctx, q, c, answer, began)
+		promoted, err = r.finishApplied(ctx, q, c, answer, began)
 		if committed = errors.Is(err, errApplyCommitted); committed {
 			return nil // what the Apply wrote after its commit is its own as well
 		}
 		return err
 	})
 	if err == nil && committed {
-		ap.worker.log.Error("dispatcher: Apply committed its transaction itself; its rows and the end of the intent are not one: take COMMIT out of it", c.attrs()...)
-		promoted, err = ap.finishCommitted(ctx, c, answer)
+		r.core.log.Error("dispatcher: Apply committed its transaction itself; its rows and the end of the intent are not one: take COMMIT out of it", c.attrs()...)
+		promoted, err = r.finishCommitted(ctx, c, answer)
 	}
 	if err == nil {
-		ap.worker.destinations.poke(promoted...)
-		wake.Flush(ap.worker.pool, written.actions...)
+		r.poke(promoted...)
+		wake.Flush(r.core.pool, written.actions...)
 	}
 	return answer.Outcome, err
 }
@@ -143,7 +161,7 @@ var (
 	errApplyRolledBack = errors.New("dispatcher: Apply rolled its transaction back by a statement of its own, and its rows are gone: return an error instead, and use tx.Begin for a part that may fail")
 )
 
-func (ap *applier) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow, began string) (promoted []string, err error) {
+func (r *applyRunner) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow, began string) (promoted []string, err error) {
 	var keys []string
 	if c.OrderingKey != nil {
 		keys = []string{*c.OrderingKey}
@@ -179,19 +197,19 @@ func notFinished(ctx context.Context, q *db.Queries, began string) error {
 }
 
 // finishCommitted finishes the intent of an Apply that committed its own transaction.
-func (ap *applier) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
-	err = pgx.BeginTxFunc(ctx, ap.worker.pool, isReadCommitted, func(tx pgx.Tx) error {
-		q := ap.worker.q.WithTx(tx)
+func (r *applyRunner) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
+	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
+		q := r.core.q.WithTx(tx)
 		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err == nil {
-			promoted, err = ap.finishApplied(ctx, q, c, answer, began)
+			promoted, err = r.finishApplied(ctx, q, c, answer, began)
 		}
 		return fenced(err)
 	})
 	return promoted, err
 }
 
-func (ap *applier) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.OutboxHistoryAnswerRow) error {
+func (r *applyRunner) callApply(ctx context.Context, tx *applyTx, c *claim, answer db.OutboxHistoryAnswerRow) error {
 	if c.action.apply == nil {
 		return nil // resolved by a person, or registered without its Apply in this release
 	}
@@ -252,4 +270,14 @@ func fenced(err error) error {
 		return errFenced
 	}
 	return err
+}
+
+// settledOf is what the Apply of a claim is told.
+func settledOf(c *claim, last db.OutboxHistoryAnswerRow) Settled {
+	s := Settled{
+		Call: c.call(), Status: outbox.Status(last.Outcome), Resolved: last.Resolved,
+		Response: Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response},
+	}
+	s.Endpoint = nil // it was read only if the same claim made the call
+	return s
 }

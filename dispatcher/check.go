@@ -1,55 +1,12 @@
 package dispatcher
 
 import (
-	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
 )
 
 // The checks of what was registered. Each adds its mistakes in the order in which they are best corrected.
-
-func itemAction(name string) string      { return fmt.Sprintf("action %q", name) }
-func itemDestination(name string) string { return fmt.Sprintf("destination %q", name) }
-
-const itemConfig = "dispatcher.Config"
-
-// Check returns every mistake in what was registered so far, as [ConfigErrors], or nil. [Dispatcher.Run] and
-// [Dispatcher.Drain] call it first. It needs no database.
-func (d *Dispatcher) Check() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var errs ConfigErrors
-	d.config.check(&errs)
-	errs.Join(d.mistakes.Err())
-	for _, name := range slices.Sorted(maps.Keys(d.destinations)) {
-		dest := d.destinations[name]
-		for _, limits := range dest.given {
-			limits.check(&errs, itemDestination(name), dest.hasEndpoints() || len(dest.actions) == 0)
-		}
-	}
-	d.resolve()
-	for _, a := range d.registered {
-		a.check(&errs, d.destinations[a.destination()])
-	}
-	if len(d.registered) == 0 {
-		errs.Add("dispatcher", "", "no action is registered")
-	}
-	return errs.Err()
-}
-
-// resolve gives each action its policy's defaults, which depend on its destination's vendor.
-func (d *Dispatcher) resolve() {
-	for _, a := range d.registered {
-		p, vendor := a.declared, d.destinations[or(a.declared.Destination, a.name)].vendor
-		if p.Class == IdempotentWrite && p.KeyWindow == 0 {
-			p.KeyWindow = vendor.Window
-		}
-		a.policy, a.rules = p.withDefaults(), vendor.Key
-	}
-}
 
 // The bounds of [Config]. Those of Retention are what processed.Pruning takes as IntentRetain.
 const (
@@ -115,9 +72,7 @@ const (
 	minTimeout = 100 * time.Millisecond
 	maxTimeout = time.Hour
 
-	// minSettle is what a lease has left, at least, to record the outcome of an attempt that took all its time.
-	minSettle = 100 * time.Millisecond
-	maxLease  = 24 * time.Hour
+	maxLease = 24 * time.Hour
 
 	maxAttempts = 1000
 

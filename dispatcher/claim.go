@@ -4,44 +4,10 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/limit"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
-
-// claim is one claimed intent, on its way from the claim to its settlement.
-type claim struct {
-	db.OutboxQueueClaimRow
-	action  *action
-	worker  int32     // the id under which it was claimed; the session may have another one by now
-	asked   time.Time // read before the claim was sent: the attempt's deadline counts from here
-	visit   visit     // its way past the limits
-	settled chan bool // what the settler wrote; see settler.settle
-
-	calls   bool       // it leads to a call
-	resting settlement // else its settlement
-
-	unloaded bool // of an answered intent: it has no payload until its Apply begins
-	unmarked bool // leased as unsent, and not marked since: it is not sent
-
-	endpointName string
-	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
-	endpointErr  error           // why that is not known
-}
-
-// newClaim makes the claim of a row. asked and worker are those of the statement that claimed it.
-func newClaim(row db.OutboxQueueClaimRow, a *action, asked time.Time, worker int32) *claim {
-	return &claim{OutboxQueueClaimRow: row, action: a, asked: asked, worker: worker, settled: make(chan bool, 1)}
-}
-
-// batch is what one claim took, of one action.
-type batch struct {
-	action *action
-	claims []*claim
-	epoch  int // of the destination's breaker
-}
 
 // next says what follows a claim of an action.
 type next int
@@ -53,21 +19,11 @@ const (
 )
 
 const (
-	// claimLimit bounds one claim, claimTimeout how long it may take.
-	claimLimit   = 1000
-	claimTimeout = 10 * time.Second
 	// markSlack keeps the mark behind the youngest claimed row by as much as an insert's commit usually takes.
 	markSlack = 100 * time.Millisecond
 	// fullScan is how often a claim starts from the beginning.
 	fullScan = time.Second
 )
-
-// mark is an action's low-water mark of due_at. Entries of the index before it are dead (a long snapshot keeps them),
-// so claims start from it. A row below it, from a late commit, is found by a full scan about once a second.
-type mark struct {
-	dueAt time.Time
-	full  time.Time // when the last full scan began
-}
 
 // claim takes due intents of one action under leases: as many as there are reserved slots, and as the limits allow. The
 // rows are read to their end, which is after the claim's commit, before any of them is started: a fast settle must find
@@ -97,7 +53,7 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
 	params := d.claimParams(a, from, may)
-	rows, err := d.worker.q.OutboxQueueClaim(claiming, params)
+	rows, err := d.core.q.OutboxQueueClaim(claiming, params)
 	unused := may - len(rows)
 	d.slots.release(unused)
 	d.breaker.Unused(epoch, unused)
@@ -170,33 +126,22 @@ func (d *destination) takeRate(ctx context.Context, a *action, from time.Time, w
 func (d *destination) askRate(ctx context.Context, p db.RateLimitsTakeParams) (row db.RateLimitsTakeRow, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
-	if row, err = d.worker.q.RateLimitsTake(ctx, p); err != nil || row.Due == 0 || row.Found {
+	if row, err = d.core.q.RateLimitsTake(ctx, p); err != nil || row.Due == 0 || row.Found {
 		return row, err
 	}
-	if err = d.worker.q.RateLimitsAdd(ctx, p.Destination); err != nil {
+	if err = d.core.q.RateLimitsAdd(ctx, p.Destination); err != nil {
 		return row, err
 	}
-	return d.worker.q.RateLimitsTake(ctx, p)
+	return d.core.q.RateLimitsTake(ctx, p)
 }
 
 func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, DueFrom: from, Worker: d.worker.session.id(), Destination: d.name, MaxCount: int32(maxCount),
+		Action: a.name, DueFrom: from, Worker: d.core.self.id(), Destination: d.name, MaxCount: int32(maxCount),
 		MaxBytes: d.load.limit, InlineBytes: inlineBytes,
 		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
 		Renders: a.renders(), SentTo: a.sentTo(),
 	}
 	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	return p
-}
-
-// keyWindow is the policy's, as queries take it.
-func (a *action) keyWindow() (forever bool, window pgtype.Interval) {
-	switch w := a.policy.KeyWindow; {
-	case w == Forever:
-		forever = true
-	case w > 0:
-		window = pgtype.Interval{Microseconds: w.Microseconds(), Valid: true}
-	}
-	return forever, window
 }

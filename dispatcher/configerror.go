@@ -150,3 +150,9 @@ func (e ConfigErrors) Unwrap() []error {
 	}
 	return out
 }
+
+func itemAction(name string) string { return fmt.Sprintf("action %q", name) }
+
+func itemDestination(name string) string { return fmt.Sprintf("destination %q", name) }
+
+const itemConfig = "dispatcher.Config"

@@ -1,48 +1,10 @@
 package dispatcher
 
 import (
-	"fmt"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/intent"
 )
-
-// settlement is the result of a claim: the row's next status, and the event for its history. The fields have the names
-// of OutboxQueueSettle's parameters.
-type settlement struct {
-	status       string        // the next status; delivered and refused finish the intent
-	delay        time.Duration // until it is due again
-	attemptsUsed int           // the new value of attempts_used
-	clearSent    bool          // no vendor saw the key: reset first_sent_at and what goes with it
-	keepLease    bool          // the same worker goes on with the intent
-	leaveOrder   bool          // the intent leaves its ordering key
-	wasSent      bool          // the request may have left the worker
-	forbidResend bool          // after this, an absent lookup must not lead to another send
-
-	event    string
-	outcome  string
-	response Response
-	err      string
-	took     time.Duration
-}
-
-// Short names of the statuses that the worker meets; package intent has all.
-const (
-	statusPending   = intent.Pending
-	statusLeased    = intent.Leased
-	statusUnknown   = intent.Unknown
-	statusAnswered  = intent.Answered
-	statusAwaiting  = intent.AwaitingApproval
-	statusParked    = intent.Parked
-	statusDead      = intent.Dead
-	statusDelivered = intent.Delivered
-	statusRefused   = intent.Refused
-)
-
-func (s settlement) finishes() bool { return intent.IsFinished(s.status) }
 
 // decide returns the settlement of a call's outcome. This is the one place where a [Class] and an [Outcome] meet.
 func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {
@@ -142,9 +104,6 @@ func (a *action) finished(s settlement, status string) settlement {
 	return s
 }
 
-// codeAccepted marks an unknown intent that the vendor has taken.
-const codeAccepted = "accepted"
-
 // accepted is a call that the vendor finishes later: from now on it is looked up, or completed by an event.
 func (a *action) accepted(s settlement, o Outcome, atLeast time.Duration) settlement {
 	s.status, s.outcome, s.response.Code = statusUnknown, outcomeAccepted, codeAccepted
@@ -172,29 +131,4 @@ func (a *action) unknown(s settlement) settlement {
 		s.outcome = outcomeRetry
 	}
 	return s
-}
-
-// applyFailed leaves an answered intent to be applied again, for as long as it takes.
-func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
-	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
-		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
-}
-
-// withoutURL is an error's text without the URLs that net/http puts into it: query and user may be secrets.
-func withoutURL(err error) string { return hideURLs(err.Error(), err) }
-
-// hideURLs replaces the URLs of an error, and of all errors that it wraps, in a text.
-func hideURLs(text string, err error) string {
-	if request, ok := err.(*url.Error); ok && request.URL != "" {
-		text = strings.ReplaceAll(strings.ReplaceAll(text, fmt.Sprintf("%q", request.URL), "[URL]"), request.URL, "[URL]")
-	}
-	switch err := err.(type) {
-	case interface{ Unwrap() error }:
-		return hideURLs(text, err.Unwrap())
-	case interface{ Unwrap() []error }:
-		for _, wrapped := range err.Unwrap() {
-			text = hideURLs(text, wrapped)
-		}
-	}
-	return text
 }

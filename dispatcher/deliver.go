@@ -19,7 +19,7 @@ func (d *destination) deliver(c *claim) {
 
 // attempt prepares a claim's call, makes it, and decides what its outcome means.
 func (d *destination) attempt(c *claim) settlement {
-	ctx, cancel := c.context(d.worker.calls)
+	ctx, cancel := c.context(d.core.calls)
 	defer cancel()
 	call, s := d.prepare(ctx, c)
 	if call == nil {
@@ -38,29 +38,29 @@ func (d *destination) finish(c *claim, s settlement) {
 	if limit := max(c.action.policy.ResponseCap, 0); len(s.response.Body) > limit {
 		s.response.Body = s.response.Body[:limit]
 	}
-	d.worker.reports.report(d.worker.calls, c, s)
+	d.reports.report(d.core.calls, c, s)
 	if s.status == statusAnswered && s.keepLease {
 		d.finishAnswered(c, s)
 		return
 	}
-	d.worker.end(s.status, d.worker.settler.settle(c, s))
+	d.reports.end(s.status, d.settler.settle(c, s))
 }
 
 // finishAnswered settles an answered intent. If its Apply has a place in memory, the lease is kept, and the Apply goes
 // on with the same claim; else the intent is claimed again when there is a slot.
 func (d *destination) finishAnswered(c *claim, s settlement) {
-	s.keepLease = d.worker.applier.promise(c.action)
-	settled := d.worker.settler.settle(c, s)
+	s.keepLease = d.applier.promise(c.action)
+	settled := d.settler.settle(c, s)
 	switch {
 	case settled && s.keepLease:
-		d.worker.applier.answered(c) // which ends the claim
+		d.applier.answered(c) // which ends the claim
 		return
 	case settled:
-		d.worker.applier.written(c.action)
-		d.worker.open.Done() // it counts when it is claimed again
+		d.applier.written(c.action)
+		d.core.open.Done() // it counts when it is claimed again
 		return
 	case s.keepLease:
-		d.worker.applier.unpromise(c.action)
+		d.applier.unpromise(c.action)
 	}
-	d.worker.end(s.status, false)
+	d.reports.end(s.status, false)
 }

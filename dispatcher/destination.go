@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"context"
 	"log/slog"
 	"maps"
 	"sync"
@@ -14,7 +13,10 @@ import (
 // they go on, so one slow call never holds up the destination. shift.go describes what wakes its drain and keeps it
 // alive.
 type destination struct {
-	worker  *worker
+	core    *core
+	settler *settler
+	applier *applier
+	reports *reports
 	name    string
 	queue   string // of River
 	actions []*action
@@ -40,11 +42,11 @@ type destination struct {
 	stuck  string          // what the watch has reported
 }
 
-func newDestination(n *worker, a *account) *destination {
+func newDestination(c *core, a *account) *destination {
 	l := a.limits
-	breaker := limit.BreakerConfig{After: l.BreakAfter, Delay: l.BreakDelay, MaxDelay: l.MaxBreakDelay, Draw: n.draw}
+	breaker := limit.BreakerConfig{After: l.BreakAfter, Delay: l.BreakDelay, MaxDelay: l.MaxBreakDelay, Draw: c.draw}
 	d := &destination{
-		worker: n, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
+		core: c, name: a.name, queue: queueName(a.name), actions: a.actions, marks: make([]mark, len(a.actions)),
 		slots: newSlots(l.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
 		stints: make(chan stint), tries: make([]tries, len(a.actions)), load: newLoadBudget(),
 		rate: limit.NewRate(l.Rate, l.Burst), breaker: limit.NewBreaker(breaker), endpoints: limit.NewEndpoints(l.PerEndpoint, breaker),
@@ -60,16 +62,12 @@ type destinations struct {
 	byAction map[string]*destination
 }
 
-func newDestinations(n *worker, accounts []*account) *destinations {
-	ds := &destinations{byAction: map[string]*destination{}}
-	for _, a := range accounts {
-		d := newDestination(n, a)
-		ds.list = append(ds.list, d)
-		for _, action := range d.actions {
-			ds.byAction[action.name] = d
-		}
+func (ds *destinations) add(d *destination) *destination {
+	ds.list = append(ds.list, d)
+	for _, a := range d.actions {
+		ds.byAction[a.name] = d
 	}
-	return ds
+	return d
 }
 
 func (ds *destinations) actions() (names []string) {
@@ -155,11 +153,11 @@ func (d *destination) setPaused(paused map[string]bool) {
 		return
 	}
 	if len(paused) == 0 {
-		d.worker.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
+		d.core.log.Info("dispatcher: no pause is in force any more", slog.String("destination", d.name))
 		return
 	}
 	for action := range paused {
-		d.worker.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
+		d.core.log.Info("dispatcher: paused: nothing is claimed until it is resumed (outbox.Resume, worker resume)",
 			slog.String("destination", d.name), slog.String("action", action))
 	}
 }
@@ -174,8 +172,12 @@ func (d *destination) isPaused(action string) bool {
 // mayClaim reports whether this worker claims for the destination: not if all of it is paused, not without the worker's
 // lock, and not with outcomes that the database has not taken yet.
 func (d *destination) mayClaim() bool {
-	return !d.isPaused("") && d.worker.session.holds() && !d.worker.settler.isBehind() && !d.worker.settler.isHeldUp()
+	return !d.isPaused("") && d.core.self.holds() && !d.settler.isBehind() && !d.settler.isHeldUp()
 }
+
+// mayApply reports whether answered intents of the action are claimed. A paused action's answers wait too: a person who
+// pauses an action expects that nothing happens to it.
+func (d *destination) mayApply(a *action) bool { return d.mayClaim() && !d.isPaused(a.name) }
 
 // heldUp returns how long nothing can be claimed because the destination is at its rate or its breaker is open.
 func (d *destination) heldUp(now time.Time) time.Duration {
@@ -195,66 +197,26 @@ func (d *destination) busyUntil(until time.Time) {
 	}
 }
 
-// slots bound the calls that a destination has in flight. A slot is held until its call has ended, not until the
-// outcome is settled: otherwise a slow settle would cost calls. So the number of claims that wait for their settle is
-// bounded too, or a slow database would fill the memory.
-type slots struct {
-	calls chan struct{} // one for each call in flight
-	open  chan struct{} // one for each claim that is not settled
+// tries is what the watch knows about the claims of an action. All times are monotonic.
+type tries struct {
+	since time.Time // when the watch first saw something due and nothing in the way
+	began time.Time // when the claim that is under way began; zero: no claim is
+	ended time.Time // when the last one ended without an error
+	err   string    // of the last one
 }
 
-// openClaims is how many claims may wait for their settle, beside two for each call: a batch that is written, and the next.
-const openClaims = 2 * settleBatch
-
-func newSlots(calls int) slots {
-	return slots{calls: make(chan struct{}, calls), open: make(chan struct{}, 2*calls+openClaims)}
+// mark is an action's low-water mark of due_at. Entries of the index before it are dead (a long snapshot keeps them),
+// so claims start from it. A row below it, from a late commit, is found by a full scan about once a second.
+type mark struct {
+	dueAt time.Time
+	full  time.Time // when the last full scan began
 }
 
-// wait waits until a slot is free, which it stays until the drain takes it: only the drain takes slots. False means
-// that ctx or the time ended first.
-func (s slots) wait(ctx context.Context, end <-chan time.Time) bool {
-	for _, free := range []chan struct{}{s.calls, s.open} {
-		select {
-		case free <- struct{}{}:
-			<-free
-		case <-end:
-			return false
-		case <-ctx.Done():
-			return false
-		}
-	}
-	return true
+// stint is a River job that offers to run a shift.
+type stint struct {
+	begin chan struct{} // closed by the keeper: drain now
+	ended chan struct{} // closed by the job
 }
 
-// reserve takes all free slots, up to the limit of one claim.
-func (s slots) reserve() (n int) {
-	for ; n < claimLimit; n++ {
-		select {
-		case s.calls <- struct{}{}:
-		default:
-			return n
-		}
-		select {
-		case s.open <- struct{}{}:
-		default:
-			<-s.calls
-			return n
-		}
-	}
-	return n
-}
-
-// release gives back slots in which no call was made.
-func (s slots) release(n int) {
-	for range n {
-		<-s.calls
-		<-s.open
-	}
-}
-
-// callEnded frees the place of a call, and settled the place of its claim.
-func (s slots) callEnded() { <-s.calls }
-func (s slots) settled()   { <-s.open }
-
-// allTaken reports whether no call can begin before another one ends or is settled.
-func (s slots) allTaken() bool { return len(s.calls) == cap(s.calls) || len(s.open) == cap(s.open) }
+// queueName is the River queue of a destination.
+func queueName(destination string) string { return "samekey_" + destination }

@@ -1,7 +1,7 @@
 package dispatcher
 
-// The path of an intent, in the order in which it happens. Each step is one file with one entry. A step calls the next
-// one, and never an earlier one, except by a poke.
+// The path of an intent, in the order in which it happens. Each step is one file with one entry. A step calls later
+// steps, and never an earlier one, except by a poke.
 //
 //	 1  notify    session.go      listen       hears a NOTIFY, on the connection that holds the worker's lock
 //	              sweep.go        sweep        finds due intents, and leases of dead workers
@@ -22,10 +22,17 @@ package dispatcher
 //	13  apply     applier.go      answered     finds a connection for the application's Apply
 //	              apply.go        apply        runs it in the transaction that finishes the intent
 //
-// Beside the path: worker.go holds the parts together, run.go starts and stops them, river.go is the only file that
-// imports River, upkeep.go has the periodic tasks, report.go counts and logs, alarm.go finds destinations that claim
-// nothing, health.go is for readiness probes, pool.go makes the worker's connections, repeats.go keeps a log short, and
-// cause.go words its errors.
+// Above the path: run.go starts and stops a worker, worker.go makes its parts and connects them, river.go is the only
+// file that imports River, health.go is for readiness probes, register.go keeps what the application registers, and
+// upkeep.go has the periodic tasks.
+//
+// Below it: destination.go, slots.go and loadbudget.go are the state that the steps 3 to 11 work on, alarm.go finds
+// destinations that claim nothing, unsent.go and putoff.go undo claims of which nothing was sent, settlewriter.go has
+// the statements that settle, report.go counts and logs, pool.go makes the worker's connections, core.go is what all
+// parts share, and cause.go words errors. At the bottom are the values: claimed.go (what a claim carries),
+// settlement.go, outcome.go, values.go (what the application's functions get and return), action.go, and the settings.
+//
+// A file uses only what the files below it declare; path_test.go has the order of all files.
 //
 // What an intent's status may become is in internal/intent. The arithmetic of rates, breakers and endpoints is in
 // internal/limit.

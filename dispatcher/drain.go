@@ -22,7 +22,7 @@ func (d *destination) drain(ctx context.Context, shift time.Duration) {
 			}
 			claimed, err := d.claimAll(ctx)
 			if err != nil && ctx.Err() == nil {
-				d.worker.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", d.name), slog.String("error", errorText(err)))
+				d.core.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", d.name), slog.String("error", errorText(err)))
 				select { // ignore pokes meanwhile: no busy loop against a database in trouble
 				case <-time.After(retry.delay()):
 				case <-end.C:
@@ -106,7 +106,7 @@ func (d *destination) claimOne(ctx context.Context, index, reserved int) (got in
 		d.markSending(ctx, b.action, on)
 	}
 	for _, c := range on {
-		d.worker.open.Add(1)
+		d.core.open.Add(1)
 		go d.deliver(c)
 	}
 	d.postpone(ctx, postponed)

@@ -15,13 +15,13 @@ func init() {
 }
 
 // SetShift makes the drains of this dispatcher's next Run shorter.
-func (d *Dispatcher) SetShift(shift time.Duration) { d.shift = shift }
+func (d *Dispatcher) SetShift(shift time.Duration) { d.times.shift = shift }
 
 // SetAlarmAfter sets how long no claim may end before the alarm is raised.
-func (d *Dispatcher) SetAlarmAfter(after time.Duration) { d.alarmAfter = after }
+func (d *Dispatcher) SetAlarmAfter(after time.Duration) { d.times.alarmAfter = after }
 
 // SetStopMargin sets how long a stop takes beyond its StopTimeout.
-func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.stopMargin = margin }
+func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.times.stopMargin = margin }
 
 // Upkeep runs the task of a periodic job once, now.
 func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
@@ -30,7 +30,7 @@ func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
 		return err
 	}
 	defer w.close()
-	return newUpkeep(w).run(ctx, task)
+	return newUpkeep(w.core).run(ctx, task)
 }
 
 // QueueName is the River queue of a destination.

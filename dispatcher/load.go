@@ -26,38 +26,16 @@ const (
 	// inlineBytes fit into the answer of a claim: what Postgres and a socket buffer, so that the commit waits for
 	// nobody.
 	inlineBytes = 32 << 10
-	// A claim takes what the connection is expected to carry in loadTarget, between these.
-	minClaimBytes, firstClaimBytes, maxClaimBytes = 64 << 10, 256 << 10, 4 << 20
-	loadTarget                                    = 500 * time.Millisecond
 	// loadTimeout bounds one load, as the attempt's deadline does.
 	loadTimeout = 30 * time.Second
 )
-
-// loadBudget is how many bytes a claim may take.
-type loadBudget struct{ limit int64 }
-
-func newLoadBudget() loadBudget { return loadBudget{limit: firstClaimBytes} }
-
-// took adapts the budget to a load of so many bytes that took so long.
-func (b *loadBudget) took(bytes int64, so time.Duration) {
-	switch {
-	case so < loadTarget/4:
-		b.limit = max(b.limit, 2*min(b.limit, bytes))
-	default:
-		b.limit = int64(float64(bytes) * loadTarget.Seconds() / so.Seconds())
-	}
-	b.limit = min(max(b.limit, minClaimBytes), maxClaimBytes)
-}
-
-// failed: the connection carries less than was thought, or nothing.
-func (b *loadBudget) failed() { b.limit = minClaimBytes }
 
 // loadBatch loads what the claim left out. A stop cuts it off. If it fails, the batch is given back: nothing was sent.
 func (d *destination) loadBatch(ctx context.Context, b batch) error {
 	if !b.claims[0].PayloadDeferred {
 		return nil
 	}
-	err := d.load.batch(ctx, d.worker.q, b)
+	err := d.load.batch(ctx, d.core.q, b)
 	if err == nil {
 		return nil
 	}
@@ -100,14 +78,6 @@ func (l *loadBudget) batch(ctx context.Context, q *db.Queries, b batch) error {
 	return nil
 }
 
-// loaded takes what the claim left out.
-func (c *claim) loaded(row db.OutboxLoadRow) {
-	c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
-	c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
-	c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
-	c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
-}
-
 // markSending marks claims that were leased as unsent and are about to be sent. What is not marked is given back.
 func (d *destination) markSending(ctx context.Context, a *action, claims []*claim) {
 	if a.policy.Class.repeatable() || len(claims) == 0 {
@@ -127,9 +97,9 @@ func (d *destination) markSending(ctx context.Context, a *action, claims []*clai
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	marked, err := d.worker.q.OutboxQueueMarkSending(ctx, p)
+	marked, err := d.core.q.OutboxQueueMarkSending(ctx, p)
 	if err != nil {
-		d.worker.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", d.name), slog.String("error", errorText(err)))
+		d.core.log.WarnContext(ctx, "dispatcher: intents could not be marked as sent, nothing was sent", slog.String("destination", d.name), slog.String("error", errorText(err)))
 	}
 	ours := make(map[uuid.UUID]bool, len(marked))
 	for _, id := range marked {

@@ -19,7 +19,7 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 	attrs := append(c.where(), slog.String("code", clean(code, codeLimit)))
 	if after := outcome.wait(); v.health == limit.Throttled && after > 0 { // not a failure, and there may be many
 		if held := v.breaker.Throttle(v.epoch, after, time.Now()); held > 0 {
-			d.worker.log.Info("dispatcher: the vendor wants fewer calls; no call is made until the delay is over",
+			d.core.log.Info("dispatcher: the vendor wants fewer calls; no call is made until the delay is over",
 				append(attrs, slog.Duration("again_in", held))...)
 		}
 		return
@@ -36,13 +36,13 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 	}
 	switch {
 	case made.Holds > 0:
-		d.worker.log.Log(d.worker.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
+		d.core.log.Log(d.core.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
 			append(attrs, slog.Int("holds", made.Holds), slog.Duration("again_in", made.Delay))...)
 	case made.Opened:
-		d.worker.log.Log(d.worker.calls, level, "dispatcher: calls fail; no call is made until the delay is over, then one to try",
+		d.core.log.Log(d.core.calls, level, "dispatcher: calls fail; no call is made until the delay is over, then one to try",
 			append(attrs, slog.Int("failures", made.Failures), slog.Duration("again_in", made.Delay))...)
 	case made.Closed:
-		d.worker.log.Info("dispatcher: calls are answered again", c.where()...)
+		d.core.log.Info("dispatcher: calls are answered again", c.where()...)
 	}
 	if made.Closed || made.Room || made.Holds > 0 { // the drain waits for another time now
 		d.poke(c.action.name)
@@ -72,4 +72,17 @@ func healthOf(o Outcome, lookup bool) limit.Health {
 		return limit.Later
 	}
 	return limit.Good
+}
+
+// leave ends a claim's visit.
+func (d *destination) leave(c *claim) {
+	v := &c.visit
+	if v.breaker != nil && !v.told { // no call was made
+		if made := v.breaker.Record(v.epoch, limit.NoSign, time.Now()); made.Room {
+			d.poke(c.action.name)
+		}
+	}
+	if v.endpoint != nil && d.endpoints.Leave(v.endpoint, v.start, time.Now(), v.health) {
+		d.poke(c.action.name)
+	}
 }

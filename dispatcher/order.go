@@ -17,7 +17,8 @@ import (
 // key's lock. Writers hold that lock until they commit, so a settle never waits for it: a key that is locked is tried
 // again, with the leases renewed, while the others go on.
 type orderSettler struct {
-	*settler
+	*settleWriter
+	ordered chan result
 	waiting []result
 	renewed time.Time
 }

@@ -11,13 +11,6 @@ import (
 	"github.com/samekey/samekey/internal/wire"
 )
 
-// Response is what a vendor answered. It is stored in the intent's history.
-type Response struct {
-	Code        string // a status or an error code, such as "200" or "card_declined"; at most 128 bytes are kept
-	ContentType string
-	Body        []byte // cut at the policy's ResponseCap
-}
-
 // Outcome is what a Send or a Lookup found out about a call. Make one with a constructor: [Delivered], [Refused],
 // [Accepted], [Retry], [Denied], [Dead], [Gone], [Unsent], [Unknown], [Stuck], or in a Lookup [Absent]. The methods add
 // to it: [Outcome.After], [Outcome.ForAccount], [Outcome.Because].

@@ -74,6 +74,9 @@ type Policy struct {
 // windowMargin is left at the end of a key window, in addition to the attempt's Timeout.
 const windowMargin = 10 * time.Second
 
+// minSettle is what a lease has left, at least, to record the outcome of an attempt that took all its time.
+const minSettle = 100 * time.Millisecond
+
 // maxDelay is the longest wait that a vendor may ask for ([Outcome.After]). It is generous, so that a vendor that asks
 // for hours is not called early.
 const maxDelay = 24 * time.Hour

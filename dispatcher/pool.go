@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // The worker works on connections of its own, made as the application's pool makes them (its address, its hooks, its
@@ -63,22 +65,21 @@ type look func(context.Context, *pgx.Conn) error
 // minConns is the least size of the worker's pool: an Apply has one, the others share the rest.
 const minConns = 2
 
-// openPool makes the pool of one Run or Drain. It connects when it is first used. ready makes a connection outside the
-// pool one of the worker's.
-func (d *Dispatcher) openPool(ctx context.Context) (pool *pgxpool.Pool, ready func(context.Context, *pgx.Conn, look) error, err error) {
-	config := d.pool.Config()
+// openPool makes the pool of one Run or Drain, from a copy of the application's configuration. It connects when it is
+// first used. ready makes a connection outside the pool one of the worker's.
+func openPool(ctx context.Context, config *pgxpool.Config, settings string) (pool *pgxpool.Pool, ready func(context.Context, *pgx.Conn, look) error, err error) {
 	config.MaxConns = max(config.MaxConns, minConns) // else one blocked Apply would stop claims and settles
-	ready = ownConnections(config, d.settings())
+	ready = ownConnections(config, settings)
 	if pool, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), config); err != nil {
 		return nil, nil, fmt.Errorf("dispatcher: open the worker's connections: %w", err)
 	}
 	return pool, ready, nil
 }
 
-// settings is the statement that makes a session fit for this dispatcher's actions.
-func (d *Dispatcher) settings() string {
+// settingsFor is the statement that makes a session fit for these actions.
+func settingsFor(actions []*action) string {
 	longest := time.Minute // of upkeep
-	for _, a := range d.registered {
+	for _, a := range actions {
 		longest = max(longest, a.policy.Timeout)
 	}
 	return fmt.Sprintf(settingsSQL, (longest + settingsMargin).Milliseconds())
@@ -225,3 +226,13 @@ func closePool(pool *pgxpool.Pool, patience time.Duration, log *slog.Logger) {
 		log.Warn("dispatcher: stopped with connections that are still in use; each is closed when it is given back")
 	}
 }
+
+// resetReadOnly replaces a pool's connections after a failover left them on a server that takes no writes.
+func resetReadOnly(pool *pgxpool.Pool, err error) {
+	if sqlstate.Of(err) == sqlstate.ReadOnly {
+		pool.Reset()
+	}
+}
+
+// isReadCommitted makes each statement see what was committed before it began, whatever the database's default.
+var isReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}

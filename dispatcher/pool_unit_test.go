@@ -151,7 +151,7 @@ func TestServerLimitsExceedTheLongestTimeout(t *testing.T) {
 	if err := d.Check(); err != nil {
 		t.Fatal(err)
 	}
-	if settings := d.settings(); strings.Count(settings, fmt.Sprintf("'%d'", (11*time.Minute).Milliseconds())) != 2 {
+	if settings := settingsFor(d.registered); strings.Count(settings, fmt.Sprintf("'%d'", (11*time.Minute).Milliseconds())) != 2 {
 		t.Errorf("the limits are not 11 minutes: %s", settings)
 	}
 }
@@ -173,7 +173,7 @@ func TestApplySettingsAreReset(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`)
 	c := claimOne(t, n)
 	settle(t.Context(), n.settler, []result{{claim: c, settlement: c.action.decide(&c.OutboxQueueClaimRow, Delivered(Response{Code: "200"}))}})
-	if _, err := n.applier.applyOnce(t.Context(), c); err != nil {
+	if _, err := n.applier.runner.applyOnce(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if got := ask(t, n.pool, settingsOf); got != ownSettings {

@@ -80,14 +80,6 @@ func (a *action) beforeLookup(row *db.OutboxQueueClaimRow) (s settlement, ok boo
 	return s, false
 }
 
-// The codes of intents that an earlier release may have sent elsewhere, or in another form, or whose worker is gone.
-const (
-	codeMoved    = "moved"
-	codeForm     = "form"
-	codeOrphaned = "orphaned" // OutboxQueueRelease writes it
-	codeSettling = "settling" // OutboxQueueSettle knows it
-)
-
 // moved reports whether another destination may have acted: this one would act again, and cannot be asked either.
 func (a *action) moved(row *db.OutboxQueueClaimRow) bool {
 	return a.policy.Class != Read && !row.FirstSend && row.SentTo != "" && sentDestination(row) != a.destination()
@@ -104,7 +96,7 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 // prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
 func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s settlement) {
 	switch {
-	case d.worker.isStopping():
+	case d.core.isStopping():
 		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
 	case c.unmarked: // which is logged already
 		return nil, d.notSent(ctx, c, "", nil)
@@ -120,9 +112,9 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 	if ctx.Err() != nil { // the claim took as long as the attempt may take
 		s := c.action.givenBack(&c.OutboxQueueClaimRow)
 		s.delay = time.Second // no busy loop against a database that is slower than the calls
-		if d.worker.calls.Err() == nil {
+		if d.core.calls.Err() == nil {
 			s.err = "the claim alone took as long as the policy's Timeout: nothing was sent"
-			d.worker.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
+			d.core.log.Warn("dispatcher: the claim alone took as long as the policy's Timeout; nothing was sent", append(c.attrs(),
 				slog.Duration("timeout", c.action.policy.Timeout), slog.Duration("took", time.Since(c.asked)))...)
 		}
 		return nil, s
@@ -169,7 +161,7 @@ func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok b
 
 // lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
 func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := d.worker.q.OutboxHistoryLastResponse(ctx, c.ID)
+	last, err := d.core.q.OutboxHistoryLastResponse(ctx, c.ID)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil
@@ -177,34 +169,4 @@ func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, er
 		return nil, err
 	}
 	return &Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil
-}
-
-// notSent gives a claim back because the database did not answer. Nothing was sent.
-func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
-	if err != nil {
-		d.worker.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
-	}
-	s := c.action.givenBack(&c.OutboxQueueClaimRow)
-	s.delay = time.Second // no busy loop against a database in trouble
-	return s
-}
-
-// givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
-// sent, no attempt is used, and the intent is due.
-func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
-	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, attemptsUsed: int(row.AttemptsUsed),
-		clearSent: row.FirstSend, response: Response{Code: "given_back"}}
-	switch row.Status {
-	case statusUnknown:
-		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
-	case statusAnswered:
-		s.event, s.status, s.outcome = "apply", statusAnswered, outcomeRetry
-	}
-	return s
-}
-
-// deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
-func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
-	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,
-		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: withoutURL(err)}
 }

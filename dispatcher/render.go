@@ -42,16 +42,13 @@ func (d *destination) storeRequest(ctx context.Context, c *claim) (s settlement,
 			p.MessageID = &rendered.MessageID
 		}
 	}
-	rows, err := d.worker.q.OutboxSendsStore(ctx, p)
+	rows, err := d.core.q.OutboxSendsStore(ctx, p)
 	if err != nil || len(rows) == 0 {
 		return d.notSent(ctx, c, "dispatcher: the request could not be stored; nothing was sent", err), false
 	}
 	c.CarriedKey, c.RequestType, c.Request, c.MessageID = rows[0].CarriedKey, rows[0].RequestType, rows[0].Request, rows[0].MessageID
 	return settlement{}, true
 }
-
-// renders reports whether the action sends more than the payload and the plain delivery key, which never change.
-func (a *action) renders() bool { return a.render != nil || !a.rules.fits() }
 
 // makeRequest makes the carried key and the rendered request; the request is nil if the action renders none.
 func (a *action) makeRequest(ctx context.Context, c *claim) (key string, rendered *Rendered, err error) {

@@ -30,9 +30,9 @@ func (s Summary) Total() int {
 
 // reports counts claims as they end, and logs them.
 type reports struct {
-	log *slog.Logger
-	mu  sync.Mutex
-	sum Summary
+	core *core
+	mu   sync.Mutex
+	sum  Summary
 }
 
 // count takes the status in which a claim left its intent. If settled is false, another worker had taken the intent
@@ -83,7 +83,7 @@ func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 	case s.status == statusUnknown:
 		level = slog.LevelWarn
 	}
-	if !r.log.Enabled(ctx, level) {
+	if !r.core.log.Enabled(ctx, level) {
 		return
 	}
 	attrs := append(c.attrs(),
@@ -98,7 +98,7 @@ func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 	if next := nextStep(s.status); next != "" {
 		attrs = append(attrs, slog.String("next", next))
 	}
-	r.log.Log(ctx, level, "dispatcher: "+s.event+" ended", attrs...)
+	r.core.log.Log(ctx, level, "dispatcher: "+s.event+" ended", attrs...)
 }
 
 // nextStep tells a person what to do about an intent that rests.
@@ -126,30 +126,15 @@ func (r *reports) check(c *claim, s settlement) {
 	if intent.Allowed(from, s.event, s.status) {
 		return
 	}
-	r.log.Error("dispatcher: a settlement is not in the table of transitions; please report it", append(c.attrs(),
+	r.core.log.Error("dispatcher: a settlement is not in the table of transitions; please report it", append(c.attrs(),
 		slog.String("from", from), slog.String("event", s.event), slog.String("to", s.status))...)
 	if illegal != nil {
 		illegal(from, s.event, s.status)
 	}
 }
 
-// attrs name a claim in logs.
-func (c *claim) attrs() []any {
-	return []any{slog.String("action", c.action.name), slog.Any("intent", c.ID), slog.Int("attempt", int(c.Attempt)),
-		slog.String("key", c.call().Key.Hash())}
-}
-
-// where names whom a claim calls, in logs.
-func (c *claim) where() []any {
-	where := []any{slog.String("destination", c.action.destination())}
-	if e := c.visit.endpoint; e != nil {
-		where = append(where, slog.String("endpoint", e.Digest()))
-	}
-	return where
-}
-
 // end counts a claim that is over.
-func (w *worker) end(status string, settled bool) {
-	w.reports.count(status, settled)
-	w.open.Done()
+func (r *reports) end(status string, settled bool) {
+	r.count(status, settled)
+	r.core.open.Done()
 }

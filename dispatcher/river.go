@@ -18,9 +18,6 @@ import (
 // River job that is harmless to lose, to repeat or to run twice. Nothing waits for River: see shift.go. River also runs
 // the periodic tasks of upkeep.go.
 
-// queueName is the River queue of a destination.
-func queueName(destination string) string { return "samekey_" + destination }
-
 // upkeepQueue is where the periodic jobs run.
 const upkeepQueue = "samekey"
 
@@ -40,7 +37,7 @@ type drainWorker struct {
 // Timeout is the shift and a margin: River's default of a minute would cut a longer shift, and without one a killed
 // drain would stay "running" forever.
 func (w *drainWorker) Timeout(*river.Job[drainArgs]) time.Duration {
-	return w.worker.shift + time.Minute
+	return w.worker.times.shift + time.Minute
 }
 
 func (w *drainWorker) Work(ctx context.Context, job *river.Job[drainArgs]) error {
@@ -101,7 +98,7 @@ type riverPart struct {
 func newRiver(stop context.Context, n *worker) (*riverPart, error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &drainWorker{worker: n, stop: stop})
-	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n), stop: stop})
+	river.AddWorker(workers, &upkeepWorker{upkeep: newUpkeep(n.core), stop: stop})
 
 	queues := map[string]river.QueueConfig{upkeepQueue: {MaxWorkers: 2}}
 	for _, d := range n.destinations.list {
@@ -118,7 +115,7 @@ func newRiver(stop context.Context, n *worker) (*riverPart, error) {
 		CompletedJobRetentionPeriod: 10 * time.Minute,
 		CancelledJobRetentionPeriod: 10 * time.Minute,
 		DiscardedJobRetentionPeriod: time.Hour,
-		RescueStuckJobsAfter:        2*n.shift + 2*time.Minute,
+		RescueStuckJobsAfter:        2*n.times.shift + 2*time.Minute,
 		// The worker's role does not own River's tables, and may not reindex them.
 		ReindexerIndexNames: []string{},
 		SoftStopTimeout:     n.config.StopTimeout,
@@ -155,14 +152,14 @@ func (r *riverPart) start(ctx context.Context) {
 
 // stop ends River, its jobs first.
 func (r *riverPart) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), r.worker.stopMargin)
+	ctx, cancel := context.WithTimeout(context.Background(), r.worker.times.stopMargin)
 	defer cancel()
 	err := guarded(func() error { return r.client.Stop(ctx) })
 	if err == nil {
 		return
 	}
 	r.worker.log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
-	hard, cancelHard := context.WithTimeout(context.Background(), r.worker.stopMargin)
+	hard, cancelHard := context.WithTimeout(context.Background(), r.worker.times.stopMargin)
 	defer cancelHard()
 	_ = guarded(func() error { return r.client.StopAndCancel(hard) })
 }

@@ -104,16 +104,20 @@ func (d *Dispatcher) begin(ctx context.Context) (*worker, error) {
 	return w, err
 }
 
+func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
+	pool, ready, err := openPool(ctx, d.pool.Config(), settingsFor(d.registered))
+	if err != nil {
+		return nil, err
+	}
+	return newWorker(newCore(ctx, pool, d.log, d.config, d.times, d.draw), ready, d.drawID, d.sortedDestinations()), nil
+}
+
 func (d *Dispatcher) over(ctx context.Context, w *worker) {
 	w.close()
 	w.cancelCalls()
 	d.repeats.flush(context.WithoutCancel(ctx))
 	d.running.Unlock()
 }
-
-// stopMargin is how much longer than StopTimeout a stop takes at most, for the last settles and for River's own end
-// each.
-const stopMargin = 5 * time.Second
 
 // attend keeps the session and settles until leave is called. leave ends the calls in flight, then the last settles,
 // then the session, and with it the worker's lock.
@@ -131,7 +135,7 @@ func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 		w.finishCalls()
 		endApplying()
 		appliers.wait()
-		cancelSettlingAfter(settlers.done(), w.stopMargin, cancelSettling)
+		cancelSettlingAfter(settlers.done(), w.times.stopMargin, cancelSettling)
 		endSession()
 		sessions.wait()
 	}
@@ -149,7 +153,7 @@ func (w *worker) finishCalls() {
 		w.cancelCalls()
 		select {
 		case <-ended:
-		case <-time.After(w.stopMargin):
+		case <-time.After(w.times.stopMargin):
 			w.log.Error("dispatcher: stopped with calls in progress that ignore their context; their intents are taken over")
 			w.settler.abandon()
 			return

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,10 +22,9 @@ import (
 // session is a worker's identity: a row in samekey.workers, and a connection of its own that holds the worker's
 // advisory lock and listens for wake-ups. While the lock is held, others leave alone what this worker has claimed.
 // queries/workers.sql says who owns an id, and what happens where two workers meet at one.
-//
-// A claim checks the lock itself, in the same statement, so held is only what this process believes: it saves claims
-// that would find nothing.
 type session struct {
+	*identity
+
 	pool    *pgxpool.Pool
 	ready   func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
 	log     *slog.Logger
@@ -35,28 +33,21 @@ type session struct {
 	woken   func(action string) // a notification came; action is what it names
 	draw    func() int32        // an id at random
 
-	current atomic.Int32              // the id; changes where a stranger has taken it
-	held    atomic.Pointer[time.Time] // since when the lock is held, by the monotonic clock; nil while it is not
-
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
 
 const (
-	sessionCheck   = 5 * time.Second        // how often a session proves that its connection lives, and writes its row
-	sessionTimeout = 5 * time.Second        // for each statement of a session
-	sessionRetry   = 100 * time.Millisecond // the first wait after a lost connection; doubles up to reconnectWait
-	reconnectWait  = time.Second            // the longest: attempts that hang are bounded by connectTimeout
-	formerLimit    = 100
-	drawTries      = 20 // an id that is taken is one draw in two billion
+	sessionCheck  = 5 * time.Second        // how often a session proves that its connection lives, and writes its row
+	sessionRetry  = 100 * time.Millisecond // the first wait after a lost connection; doubles up to reconnectWait
+	reconnectWait = time.Second            // the longest: attempts that hang are bounded by connectTimeout
+	formerLimit   = 100
+	drawTries     = 20 // an id that is taken is one draw in two billion
 )
 
 var (
 	errIDTaken  = errors.New("another live worker holds the lock of this worker's id")
 	errLockBusy = errors.New("the lock of the worker's id is not free yet")
 )
-
-// id is the worker's, by which it claims.
-func (s *session) id() int32 { return s.current.Load() }
 
 // randomID is what an id is drawn by: a worker that was copied with its memory draws another one too.
 func randomID() int32 {
@@ -330,15 +321,3 @@ func (s *session) leave(conn *pgx.Conn) {
 }
 
 func closeConn(conn *pgx.Conn) { direct.Close(context.Background(), conn) }
-
-// holds says whether the lock is held, as far as this process knows.
-func (s *session) holds() bool { return s.held.Load() != nil }
-
-// heldFor says for how long it has been.
-func (s *session) heldFor() time.Duration {
-	since := s.held.Load()
-	if since == nil {
-		return 0
-	}
-	return time.Since(*since)
-}

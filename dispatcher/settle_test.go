@@ -311,7 +311,7 @@ func TestClaimDuringAStopIsGivenBack(t *testing.T) {
 
 func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	on, n, _ := settling(t)
-	other := &session{pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID}
+	other := &session{identity: &identity{}, pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID}
 	conn, err := other.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +352,7 @@ func TestUnwrittenOutcomesKeepLeasesAndStopClaims(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := newSweeper(n)
+	s := newSweeper(n.core, n.destinations, n.settler, n.applier)
 	for _, behind := range []bool{true, false} {
 		n.settler.behind.Store(behind)
 		if n.destinations.list[0].mayClaim() == behind {
@@ -472,7 +472,7 @@ func TestApplyPromotesTheNextHead(t *testing.T) {
 	c := claimOne(t, n)
 	c.action.apply = func(context.Context, pgx.Tx, Settled) error { return nil }
 	settle(t.Context(), s, []result{resultOf(c, Delivered(Response{Code: "200"}))})
-	outcome, err := n.applier.applyOnce(t.Context(), c)
+	outcome, err := n.applier.runner.applyOnce(t.Context(), c)
 	if err != nil || outcome != outcomeDelivered {
 		t.Fatalf("the Apply returned %q, %v", outcome, err)
 	}
@@ -488,7 +488,7 @@ func TestApplyGetsNoEndpoint(t *testing.T) {
 	a := actionOf(IdempotentWrite, 5)
 	a.apply = func(_ context.Context, _ pgx.Tx, o Settled) error { told = &o; return nil }
 	c := &claim{action: a, endpoint: &storedEndpoint{Endpoint: Endpoint{Name: "shop", Secrets: Secrets{"s3cret"}}}}
-	if err := (&applier{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
+	if err := (&applyRunner{}).callApply(t.Context(), &applyTx{}, c, db.OutboxHistoryAnswerRow{}); err != nil || told == nil || told.Endpoint != nil {
 		t.Errorf("Apply got %+v, %v", told, err)
 	}
 }
@@ -609,7 +609,7 @@ func TestLogHashesKeys(t *testing.T) {
 func TestLookupWithoutEndpointIsParked(t *testing.T) {
 	a := actionOf(NonIdempotentWrite, 3)
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("the lookup was made"); return Outcome{}, nil }
-	d := &destination{worker: &worker{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
+	d := &destination{core: &core{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for used, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
 		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
 		c.Status, c.AttemptsUsed = statusUnknown, used

@@ -44,19 +44,6 @@ import (
 //
 // Stop. A stop ends the waits. A running claim is finished, and its intents are given back unsent.
 
-// shiftLength is how long a drain lasts. Then River is asked again, so that River shows which process drains, and its
-// stop and rescue have an effect.
-const shiftLength = 5 * time.Minute
-
-// riverPatience is how long River has to begin a drain.
-const riverPatience = time.Second
-
-// stint is a River job that offers to run a shift.
-type stint struct {
-	begin chan struct{} // closed by the keeper: drain now
-	ended chan struct{} // closed by the job
-}
-
 // shiftOf runs a shift for a River job when keepShift lets it, and returns when the shift is over.
 func (d *destination) shiftOf(ctx context.Context) {
 	s := stint{make(chan struct{}), make(chan struct{})}
@@ -68,7 +55,7 @@ func (d *destination) shiftOf(ctx context.Context) {
 	}
 	select {
 	case <-s.begin:
-		d.drain(ctx, d.worker.shift)
+		d.drain(ctx, d.core.times.shift)
 	case <-ctx.Done():
 	}
 }
@@ -85,7 +72,7 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			id, err := jobs.ask(ctx, d)
 			asked <- asking{id, err}
 		}()
-		patience := time.NewTimer(d.worker.riverPatience)
+		patience := time.NewTimer(d.core.times.riverPatience)
 		select {
 		case s := <-d.stints:
 			if missed > 0 {
@@ -107,7 +94,7 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			}
 			return
 		}
-		if time.Since(began) < time.Second && d.worker.shift > time.Second { // whatever ended it so soon must not do so in a loop
+		if time.Since(began) < time.Second && d.core.times.shift > time.Second { // whatever ended it so soon must not do so in a loop
 			sleep(ctx, time.Second)
 		}
 	}
@@ -132,7 +119,7 @@ type asking struct {
 }
 
 func (d *destination) riverIsBack(ctx context.Context) {
-	d.worker.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", d.name))
+	d.core.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", d.name))
 }
 
 // shiftWithoutRiver runs a shift until it is over, or until River's job comes and goes on.
@@ -146,13 +133,13 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 	}()
 	tell := func(reason string) {
 		level := slog.LevelDebug // a paused queue is not fetched from; without a database there is another line
-		if missed&(missed-1) == 0 && !d.isPaused("") && d.worker.session.holds() {
+		if missed&(missed-1) == 0 && !d.isPaused("") && d.core.self.holds() {
 			level = slog.LevelWarn
 		}
-		d.worker.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",
+		d.core.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",
 			slog.String("destination", d.name), slog.String("reason", reason), slog.Int("shifts", missed))
 	}
-	late := time.After(d.worker.riverPatience) // for the answer to the insert
+	late := time.After(d.core.times.riverPatience) // for the answer to the insert
 	for {
 		select {
 		case <-over:
@@ -187,9 +174,9 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 func (d *destination) drainGuarded(ctx context.Context) {
 	defer func() {
 		if p := recover(); p != nil {
-			d.worker.log.ErrorContext(ctx, "dispatcher: a drain panicked; it begins again", slog.String("destination", d.name),
+			d.core.log.ErrorContext(ctx, "dispatcher: a drain panicked; it begins again", slog.String("destination", d.name),
 				slog.String("panic", clean((&panicError{p}).Error(), errorLimit)), slog.String("stack", string(debug.Stack())))
 		}
 	}()
-	d.drain(ctx, d.worker.shift)
+	d.drain(ctx, d.core.times.shift)
 }

@@ -3,46 +3,12 @@ package dispatcher
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/google/uuid"
-
 	"github.com/samekey/samekey/internal/db"
-)
-
-// Endpoint is where a call goes, as it was stored right before the call.
-type Endpoint struct {
-	Name    string
-	URL     string
-	Secrets Secrets // each of them signs the call
-}
-
-// Secrets are the texts that sign a call. Printed, logged or encoded they read "[secrets]".
-type Secrets []string
-
-const hiddenSecrets = "[secrets]"
-
-// Format writes "[secrets]", whatever the verb.
-func (Secrets) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(hiddenSecrets)) }
-
-// MarshalText returns "[secrets]".
-func (Secrets) MarshalText() ([]byte, error) { return []byte(hiddenSecrets), nil }
-
-// storedEndpoint is an endpoint, and of which version it was read.
-type storedEndpoint struct {
-	Endpoint
-	version uuid.UUID
-	stopped bool
-}
-
-// The codes of intents that name an endpoint to which nothing is sent.
-const (
-	codeEndpointStopped = "endpoint_stopped"
-	codeEndpointMissing = "endpoint_missing"
 )
 
 // maxEndpointName is that of the table.
@@ -66,7 +32,7 @@ func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
 	p.Names = slices.Compact(p.Names)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	rows, err := d.worker.q.EndpointsForCalls(ctx, p)
+	rows, err := d.core.q.EndpointsForCalls(ctx, p)
 	found := map[string]*storedEndpoint{}
 	for _, row := range rows {
 		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
@@ -99,15 +65,15 @@ func (d *destination) stopIfGone(c *claim, outcome Outcome) {
 	if c.endpoint == nil || outcome.kind != outcomeGone {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.worker.calls), settleTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.core.calls), settleTimeout)
 	defer cancel()
 	reason := or(clean(outcome.text(), errorLimit), "the endpoint wants no more calls")
-	stopped, err := d.worker.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
+	stopped, err := d.core.q.EndpointsStopGone(ctx, db.EndpointsStopGoneParams{Destination: c.action.destination(), Name: c.endpoint.Name, Version: c.endpoint.version, Reason: &reason})
 	attrs := append(c.attrs(), c.where()...)
 	switch {
 	case err != nil: // the next call will be told the same
-		d.worker.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
+		d.core.log.Warn("dispatcher: an endpoint wants no more calls and could not be stopped", append(attrs, slog.String("error", errorText(err)))...)
 	case stopped > 0:
-		d.worker.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
+		d.core.log.Warn("dispatcher: an endpoint wants no more calls and is stopped", attrs...)
 	}
 }

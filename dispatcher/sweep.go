@@ -15,9 +15,13 @@ import (
 // sweeper finds the work that no worker holds: intents that are due, leases of dead workers, leases that ran out, ordering
 // keys without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
 type sweeper struct {
-	worker *worker
-	now    chan struct{} // sweep now: something may have changed
-	began  time.Time     // when run began
+	core         *core
+	destinations *destinations
+	settler      *settler
+	applier      *applier
+
+	now   chan struct{} // sweep now: something may have changed
+	began time.Time     // when run began
 
 	mu    sync.Mutex
 	swept time.Time // the last sweep that the database answered
@@ -29,15 +33,17 @@ type sweeper struct {
 	after string              // how far
 }
 
-func newSweeper(n *worker) *sweeper { return &sweeper{worker: n, now: make(chan struct{}, 1)} }
+func newSweeper(c *core, ds *destinations, settler *settler, applier *applier) *sweeper {
+	return &sweeper{core: c, destinations: ds, settler: settler, applier: applier, now: make(chan struct{}, 1)}
+}
 
 // woken takes a notification: work of this action was committed. An empty one means: look everywhere, also at pauses.
 func (s *sweeper) woken(action string) {
 	if action != "" {
-		s.worker.destinations.poke(action)
+		s.destinations.poke(action)
 		return
 	}
-	s.worker.destinations.pokeAll()
+	s.destinations.pokeAll()
 	select {
 	case s.now <- struct{}{}:
 	default:
@@ -65,7 +71,7 @@ const (
 func (s *sweeper) run(ctx context.Context) {
 	s.began = time.Now()
 	for {
-		wait := s.worker.config.SweepInterval
+		wait := s.core.config.SweepInterval
 		sweeping, cancel := context.WithTimeout(ctx, settleTimeout)
 		err := s.sweep(sweeping)
 		cancel()
@@ -76,8 +82,8 @@ func (s *sweeper) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			resetReadOnly(s.worker.pool, err)
-			s.worker.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
+			resetReadOnly(s.core.pool, err)
+			s.core.log.WarnContext(ctx, "dispatcher: sweep failed", slog.String("error", errorText(err)))
 			wait = max(wait, time.Second) // no tight loop against a database that is down
 		case len(s.gone) > 0:
 			wait = min(wait, secondLook)
@@ -103,10 +109,10 @@ func (s *sweeper) answered(ctx context.Context, err error) {
 	switch {
 	case err == nil && s.failing:
 		s.failing = false
-		s.worker.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
-	case err != nil && !s.failing && since > s.worker.alarmAfter:
+		s.core.log.InfoContext(ctx, "dispatcher: the database answers sweeps again")
+	case err != nil && !s.failing && since > s.core.times.alarmAfter:
 		s.failing = true
-		s.worker.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
+		s.core.log.ErrorContext(ctx, "dispatcher: the database has answered no sweep for long, so nothing is claimed; look whether it can be reached, and for locks on samekey.outbox_queue (pg_locks)",
 			slog.Duration("since", since.Round(time.Second)), slog.String("error", errorText(err)))
 	}
 }
@@ -114,8 +120,8 @@ func (s *sweeper) answered(ctx context.Context, err error) {
 // sweep looks once, and does what follows.
 func (s *sweeper) sweep(ctx context.Context) error {
 	looked := time.Now()
-	rows, err := s.worker.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
-		Actions: s.worker.session.actions, Worker: s.worker.session.id()})
+	rows, err := s.core.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
+		Actions: s.destinations.actions(), Worker: s.core.self.id()})
 	if err != nil {
 		return err
 	}
@@ -145,7 +151,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 				gone[row.Worker] = since
 			}
 		case "expired":
-			if row.Worker == s.worker.session.id() && s.worker.settler.isBehind() {
+			if row.Worker == s.core.self.id() && s.settler.isBehind() {
 				continue // this worker knows how they ended, and is about to write it
 			}
 			if err := s.release(ctx, row.Worker, false); err != nil {
@@ -161,16 +167,16 @@ func (s *sweeper) sweep(ctx context.Context) error {
 		return err
 	}
 	if mirror {
-		if err := mirrorPauses(ctx, s.worker.q, s.worker.log); err != nil {
+		if err := mirrorPauses(ctx, s.core.q, s.core.log); err != nil {
 			return err
 		}
 	}
-	for _, d := range s.worker.destinations.list {
+	for _, d := range s.destinations.list {
 		d.setPaused(paused[d.name])
 		d.watch(time.Now(), due)
 	}
-	s.worker.applier.setDue(answered)
-	s.worker.destinations.poke(slices.Collect(maps.Keys(due))...)
+	s.applier.setDue(answered)
+	s.destinations.poke(slices.Collect(maps.Keys(due))...)
 	return nil
 }
 
@@ -179,7 +185,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 	for worker, since := range s.gone {
 		missing := looked.Sub(since)
-		if missing < min(secondLook, s.worker.config.SweepInterval)/2 || s.worker.session.heldFor() < missing {
+		if missing < min(secondLook, s.core.config.SweepInterval)/2 || s.core.self.heldFor() < missing {
 			continue
 		}
 		if err := s.release(ctx, worker, true); err != nil {
@@ -191,27 +197,23 @@ func (s *sweeper) releaseGone(ctx context.Context, looked time.Time) error {
 
 func (s *sweeper) release(ctx context.Context, worker int32, gone bool) error {
 	for {
-		rows, err := s.worker.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
+		rows, err := s.core.q.OutboxQueueRelease(ctx, db.OutboxQueueReleaseParams{
 			Holder: worker, HolderGone: gone, MaxCount: releasePage, SettlingDelay: settlingOrphans})
 		if err != nil {
 			return err
 		}
 		if len(rows) > 0 {
-			s.worker.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
+			s.core.log.WarnContext(ctx, "dispatcher: took over what a worker held", slog.Int("worker", int(worker)),
 				slog.Bool("lock_gone", gone), slog.Int("intents", len(rows)))
 		}
 		for _, row := range rows {
-			s.worker.destinations.poke(row.Action)
+			s.destinations.poke(row.Action)
 		}
 		if len(rows) < releasePage {
 			return nil
 		}
 	}
 }
-
-// settlingOrphans is the settling delay of an intent whose worker never wrote an outcome. Its lease, which is longer
-// than its timeout, has run out by then.
-const settlingOrphans = 5 * time.Second
 
 // promote gives a head to ordering keys that lost theirs: under REPEATABLE READ a writer may not see that the head was
 // finished meanwhile.
@@ -220,7 +222,7 @@ func (s *sweeper) promote(ctx context.Context) error {
 		return nil
 	}
 	s.heads = time.Now()
-	page, err := s.worker.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
+	page, err := s.core.q.OutboxQueueHeadless(ctx, db.OutboxQueueHeadlessParams{After: s.after, MaxCount: headsPage})
 	if err != nil {
 		return err
 	}
@@ -232,11 +234,11 @@ func (s *sweeper) promote(ctx context.Context) error {
 		if !key.Headless {
 			continue
 		}
-		promoted, err := promote(ctx, s.worker.pool, s.worker.q, []string{key.OrderingKey})
+		promoted, err := promote(ctx, s.core.pool, s.core.q, []string{key.OrderingKey})
 		if err != nil {
 			return err
 		}
-		s.worker.destinations.poke(promoted...)
+		s.destinations.poke(promoted...)
 	}
 	return nil
 }

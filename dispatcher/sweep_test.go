@@ -30,7 +30,7 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Cleanup(func() { n.session.leave(conn) })
 	held := time.Now().Add(-time.Hour)
 	n.session.held.Store(&held)
-	return newSweeper(n)
+	return newSweeper(n.core, n.destinations, n.settler, n.applier)
 }
 
 // withPolicy sets the action's times to the policy's defaults, such as the lease, as Check does.
@@ -104,14 +104,14 @@ func TestLockMissingTwiceReleasesOnce(t *testing.T) {
 	missingFor(t, on, other, worker, time.Minute)
 	for _, own := range []time.Duration{0, 30 * time.Second} {
 		held := time.Now().Add(-own)
-		other.worker.session.held.Store(&held)
+		other.core.self.held.Store(&held)
 		sweepOnce(t, other)
 		if by, _ := holder(t, on); by != worker {
 			t.Errorf("it is released by a worker that has held its own lock for %v, while the other lock has been missing for a minute", own)
 		}
 	}
 	held := time.Now().Add(-time.Hour)
-	other.worker.session.held.Store(&held)
+	other.core.self.held.Store(&held)
 	sweepOnce(t, other)
 	if by, lines := holder(t, on); by != 0 || lines != 1 {
 		t.Errorf("after the second look worker %d holds it, with %d lines in the history; want 0, 1", by, lines)
@@ -124,7 +124,7 @@ func TestSweepPromotesAllHeadlessKeys(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
 		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // one intent of each waits
 	mustExec(t, on, `delete from samekey.outbox_queue where status = 'pending' and ordering_key = to_char($1::int, 'FM00000')`, headsPage+1)
-	s := newSweeper(n)
+	s := newSweeper(n.core, n.destinations, n.settler, n.applier)
 	for range 2 {
 		s.heads = time.Time{}
 		if err := s.promote(t.Context()); err != nil {

@@ -23,12 +23,12 @@ var upkeepTasks = map[string]time.Duration{
 
 // upkeep tidies the tables and counts what is in them. River decides when, see river.go.
 type upkeep struct {
-	worker *worker
-	mu     sync.Mutex
-	last   uuid.UUID // how far reconcile has read
+	core *core
+	mu   sync.Mutex
+	last uuid.UUID // how far reconcile has read
 }
 
-func newUpkeep(n *worker) *upkeep { return &upkeep{worker: n} }
+func newUpkeep(c *core) *upkeep { return &upkeep{core: c} }
 
 func (u *upkeep) run(ctx context.Context, task string) error {
 	switch task {
@@ -37,7 +37,7 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 	case "prune":
 		return u.prune(ctx, -1)
 	case "forget":
-		return u.prune(ctx, u.worker.config.Retention)
+		return u.prune(ctx, u.core.config.Retention)
 	case "reconcile":
 		return u.reconcile(ctx)
 	}
@@ -46,21 +46,21 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 
 // statistics counts the queue, and reports actions that no live worker handles: their intents wait.
 func (u *upkeep) statistics(ctx context.Context) error {
-	if err := u.worker.q.OutboxStatsRefresh(ctx); err != nil {
+	if err := u.core.q.OutboxStatsRefresh(ctx); err != nil {
 		return fmt.Errorf("dispatcher: take statistics: %w", err)
 	}
-	unhandled, err := u.worker.q.OutboxStatsUnhandled(ctx)
+	unhandled, err := u.core.q.OutboxStatsUnhandled(ctx)
 	if err != nil {
 		return fmt.Errorf("dispatcher: read statistics: %w", err)
 	}
 	for _, row := range unhandled {
-		u.worker.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
+		u.core.log.ErrorContext(ctx, "dispatcher: no live worker handles this action; its intents wait",
 			slog.String("action", clean(row.Action, codeLimit)), slog.Int64("intents", row.Intents))
 	}
-	if err := u.worker.q.PausesPrune(ctx); err != nil {
+	if err := u.core.q.PausesPrune(ctx); err != nil {
 		return fmt.Errorf("dispatcher: tidy pauses: %w", err)
 	}
-	return u.worker.q.WorkersPrune(ctx)
+	return u.core.q.WorkersPrune(ctx)
 }
 
 // prune deletes what is past its retention. One pass that does not end within the job's time is no loss: each of its
@@ -70,9 +70,9 @@ func (u *upkeep) statistics(ctx context.Context) error {
 // out.
 func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
 	began := time.Now()
-	pruned, err := processed.Prune(ctx, u.worker.pool, processed.Pruning{IntentRetain: retention})
+	pruned, err := processed.Prune(ctx, u.core.pool, processed.Pruning{IntentRetain: retention})
 	if pruned.Records+pruned.Intents > 0 {
-		u.worker.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
+		u.core.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
 			slog.Int64("kept", pruned.Kept), slog.Duration("took", time.Since(began)))
 	}
 	if err != nil && ctx.Err() == nil {
@@ -92,13 +92,13 @@ func (u *upkeep) reconcile(ctx context.Context) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for range reconcilePages {
-		page, err := u.worker.q.OutboxQueueRestore(ctx, db.OutboxQueueRestoreParams{After: u.last, MaxCount: reconcilePage})
+		page, err := u.core.q.OutboxQueueRestore(ctx, db.OutboxQueueRestoreParams{After: u.last, MaxCount: reconcilePage})
 		if err != nil {
 			return fmt.Errorf("dispatcher: reconcile: %w", err)
 		}
 		for _, row := range page {
 			if row.Restored {
-				u.worker.log.ErrorContext(ctx, "dispatcher: an intent had lost its queue row; it was given back", slog.Any("intent", row.ID))
+				u.core.log.ErrorContext(ctx, "dispatcher: an intent had lost its queue row; it was given back", slog.Any("intent", row.ID))
 			}
 		}
 		if len(page) < reconcilePage {

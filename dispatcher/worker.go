@@ -2,71 +2,43 @@ package dispatcher
 
 import (
 	"context"
-	"log/slog"
-	"sync"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/samekey/samekey/internal/db"
+	"github.com/jackc/pgx/v5"
 )
 
-// worker is a dispatcher at work: one Run or Drain, from its start to its end. It holds the parts together. What
-// happens to an intent is in the files of the path, see doc_path.go.
+// worker is a dispatcher at work: one Run or Drain, from its start to its end. It makes the parts and connects them.
+// What happens to an intent is in the files of the path, see doc_path.go.
 type worker struct {
-	pool   *pgxpool.Pool
-	q      *db.Queries
-	log    *slog.Logger
-	config Config
-
-	shift, riverPatience, alarmAfter, stopMargin time.Duration
-	draw                                         func(ceiling time.Duration) time.Duration
+	*core
 
 	session      *session
 	sweeper      *sweeper
 	destinations *destinations
 	settler      *settler
 	applier      *applier
-	reports      reports
-
-	// Of handlers, lookups and Applies: it outlives the claims and ends at a hard stop.
-	calls       context.Context //nolint:containedctx // a life cycle, not a request
-	cancelCalls context.CancelFunc
-	open        sync.WaitGroup // claims that are not settled and applied yet
-	stopping    chan struct{}  // closed when no call may begin any more
+	reports      *reports
 }
 
-func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
-	pool, ready, err := d.openPool(ctx)
-	if err != nil {
-		return nil, err
+// newWorker makes the parts, the last ones of the path first: each part knows those that come after it. What goes back
+// up the path is a poke.
+func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, drawID func() int32, accounts []*account) *worker {
+	w := &worker{core: c, destinations: &destinations{byAction: map[string]*destination{}}}
+	poke := w.destinations.poke
+	w.reports = &reports{core: c}
+	w.settler = newSettler(c.pool, c.q, c.log, poke)
+	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, settle: w.settler.settle, poke: poke})
+	for _, a := range accounts {
+		d := w.destinations.add(newDestination(c, a))
+		d.settler, d.applier, d.reports = w.settler, w.applier, w.reports
+		for _, action := range d.actions {
+			w.applier.add(action, func() bool { return d.mayApply(action) })
+		}
 	}
-	w := &worker{
-		pool: pool, q: db.New(pool), log: d.log, config: d.config,
-		shift: d.shift, riverPatience: d.riverPatience, alarmAfter: d.alarmAfter, stopMargin: d.stopMargin, draw: d.draw,
-		reports: reports{log: d.log}, stopping: make(chan struct{}),
-	}
-	w.calls, w.cancelCalls = context.WithCancel(ctx)
-	w.destinations = newDestinations(w, d.sortedDestinations())
-	w.session = &session{pool: pool, ready: ready, log: d.log, name: clean(d.config.Name, 255), actions: w.destinations.actions(), draw: d.drawID}
-	w.sweeper = newSweeper(w)
-	w.session.woken = w.sweeper.woken
-	w.settler = newSettler(w.pool, w.q, w.log, w.destinations.poke)
-	w.applier = newApplier(w)
-	return w, nil
+	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier)
+	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
+		actions: w.destinations.actions(), draw: drawID, woken: w.sweeper.woken}
+	return w
 }
 
 // close gives up the worker's connections.
-func (w *worker) close() { closePool(w.pool, w.stopMargin, w.log) }
-
-// stop lets no call begin any more.
-func (w *worker) stop() { close(w.stopping) }
-
-func (w *worker) isStopping() bool {
-	select {
-	case <-w.stopping:
-		return true
-	default:
-		return false
-	}
-}
+func (w *worker) close() { closePool(w.pool, w.times.stopMargin, w.log) }

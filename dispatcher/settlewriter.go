@@ -1,0 +1,180 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
+)
+
+// settleWriter has the statements by which settlements are written. settle.go and order.go decide which ones are
+// written together.
+type settleWriter struct {
+	pool *pgxpool.Pool
+	q    *db.Queries
+	log  *slog.Logger
+	poke func(actions ...string) // actions that became due by a promotion or a late answer
+
+	stuck atomic.Int64   // settlements that something else holds up, each by itself
+	alone sync.WaitGroup // settlements that are tried alone, for as long as it takes
+}
+
+const (
+	settleBatch   = 1000
+	settleRetry   = 50 * time.Millisecond
+	settleMaxWait = 2 * time.Second
+	renewedLease  = time.Minute
+)
+
+// result is a settlement on its way to the database.
+type result struct {
+	claim *claim
+	settlement
+}
+
+// tell says whether the settlement was written. False means that the fence was closed, or that it was given up.
+func (r result) tell(written bool) { r.claim.settled <- written }
+
+// write writes a batch in one statement, and tells each claim.
+func (s *settleWriter) write(ctx context.Context, batch []result) error {
+	writing, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	attempts, err := s.q.OutboxQueueSettle(writing, settleParams(batch))
+	if err != nil {
+		resetReadOnly(s.pool, err)
+		return err
+	}
+	s.tell(ctx, batch, attempts)
+	return nil
+}
+
+func (s *settleWriter) retry() *backoff { return &backoff{first: settleRetry, most: settleMaxWait} }
+
+// answers reports whether the database is available.
+func (s *settleWriter) answers(ctx context.Context) bool {
+	asking, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return s.pool.Ping(asking) == nil
+}
+
+// tell tells each claim of a batch, and keeps the answers that came too late.
+func (s *settleWriter) tell(ctx context.Context, batch []result, attempts []db.OutboxQueueSettleRow) {
+	written := make(map[db.OutboxQueueSettleRow]bool, len(attempts))
+	for _, attempt := range attempts {
+		written[attempt] = true
+	}
+	for _, r := range batch {
+		settled := written[db.OutboxQueueSettleRow{ID: r.claim.ID, Attempt: r.claim.Attempt}]
+		if !settled {
+			s.alone.Go(func() { s.keepLate(ctx, r) })
+			continue
+		}
+		r.tell(true)
+	}
+}
+
+// keepLate keeps the answer of an attempt that another worker has taken over. It may be the only proof that the vendor
+// acted, so it is tried for as long as it takes.
+func (s *settleWriter) keepLate(ctx context.Context, r result) {
+	defer r.tell(false)
+	for retry := s.retry(); ; {
+		err := s.late(ctx, r)
+		if err == nil {
+			return
+		}
+		s.log.ErrorContext(ctx, "dispatcher: a late answer could not be kept", append(r.claim.attrs(),
+			slog.String("outcome", r.outcome), slog.String("error", errorText(err)))...)
+		if sqlstate.BadValue(err) || !retry.sleep(ctx) {
+			return
+		}
+	}
+}
+
+func (s *settleWriter) late(ctx context.Context, r result) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	row, err := s.q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
+		ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
+		Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
+		ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body,
+	})
+	switch {
+	case err != nil:
+		return err
+	case row.Resolved > 0:
+		s.log.WarnContext(ctx, "dispatcher: a late answer resolved an intent", append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
+		s.poke(r.claim.action.name)
+	case row.Logged > 0:
+		s.log.WarnContext(ctx, "dispatcher: an attempt ended after another worker had taken its intent over; its answer is kept",
+			append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
+	}
+	return nil
+}
+
+// renew keeps the leases of settlements that wait.
+func (s *settleWriter) renew(ctx context.Context, waiting []result) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	for _, part := range byWorker(waiting) {
+		p := db.OutboxQueueRenewParams{Worker: part[0].claim.worker, Lease: renewedLease}
+		for _, r := range part {
+			p.Ids = append(p.Ids, r.claim.ID)
+			p.Attempts = append(p.Attempts, r.claim.Attempt)
+		}
+		if err := s.q.OutboxQueueRenew(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp drops a settlement that cannot be written. The lease runs out, and the intent is taken over.
+func (s *settleWriter) giveUp(ctx context.Context, r result) {
+	s.log.ErrorContext(ctx, "dispatcher: an outcome was not written back; its intent is taken over", append(r.claim.attrs(),
+		slog.String("outcome", r.outcome))...)
+	r.tell(false)
+}
+
+// settleParams makes the parameters of a batch of one worker.
+func settleParams(batch []result) db.OutboxQueueSettleParams {
+	p := db.OutboxQueueSettleParams{Worker: batch[0].claim.worker}
+	for _, r := range batch {
+		p.Ids = append(p.Ids, r.claim.ID)
+		p.Attempts = append(p.Attempts, r.claim.Attempt)
+		p.Statuses = append(p.Statuses, r.status)
+		p.Delays = append(p.Delays, r.delay.Microseconds())
+		p.AttemptsUsed = append(p.AttemptsUsed, int32(r.attemptsUsed))
+		p.ClearSent = append(p.ClearSent, r.clearSent)
+		p.KeepLease = append(p.KeepLease, r.keepLease)
+		p.LeaveOrder = append(p.LeaveOrder, r.leaveOrder)
+		p.WasSent = append(p.WasSent, r.wasSent)
+		p.ForbidResend = append(p.ForbidResend, r.forbidResend)
+		p.Events = append(p.Events, r.event)
+		p.Outcomes = append(p.Outcomes, r.outcome)
+		p.Codes = append(p.Codes, clean(r.response.Code, codeLimit))
+		p.Errors = append(p.Errors, clean(r.err, errorLimit))
+		p.ResponseTypes = append(p.ResponseTypes, clean(r.response.ContentType, typeLimit))
+		p.Responses = append(p.Responses, r.response.Body)
+		p.TookUs = append(p.TookUs, r.took.Microseconds())
+	}
+	return p
+}
+
+// byWorker divides a batch by the id under which its intents were claimed. That is one id, unless a stranger took it.
+func byWorker(batch []result) (parts [][]result) {
+	for len(batch) > 0 {
+		n := slices.IndexFunc(batch, func(r result) bool { return r.claim.worker != batch[0].claim.worker })
+		if n < 0 {
+			n = len(batch)
+		}
+		parts, batch = append(parts, batch[:n:n]), batch[n:]
+	}
+	return parts
+}

@@ -1,0 +1,39 @@
+package dispatcher
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/samekey/samekey/internal/db"
+)
+
+// givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
+// sent, no attempt is used, and the intent is due.
+func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
+	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, attemptsUsed: int(row.AttemptsUsed),
+		clearSent: row.FirstSend, response: Response{Code: "given_back"}}
+	switch row.Status {
+	case statusUnknown:
+		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
+	case statusAnswered:
+		s.event, s.status, s.outcome = "apply", statusAnswered, outcomeRetry
+	}
+	return s
+}
+
+// deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
+func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
+	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,
+		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: withoutURL(err)}
+}
+
+// notSent gives a claim back because the database did not answer. Nothing was sent.
+func (d *destination) notSent(ctx context.Context, c *claim, message string, err error) settlement {
+	if err != nil {
+		d.core.log.WarnContext(ctx, message, append(c.attrs(), slog.String("error", errorText(err)))...)
+	}
+	s := c.action.givenBack(&c.OutboxQueueClaimRow)
+	s.delay = time.Second // no busy loop against a database in trouble
+	return s
+}

@@ -1,0 +1,86 @@
+package dispatcher
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/outbox"
+)
+
+// What the application's functions get and return. [Outcome] is in outcome.go.
+
+// Call is one attempt to deliver an intent, or one lookup. DeliveryKey and Payload are the same bytes at every attempt
+// of the intent, across restarts, deploys and redrives.
+type Call struct {
+	ID           uuid.UUID   // of the intent
+	DeliveryKey  uuid.UUID   // the idempotency key for the vendor
+	Key          samekey.Key // of the request that inserted the intent
+	Action, Part string
+	Attempt      int // grows with every claim; numbers may be missing
+	Payload      []byte
+	ContentType  string
+	Headers      map[string]string // never nil
+
+	// CarriedKey is the delivery key in the form that the vendor takes ([KeyRules.Project]). Send this one. It never
+	// changes once it may have been sent, even if the rules change.
+	CarriedKey string
+
+	// Rendered is what [Delivery].Render made before the first attempt; nil if it made nothing.
+	Rendered *Rendered
+
+	// Endpoint is where the call goes if the [Delivery] has a StoredEndpoint; else nil.
+	Endpoint *Endpoint
+
+	// LastResponse is for a Lookup: what the vendor last answered to an attempt, such as the id of an operation in the
+	// body of a 202 or a 5xx. It survives restarts. It is nil in a Send, and if no body was kept. Responses from before
+	// a person recorded that nothing was sent are not used. Its Body is cut at the policy's ResponseCap, so longer JSON
+	// does not parse.
+	LastResponse *Response
+
+	TraceContext string    // W3C traceparent, or empty
+	CreatedAt    time.Time // by the database's clock
+}
+
+// Rendered is what each attempt of an intent sends. It is made once, by [Delivery].Render, and stored, so every attempt
+// sends the same bytes even if the template, the environment or the release changes.
+type Rendered struct {
+	Request   []byte // at most 2 MiB
+	Type      string // describes Request for the code that made it; at most 255 bytes
+	MessageID string // of a mail; at most 998 bytes
+}
+
+// Endpoint is where a call goes, as it was stored right before the call.
+type Endpoint struct {
+	Name    string
+	URL     string
+	Secrets Secrets // each of them signs the call
+}
+
+// Secrets are the texts that sign a call. Printed, logged or encoded they read "[secrets]".
+type Secrets []string
+
+const hiddenSecrets = "[secrets]"
+
+// Format writes "[secrets]", whatever the verb.
+func (Secrets) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(hiddenSecrets)) }
+
+// MarshalText returns "[secrets]".
+func (Secrets) MarshalText() ([]byte, error) { return []byte(hiddenSecrets), nil }
+
+// Response is what a vendor answered. It is stored in the intent's history.
+type Response struct {
+	Code        string // a status or an error code, such as "200" or "card_declined"; at most 128 bytes are kept
+	ContentType string
+	Body        []byte // cut at the policy's ResponseCap
+}
+
+// Settled is what an Apply is told about its intent.
+type Settled struct {
+	Call
+	Status   outbox.Status // outbox.StatusDelivered or outbox.StatusRefused
+	Response Response      // what the vendor answered, or what a person recorded
+	Resolved bool          // recorded by a person or an event (outbox.Resolve), and not by a call of a worker
+}
