@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// admit lets claims go on to their calls, or puts them off because their endpoint is busy or its breaker is open. The
+// admit lets claims go on to their calls, or postpones them because their endpoint is busy or its breaker is open. The
 // others get the URL and the secrets of their endpoint, if it is a stored one.
-func (d *destination) admit(ctx context.Context, b batch) (on, off []*claim) {
+func (d *destination) admit(ctx context.Context, b batch) (on, postponed []*claim) {
 	for _, c := range b.claims {
 		c.resting, c.calls = b.action.beforeCall(&c.OutboxQueueClaimRow)
 		if d.enter(c, b.epoch) {
 			on = append(on, c)
 		} else {
-			off = append(off, c)
+			postponed = append(postponed, c)
 		}
 	}
 	if b.action.stored {
 		d.readEndpoints(ctx, on)
 		d.rate.Unused(uncallable(on)) // an intent that rests for a stopped endpoint takes nothing from the others
 	}
-	return on, off
+	return on, postponed
 }
 
 // enter reports whether a claim goes on. A claim that leads to no call always does.
@@ -53,7 +53,7 @@ func (d *destination) enter(c *claim, epoch int) bool {
 func (d *destination) postpone(ctx context.Context, claims []*claim) {
 	if len(claims) > 0 {
 		d.giveBack(ctx, claims)
-		d.off += len(claims)
+		d.postponed += len(claims)
 	}
 }
 

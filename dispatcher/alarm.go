@@ -33,7 +33,7 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	for _, t := range d.tries {
 		claiming = claiming || !t.began.IsZero()
 	}
-	busy = busy && !claiming // a claim under way holds slots itself
+	busy = busy && !claiming // a running claim holds slots itself
 	for i, a := range d.actions {
 		t := &d.tries[i]
 		switch {
@@ -56,7 +56,7 @@ func (d *destination) watch(now time.Time, due map[string]bool) {
 	}
 }
 
-// cause says why nothing is claimed, and what to do. claiming: a claim of some action is under way.
+// cause says why nothing is claimed, and what to do. claiming: a claim of some action is running.
 func (t *tries) cause(action string, so time.Duration, claiming, heldUp bool) string {
 	so = so.Round(time.Second)
 	switch {

@@ -161,7 +161,7 @@ func (ap *applier) stuckFor() string {
 	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)
 }
 
-// stop waits for a claim that is under way. Once the worker is stopping, no claim is made after it.
+// stop waits for a running claim. Once the worker is stopping, no claim is made after it.
 func (ap *applier) stop() {
 	ap.claiming.Lock()
 	defer ap.claiming.Unlock()

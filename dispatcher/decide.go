@@ -6,7 +6,7 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// decide returns what becomes of an intent after its call. This is the one place where a [Class] and an [Outcome] meet.
+// decide returns the settlement of a call's outcome. This is the one place where a [Class] and an [Outcome] meet.
 func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {
 	if row.Status == statusUnknown {
 		s = a.afterLookup(row, o)

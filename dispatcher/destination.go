@@ -17,6 +17,7 @@ type destination struct {
 	settler *settler
 	applier *applier
 	reports *reports
+
 	name    string
 	queue   string // of River
 	actions []*action
@@ -28,10 +29,10 @@ type destination struct {
 	endpoints *limit.Endpoints // of the others
 	mixed     bool             // some or all of the actions have endpoints
 
-	poked  chan struct{} // something was flagged
-	stints chan stint    // River's jobs offer to drain
-	load   loadBudget    // of the drain alone
-	off    int           // how many intents the drain has postponed
+	poked     chan struct{} // something was flagged
+	stints    chan stint    // River's jobs offer to drain
+	load      loadBudget    // of the drain alone
+	postponed int           // how many intents the drain has postponed
 
 	mu     sync.Mutex
 	due    map[string]bool // actions in which something may be due
@@ -200,7 +201,7 @@ func (d *destination) busyUntil(until time.Time) {
 // tries is what the watch knows about the claims of an action. All times are monotonic.
 type tries struct {
 	since time.Time // when the watch first saw something due and nothing in the way
-	began time.Time // when the claim that is under way began; zero: no claim is
+	began time.Time // when the running claim began; zero: no claim runs
 	ended time.Time // when the last one ended without an error
 	err   string    // of the last one
 }

@@ -14,7 +14,7 @@ package dispatcher
 //	 6  admit     admit.go        admit        postpones intents whose endpoint is busy or fails; stored.go reads the others'
 //	                                           endpoints
 //	 7  deliver   deliver.go      deliver      brings one intent to its end, by the steps 8 to 13
-//	 8  prepare   prepare.go      prepare      may it be called, where, and with which bytes? (render.go stores the bytes)
+//	 8  prepare   prepare.go      prepare      may it be called, where, and with which bytes? (render.go stores them)
 //	 9  call      call.go         call         the application's Send or Lookup, with a deadline
 //	10  decide    decide.go       decide       from the outcome to the intent's next status
 //	11  observe   observe.go      observe      tells the breaker what the call says about the vendor

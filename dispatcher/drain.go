@@ -10,7 +10,7 @@ import (
 const claimRetry, claimMaxWait = 50 * time.Millisecond, time.Second
 
 // drain is the body of a shift: it waits for pokes, claims, and starts calls, until the shift is over or ctx ends.
-// Calls under way then stay with the destination.
+// Calls in flight then stay with the destination.
 func (d *destination) drain(ctx context.Context, shift time.Duration) {
 	end := time.NewTimer(shift)
 	defer end.Stop()
@@ -23,7 +23,7 @@ func (d *destination) drain(ctx context.Context, shift time.Duration) {
 			claimed, err := d.claimAll(ctx)
 			if err != nil && ctx.Err() == nil {
 				d.core.log.WarnContext(ctx, "dispatcher: claim failed", slog.String("destination", d.name), slog.String("error", errorText(err)))
-				select { // whatever pokes meanwhile: no busy loop against a database in trouble
+				select { // ignore pokes meanwhile: no busy loop against a database in trouble
 				case <-time.After(retry.delay()):
 				case <-end.C:
 					return
@@ -101,7 +101,7 @@ func (d *destination) claimOne(ctx context.Context, index, reserved int) (got in
 	if err := d.loadBatch(ctx, b); err != nil {
 		return got, next, err
 	}
-	on, off := d.admit(ctx, b)
+	on, postponed := d.admit(ctx, b)
 	if b.claims[0].PayloadDeferred {
 		d.markSending(ctx, b.action, on)
 	}
@@ -109,6 +109,6 @@ func (d *destination) claimOne(ctx context.Context, index, reserved int) (got in
 		d.core.open.Add(1)
 		go d.deliver(c)
 	}
-	d.postpone(ctx, off)
+	d.postpone(ctx, postponed)
 	return got, next, nil
 }

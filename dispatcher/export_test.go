@@ -25,12 +25,12 @@ func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.times.stopMargin = 
 
 // Upkeep runs the task of a periodic job once, now.
 func (d *Dispatcher) Upkeep(ctx context.Context, task string) error {
-	n, err := d.newWorker(ctx)
+	w, err := d.newWorker(ctx)
 	if err != nil {
 		return err
 	}
-	defer n.close()
-	return newUpkeep(n.core).run(ctx, task)
+	defer w.close()
+	return newUpkeep(w.core).run(ctx, task)
 }
 
 // QueueName is the River queue of a destination.
@@ -38,16 +38,16 @@ var QueueName = queueName
 
 // WorkerID is the id of the running worker, or 0.
 func (d *Dispatcher) WorkerID() int32 {
-	if n := d.worker.Load(); n != nil {
-		return n.session.id()
+	if w := d.worker.Load(); w != nil {
+		return w.session.id()
 	}
 	return 0
 }
 
 // Swept is when the last sweep of the running dispatcher was answered.
 func (d *Dispatcher) Swept() (at time.Time) {
-	if n := d.worker.Load(); n != nil {
-		at = n.sweeper.answeredAt()
+	if w := d.worker.Load(); w != nil {
+		at = w.sweeper.answeredAt()
 	}
 	return at
 }
@@ -59,7 +59,7 @@ func (d *Dispatcher) NoJitter() {
 
 // HoldUpOutcomes makes the running dispatcher count that many outcomes as delayed by locks, until release.
 func (d *Dispatcher) HoldUpOutcomes(outcomes int64) (release func()) {
-	n := d.worker.Load()
-	n.settler.stuck.Add(outcomes)
-	return func() { n.settler.stuck.Add(-outcomes) }
+	w := d.worker.Load()
+	w.settler.stuck.Add(outcomes)
+	return func() { w.settler.stuck.Add(-outcomes) }
 }

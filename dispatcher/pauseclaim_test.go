@@ -9,7 +9,7 @@ import (
 // The claim reads pauses itself, so it does not depend on the last sweep.
 func TestClaimReadsPauses(t *testing.T) {
 	on, n, _ := settling(t)
-	lane := n.destinations.list[0]
+	destination := n.destinations.list[0]
 	exec := func(sql string, args ...any) {
 		t.Helper()
 		if _, err := on.Exec(t.Context(), sql, args...); err != nil {
@@ -22,16 +22,16 @@ func TestClaimReadsPauses(t *testing.T) {
 		args      []any
 		claims    int
 	}{
-		{"the destination", fmt.Sprintf(pause, "null"), []any{lane.name, ""}, 0},
-		{"the action", fmt.Sprintf(pause, "null"), []any{lane.name, lane.actions[0].name}, 0},
-		{"until a time to come", fmt.Sprintf(pause, "clock_timestamp() + interval '1 hour'"), []any{lane.name, ""}, 0},
-		{"in River", `insert into samekey.river_queue (name, paused_at, updated_at) values ($1, now(), now())`, []any{lane.queue}, 0},
-		{"another action", fmt.Sprintf(pause, "null"), []any{lane.name, "another"}, 1},
+		{"the destination", fmt.Sprintf(pause, "null"), []any{destination.name, ""}, 0},
+		{"the action", fmt.Sprintf(pause, "null"), []any{destination.name, destination.actions[0].name}, 0},
+		{"until a future time", fmt.Sprintf(pause, "clock_timestamp() + interval '1 hour'"), []any{destination.name, ""}, 0},
+		{"in River", `insert into samekey.river_queue (name, paused_at, updated_at) values ($1, now(), now())`, []any{destination.queue}, 0},
+		{"another action", fmt.Sprintf(pause, "null"), []any{destination.name, "another"}, 1},
 		{"another destination", fmt.Sprintf(pause, "null"), []any{"another", ""}, 1},
-		{"until a time that is over", fmt.Sprintf(pause, "clock_timestamp()"), []any{lane.name, ""}, 1},
+		{"until a past time", fmt.Sprintf(pause, "clock_timestamp()"), []any{destination.name, ""}, 1},
 	} {
 		exec(c.sql, c.args...)
-		rows, err := n.q.OutboxQueueClaim(t.Context(), lane.claimParams(lane.actions[0], time.Time{}, 1))
+		rows, err := n.q.OutboxQueueClaim(t.Context(), destination.claimParams(destination.actions[0], time.Time{}, 1))
 		if err != nil || len(rows) != c.claims {
 			t.Errorf("%s is paused: claimed %d, %v; want %d", c.what, len(rows), err, c.claims)
 		}

@@ -130,7 +130,7 @@ func TestRateLimitedDestinationWaitsAlone(t *testing.T) {
 		t.Errorf("it asked for permits %d times in the hour", n)
 	}
 	if n := b.unspent("send_receipt"); n != 9 {
-		t.Errorf("%d intents are as they were written", n)
+		t.Errorf("%d intents look unclaimed", n)
 	}
 }
 
@@ -241,13 +241,13 @@ func TestSmallerBurstForgivesDebt(t *testing.T) {
 	}
 	tk.elapse(20 * time.Second)
 	tk.wantGiven(2)
-	tk.p.Burst = 90 // a node of the old release: it still counts the whole debt
+	tk.p.Burst = 90 // a worker of the old release: it still counts the whole debt
 	tk.wantGiven(0)
 }
 
-// Two nodes with different settings take in turn, as during a deploy. Each stays within its own rate, and neither
+// Two workers with different settings take in turn, as during a deploy. Each stays within its own rate, and neither
 // stops.
-func TestNodesWithDifferentRates(t *testing.T) {
+func TestWorkersWithDifferentRates(t *testing.T) {
 	for name, test := range map[string]struct{ old, new dispatcher.Limits }{
 		"raised":         {dispatcher.Limits{Rate: 10.0 / 3600, Burst: 10}, dispatcher.Limits{Rate: 100, Burst: 10}},
 		"lowered":        {dispatcher.Limits{Rate: 100, Burst: 10}, dispatcher.Limits{Rate: 1, Burst: 1}},
@@ -270,11 +270,11 @@ func TestNodesWithDifferentRates(t *testing.T) {
 			for who, limits := range map[string]dispatcher.Limits{"old": test.old, "new": test.new} {
 				sum += given[who]
 				if most := float64(limits.Burst) + limits.Rate*passed.Seconds(); float64(given[who]) > most+0.01 {
-					t.Errorf("the %s node got %d permits in %v, more than %.1f", who, given[who], passed, most)
+					t.Errorf("the %s worker got %d permits in %v, more than %.1f", who, given[who], passed, most)
 				}
 			}
 			if least := max(test.old.Rate, test.new.Rate) * 10 * 0.9; float64(sum) < least {
-				t.Errorf("the nodes got %v permits in %v, want at least %.1f", given, passed, least)
+				t.Errorf("the workers got %v permits in %v, want at least %.1f", given, passed, least)
 			}
 		})
 	}

@@ -80,7 +80,7 @@ func (ds *destinations) busyUntil() (until time.Time) {
 // destination's rate, not for an open breaker.
 func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 	for {
-		off := d.off
+		postponed := d.postponed
 		if wait := d.rate.Wait(time.Now()); wait > 0 && !sleep(ctx, wait) {
 			return claimed, ctx.Err()
 		}
@@ -92,7 +92,7 @@ func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 			return claimed, ctx.Err()
 		}
 		got, err := d.claimAll(ctx)
-		called := got - (d.off - off)
+		called := got - (d.postponed - postponed)
 		claimed += called
 		// Intents that were postponed may be due again already. They are no reason to go on, unless there may be more
 		// behind them.

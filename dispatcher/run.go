@@ -57,7 +57,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 
 	w.stop()
 	stopClaims()
-	helpers.wait() // for claims under way: their intents must still be given back
+	helpers.wait() // for running claims: their intents must still be given back
 	river.stop()
 	leave()
 	w.log.InfoContext(base, "dispatcher: stopped", slog.Int("worker", int(w.session.id())))
@@ -119,7 +119,7 @@ func (d *Dispatcher) over(ctx context.Context, w *worker) {
 	d.running.Unlock()
 }
 
-// attend keeps the session and settles until leave is called. leave ends the calls under way, then the last settles,
+// attend keeps the session and settles until leave is called. leave ends the calls in flight, then the last settles,
 // then the session, and with it the worker's lock.
 func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	session, endSession := context.WithCancel(base)
@@ -141,7 +141,7 @@ func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	}
 }
 
-// finishCalls waits until the calls under way have ended and are settled. If that takes longer than StopTimeout, it
+// finishCalls waits until the calls in flight have ended and are settled. If that takes longer than StopTimeout, it
 // cancels their contexts. A handler that ignores its context is left behind.
 func (w *worker) finishCalls() {
 	ended := make(chan struct{})

@@ -42,8 +42,8 @@ func (s *settler) isBehind() bool { return s.behind.Load() }
 // isHeldUp reports whether so many settlements wait for locks of others that nothing is claimed.
 func (s *settler) isHeldUp() bool { return s.stuck.Load() >= maxStuck }
 
-// settle writes what became of a claim, and returns whether it was written. If it was not, another worker has taken the
-// intent over, or will.
+// settle writes the settlement of a claim, and returns whether it was written. If it was not, another worker has taken
+// the intent over, or will.
 func (s *settler) settle(c *claim, what settlement) (written bool) {
 	select {
 	case <-s.abandoned: // first, since a buffer without a reader would take it too

@@ -42,7 +42,7 @@ import (
 //
 // Pause. The claim reads samekey.pauses and River's pause in its own statement: no flag in memory decides.
 //
-// Stop. A stop ends the waits. A claim under way is finished, and its intents are given back unsent.
+// Stop. A stop ends the waits. A running claim is finished, and its intents are given back unsent.
 
 // shiftOf runs a shift for a River job when keepShift lets it, and returns when the shift is over.
 func (d *destination) shiftOf(ctx context.Context) {

@@ -148,7 +148,7 @@ func timeline(e outbox.Entry) string {
 	var lines strings.Builder
 	for _, event := range e.History {
 		fmt.Fprintf(&lines, "\t%s attempt %d worker %d: %s %s %s %s\n",
-			event.Event, event.Attempt, event.Worker, event.Outcome, event.Code, event.Finished, event.Error)
+			event.Event, event.Attempt, event.Worker, event.Outcome, event.Code, event.FinalStatus, event.Error)
 	}
 	return lines.String()
 }

@@ -35,7 +35,7 @@ func TestWorkerStoppedPastItsLeaseSettlesNothing(t *testing.T) {
 	zombie.signal(syscall.SIGCONT)
 	entry := c.late()
 	c.history(entry, "orphaned", "attempt:delivered", "late:delivered")
-	if late := entry.History[2]; late.Attempt != 1 || len(late.Response) == 0 || late.Finished != "" {
+	if late := entry.History[2]; late.Attempt != 1 || len(late.Response) == 0 || late.FinalStatus != "" {
 		t.Errorf("the late answer is stored as %+v", late)
 	}
 	if entry.Status != outbox.StatusDelivered || !entry.FinishedAt.Equal(delivered.FinishedAt) {

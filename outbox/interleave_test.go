@@ -93,8 +93,8 @@ func TestLookupOvertakenByADecisionSettlesNothing(t *testing.T) {
 		if n := w.settle(lookup, outbox.StatusPending, "absent", ""); n != 0 {
 			t.Errorf("%s: the lookup changed what the person decided", verb)
 		}
-		if e := get(t, on, id); e.Status != want || e.Worker != 0 {
-			t.Errorf("%s: it is %s, held by %d", verb, e.Status, e.Worker)
+		if e := get(t, on, id); e.Status != want || e.LeasedBy != 0 {
+			t.Errorf("%s: it is %s, held by %d", verb, e.Status, e.LeasedBy)
 		}
 	}
 }

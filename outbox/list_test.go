@@ -162,7 +162,7 @@ func TestGetShowsTheWholeTimeline(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := w.claimOne("charge_card", true)
-	if e := get(t, on, id); e.Status != outbox.StatusLeased || e.Worker != 1 || e.LeaseUntil.IsZero() || e.FirstSentAt.IsZero() || e.Attempt != 3 {
+	if e := get(t, on, id); e.Status != outbox.StatusLeased || e.LeasedBy != 1 || e.LeaseUntil.IsZero() || e.FirstSentAt.IsZero() || e.Attempt != 3 {
 		t.Errorf("while it is sent: %+v", e)
 	}
 	w.settle(c, outbox.StatusDelivered, "delivered", "200")
@@ -177,7 +177,7 @@ func TestGetShowsTheWholeTimeline(t *testing.T) {
 	if e.Status != outbox.StatusDelivered || e.FinishedAt.IsZero() || e.Code != "200" || string(e.Payload) != `{"a": 1}` || e.TraceContext != "00-1-2-3" {
 		t.Errorf("%+v", e)
 	}
-	if last := e.History[2]; last.Finished != outbox.StatusDelivered || last.StartedAt.IsZero() || last.Worker != 1 || !last.At.Equal(e.FinishedAt) {
+	if last := e.History[2]; last.FinalStatus != outbox.StatusDelivered || last.StartedAt.IsZero() || last.Worker != 1 || !last.At.Equal(e.FinishedAt) {
 		t.Errorf("%+v", last)
 	}
 	if _, err := outbox.Get(t.Context(), on, uuid.New()); !errors.Is(err, outbox.ErrNotFound) {

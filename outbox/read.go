@@ -53,7 +53,7 @@ type Entry struct {
 
 	FirstSentAt    time.Time // when the vendor may first have received the delivery key
 	KeyWindowUntil time.Time // when the vendor may forget the delivery key; zero for never
-	Worker         int       // the worker that holds it now, samekey.workers.id
+	LeasedBy       int       // the worker that holds it now, samekey.workers.id
 	LeaseUntil     time.Time // when the worker's lease ends
 	ApprovedAt     time.Time
 	FinishedAt     time.Time
@@ -88,7 +88,7 @@ type Event struct {
 
 	Actor, Reason string // of a person's decision
 
-	Finished Status // the final state that this event put the intent in
+	FinalStatus Status // the final state that this event put the intent in
 }
 
 // Get returns the intent with its payload and its history, or [ErrNotFound]. It also works outside a transaction, with a
@@ -112,8 +112,8 @@ func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	}
 	for _, row := range events {
 		event := event(row)
-		if event.Finished != "" { // perhaps since the first query
-			e.Status, e.FinishedAt, e.Code = event.Finished, event.At, event.Code
+		if event.FinalStatus != "" { // perhaps since the first query
+			e.Status, e.FinishedAt, e.Code = event.FinalStatus, event.At, event.Code
 		}
 		e.History = append(e.History, event)
 	}
@@ -136,7 +136,7 @@ func entry(r db.OutboxEntriesRow) Entry {
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
 		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
 		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
-		KeyWindowUntil: orZero(r.KeyWindowUntil), Worker: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
+		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
 	}
 	if e.Deadline.IsZero() {
@@ -152,7 +152,7 @@ func event(r db.OutboxHistoryRow) Event {
 	return Event{
 		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
 		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
-		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), Finished: Status(orZero(r.FinalStatus)),
+		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), FinalStatus: Status(orZero(r.FinalStatus)),
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/samekey/samekey/processed"
 )
 
-// late is an argument that is rewritten once the statement is under way in pgx, as pgx.NamedArgs is.
+// late is an argument that pgx rewrites when it runs the statement, as pgx.NamedArgs is.
 type late struct{ begun, goOn chan struct{} }
 
 func (l late) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, _ []any) (string, []any, error) {

@@ -314,7 +314,7 @@ func TestPruneLocksAtMostAThousandKeys(t *testing.T) {
 		select count(*) from o`)
 	b.exec("delete from samekey.outbox_queue")
 	samekeytest.Elapse(t, b.db, 73*time.Hour)
-	// While a page is under way its keys are in flight, and others are not.
+	// While a page is being deleted, its keys are in flight, and others are not.
 	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
 		seen, err := db.New(tx).ProcessedEventsPruneOrphans(t.Context(), db.ProcessedEventsPruneOrphansParams{MaxCount: 2000, RetainUs: time.Hour.Microseconds()})
 		if err != nil || seen.Intents != 1001 {

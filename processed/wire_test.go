@@ -128,7 +128,7 @@ func TestCommitStillRunningIsAmbiguous(t *testing.T) {
 		t.Fatalf("want ErrAmbiguous: %v", err)
 	}
 	if _, err := b.place(request(t, "k", `1`), o); !errors.Is(err, processed.ErrInFlight) {
-		t.Fatalf("while it is under way: %v", err)
+		t.Fatalf("while it runs: %v", err)
 	}
 	proxy.Release()
 	res := b.untilDone(request(t, "k", `1`))

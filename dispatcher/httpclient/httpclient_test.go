@@ -215,7 +215,7 @@ func TestTransportWithoutASocketIsRefused(t *testing.T) {
 	}
 	pipe := func(context.Context, string, string) (net.Conn, error) { c, _ := net.Pipe(); return c, nil }
 	_, err := send(attempt(t, new(wire.Attempt), time.Second), newClient(t, &http.Transport{DialContext: pipe}), http.MethodGet, "http://vendor.example", nil)
-	if err == nil || !strings.Contains(err.Error(), "no socket") {
+	if err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Error(err)
 	}
 }

@@ -35,7 +35,7 @@ const (
 	EventPromoted  = "promoted"  // the intent before it in its ordering key is out of the way
 
 	EventAttempt   = "attempt"  // a call to the vendor ended, or did not begin
-	EventLookup    = "lookup"   // a worker asked the vendor what became of it (reconciliation)
+	EventLookup    = "lookup"   // a worker asked the vendor whether it acted (reconciliation)
 	EventApply     = "apply"    // the application's Apply ended
 	EventOrphaned  = "orphaned" // its worker died, or its lease ran out
 	EventLate      = "late"     // an answer came after another worker had taken the intent over

@@ -9,21 +9,21 @@ import (
 // A Breaker stops the calls to a vendor that fails, and tries one call at a time until the vendor answers again. Each
 // process has its own and finds out for itself.
 //
-//	32 calls are under way when it opens      their ends belong to an epoch that is over and are not counted: the delay
+//	32 calls are in flight when it opens      their ends belong to an epoch that is over and are not counted: the delay
 //	                                          does not double for each of them
 //	one of them is answered late              that does not close it: the probe decides
 //	the probe claims nothing, or is given     the probe is returned, and the next claim may have it
 //	back without a call
 //	the probe's handler never returns         after probePatience there is another probe; the first answer counts
 //	two drains, or two actions, want it       one gets the probe, the other gets nothing
-//	it opens while a claim is under way       the calls of that claim are made: they belong to the epoch that is over
+//	it opens while a claim runs               the calls of that claim are made: they belong to the epoch that is over
 //	failures and answers mixed                an answer starts the count again: it never opens on a vendor that mostly answers
 //	several calls are throttled at once       it holds until the latest of the times they were told. Then all calls go on:
 //	                                          the vendor answers, so it is not open and needs no probe
 //	the vendor wants fewer calls and gives    it holds for a time that doubles with each such answer, up to the longest delay;
-//	no time (429), or wants to be asked       then one call goes out, and each better answer doubles how many may be under way
+//	no time (429), or wants to be asked       then one call goes out, and each better answer doubles the calls in flight
 //	later so often in a row (503)
-//	32 calls are under way when it holds      they belong to the epoch that is over: one hold for all of them
+//	32 calls are in flight when it holds      they belong to the epoch that is over: one hold for all of them
 //	a call of a window never returns          after probePatience another call may go
 //
 // A library does not fit well: failsafe-go's breaker brings in grpc and protobuf, its half-open state cannot return a
@@ -41,8 +41,8 @@ type Breaker struct {
 	held             time.Time // nothing is admitted before, since the vendor asked for that
 	laters           int       // answers in a row that ask to be called later
 	holds            int       // in a row, without a better answer between
-	window           int       // after a hold: how many calls may be under way; zero: any number
-	out              int       // calls under way in this epoch, while there is a window
+	window           int       // after a hold: how many calls may be in flight; zero: any number
+	out              int       // calls in flight in this epoch, while there is a window
 	admitted         time.Time // when the last of them was admitted
 	epoch            int
 }
@@ -64,7 +64,7 @@ const (
 	deniedBreaks  = 3           // this many refused credentials in a row open it
 	probePatience = time.Minute // after which a probe that has not returned is given again
 	holdFraction  = 8           // the first hold is this fraction of the first delay: one 429 among many answers costs little
-	fullWindow    = 256         // with so many calls under way the last hold is forgotten
+	fullWindow    = 256         // with so many calls in flight the last hold is forgotten
 )
 
 // FullJitter draws a wait up to the ceiling.
@@ -156,7 +156,7 @@ type Change struct {
 	Failures       int  // in a row, that opened it
 	Trips          int  // how often it opened since it was last closed
 	Holds          int  // more than zero: it holds now, and how many holds in a row this is
-	Room           bool // one more call may be under way
+	Room           bool // one more call may be in flight
 	Delay          time.Duration
 }
 

@@ -15,10 +15,10 @@ import (
 //	100,000 intents for an endpoint that hangs   each is postponed further than the one before, at the pace at which the
 //	                                             endpoint takes calls; past the longest delay they are spread over it
 //	a call ends, and others wait                 the drain looks at once for intents that have come due
-//	killed between the claim and postponing     as between any claim and its call: they are taken over
-//	postponing fails                            they are settled like an outcome, which is tried until it is written
+//	killed between the claim and postponing      as between any claim and its call: they are taken over
+//	postponing fails                             they are settled like an outcome, which is tried until it is written
 //	its breaker is open                          intents that come due meanwhile are postponed; the first after that is the probe
-//	a call of a forgotten endpoint ends          impossible: an endpoint with calls under way is kept
+//	a call of a forgotten endpoint ends          impossible: an endpoint with calls in flight is kept
 //	two workers                                  each has its own limit and breakers, as for concurrency
 type Endpoints struct {
 	per     int
@@ -37,12 +37,12 @@ type Endpoint struct {
 	id      endpointID
 	breaker *Breaker
 
-	starts  []time.Time   // of the calls under way
-	took    time.Duration // how long calls took lately
-	next    time.Time     // intents that were postponed come due until then
-	trouble time.Time     // since when intents are postponed without a good answer between; zero: no trouble
-	off     int           // how many were postponed since then
-	touched time.Time
+	starts    []time.Time   // of the calls in flight
+	took      time.Duration // how long calls took lately
+	next      time.Time     // intents that were postponed come due until then
+	trouble   time.Time     // since when intents are postponed without a good answer between; zero: no trouble
+	postponed int           // how many were postponed since then
+	touched   time.Time
 }
 
 const (
@@ -56,7 +56,7 @@ const (
 
 	// maxEndpoints are known at once. An endpoint that had no intent for forgetAfter is forgotten, unless its breaker
 	// waits.
-	maxEndpoints = 20_000 // more than a destination can have calls under way
+	maxEndpoints = 20_000 // more than a destination can have calls in flight
 	forgetAfter  = longestDelay + 5*time.Minute
 	forgetEvery  = time.Minute
 )
@@ -67,7 +67,7 @@ func (e *Endpoint) Breaker() *Breaker { return e.breaker }
 // Digest stands for the endpoint's name in logs.
 func (e *Endpoint) Digest() string { return hex.EncodeToString(e.id[:8]) }
 
-// NewEndpoints lets per calls be under way to each endpoint, and gives each a breaker.
+// NewEndpoints allows per calls in flight to each endpoint, and gives each a breaker.
 func NewEndpoints(per int, breaker BreakerConfig) *Endpoints {
 	return &Endpoints{per: per, breaker: breaker, known: map[endpointID]*Endpoint{}}
 }
@@ -110,8 +110,8 @@ func (e *Endpoint) postpone(now time.Time, per int, broken bool) time.Duration {
 	if until := e.breaker.delayEnds(now); e.next.Before(until) {
 		e.next = until
 	}
-	e.off++
-	longest := min(max(now.Sub(e.trouble), time.Duration(e.off)*eachPostponed, shortestDelay), longestDelay)
+	e.postponed++
+	longest := min(max(now.Sub(e.trouble), time.Duration(e.postponed)*eachPostponed, shortestDelay), longestDelay)
 	if delay := e.next.Sub(now) + pace; delay < longest {
 		e.next = e.next.Add(pace)
 		return delay
@@ -133,7 +133,7 @@ func (es *Endpoints) Leave(e *Endpoint, start, now time.Time, h Health) (others 
 		e.took = (3*e.took + now.Sub(start)) / 4
 	}
 	if h == Good {
-		e.trouble, e.off = time.Time{}, 0
+		e.trouble, e.postponed = time.Time{}, 0
 	}
 	e.touched = now
 	if len(e.starts) == 0 && !e.next.After(now) && e.breaker.spotless(now) {

@@ -10,7 +10,7 @@ import (
 // statement takes as many permits as have come due and as there are slots. A claim never asks for more than there are
 // permits.
 //
-//	two nodes take at once                   the second waits for the first one's row and counts on from there
+//	two workers take at once                 the second waits for the first one's row and counts on from there
 //	killed between the take and the claim    the permits are lost: fewer calls are made, never more
 //	the claim gets fewer than it may         another worker took them; the rest can be used for permitLife, then it is lost
 //	nothing is due                           the statement takes nothing: an idle destination's budget stays whole

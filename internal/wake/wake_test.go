@@ -40,7 +40,7 @@ func hear(t *testing.T, conn *pgx.Conn) (action string, pid uint32) {
 	return n.Payload, n.PID
 }
 
-// idle waits until nothing is under way for any pool.
+// idle waits until no pool has a notification in flight.
 func idle(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -55,7 +55,7 @@ func idle(t *testing.T) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("%d pools are kept although nothing is under way", n)
+			t.Fatalf("%d pools are kept although no notification is in flight", n)
 		}
 	}
 }
