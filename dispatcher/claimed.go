@@ -23,7 +23,7 @@ type claim struct {
 	settled chan bool // what the settler wrote; see settler.settle
 
 	calls   bool       // it leads to a call
-	resting settlement // else what becomes of it
+	resting settlement // else its settlement
 
 	unloaded bool // of an answered intent: it has no payload until its Apply begins
 	unmarked bool // leased as unsent, and not marked since: it is not sent

@@ -17,6 +17,7 @@ type destination struct {
 	settler *settler
 	applier *applier
 	reports *reports
+
 	name    string
 	queue   string // of River
 	actions []*action
@@ -200,7 +201,7 @@ func (d *destination) busyUntil(until time.Time) {
 // tries is what the watch knows about the claims of an action. All times are monotonic.
 type tries struct {
 	since time.Time // when the watch first saw something due and nothing in the way
-	began time.Time // when the claim that is under way began; zero: no claim is
+	began time.Time // when the running claim began; zero: no claim runs
 	ended time.Time // when the last one ended without an error
 	err   string    // of the last one
 }

@@ -6,9 +6,10 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 )
 
-// settlement is what becomes of a claim: the row's next state, and the line in its history.
+// settlement is the result of a claim: the row's next status, and the event for its history. The fields have the names
+// of OutboxQueueSettle's parameters.
 type settlement struct {
-	status       string        // the next state; delivered and refused finish the intent
+	status       string        // the next status; delivered and refused finish the intent
 	delay        time.Duration // until it is due again
 	attemptsUsed int           // the new value of attempts_used
 	clearSent    bool          // no vendor saw the key: reset first_sent_at and what goes with it

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// slots bound what a destination has under way. A slot is held until its call has ended, not until the outcome is
-// written: else a slow settle would cost calls. So claims that wait for their settle are bounded too, or a database
-// that takes outcomes slowly would fill the memory.
+// slots bound the calls that a destination has in flight. A slot is held until its call has ended, not until the
+// outcome is settled: otherwise a slow settle would cost calls. So the number of claims that wait for their settle is
+// bounded too, or a slow database would fill the memory.
 type slots struct {
-	calls chan struct{} // one for each call under way
+	calls chan struct{} // one for each call in flight
 	open  chan struct{} // one for each claim that is not settled
 }
 
