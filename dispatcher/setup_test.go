@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		workerMain()
 		return
 	}
-	dbtest.Parallel("6") // these tests wait more than they work
+	dbtest.Parallel("10") // these tests wait more than they work
 	goleak.VerifyTestMain(unhurried{m})
 }
 

@@ -43,6 +43,13 @@ func startLines(t *testing.T) *lines {
 	return s
 }
 
+// setAnswers sets what the server answers instead. A client of another test may be connected: ports are used again.
+func (s *lines) setAnswers(answers map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answers = answers
+}
+
 func (s *lines) answer(to, otherwise string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +189,7 @@ func TestRepliesOfServers(t *testing.T) {
 // unknown.
 func TestUnansweredQUITDelaysNothing(t *testing.T) {
 	b, s := setup(t), startLines(t)
-	s.answers = map[string]string{"QUIT": "nothing"}
+	s.setAnswers(map[string]string{"QUIT": "nothing"})
 	p := policy
 	p.Timeout = patience // a busy machine takes seconds
 	id := b.insert()
