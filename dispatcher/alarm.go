@@ -24,8 +24,8 @@ func (d *destination) tried(index int) (ended func(error)) {
 	}
 }
 
-// watch checks after each sweep that the destination claims its due intents. It is the last line of defence: whatever keeps
-// claims from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
+// watch checks after each sweep that the destination claims its due intents. It is the last line of defence: whatever
+// keeps claims from being made or from ending is logged once, and [Dispatcher.Ready] returns it until it is over.
 func (d *destination) watch(now time.Time, due map[string]bool) {
 	open := d.mayClaim() && d.heldUp(now) == 0 || d.settler.isHeldUp()
 	stuck, busy, claiming := "", d.slots.allTaken(), false

@@ -72,9 +72,9 @@ type Delivery[T any] struct {
 	// Endpoint is called after each claim, also before a lookup, and must not call out. It returns a name, such as a
 	// host or a receiver's id. After an empty name or a panic the call counts as a call to no endpoint.
 	//
-	// An intent whose endpoint is busy or failing is postponed: unsent, with no attempt used, no line in its history and
-	// no slot taken. Delays grow with the number of intents that wait for the endpoint, up to 1 minute, and up to 10
-	// minutes if it has been in trouble for long or more than 30,000 wait. Meanwhile intents of one endpoint can
+	// An intent whose endpoint is busy or failing is postponed: unsent, with no attempt used, no line in its history
+	// and no slot taken. Delays grow with the number of intents that wait for the endpoint, up to 1 minute, and up to
+	// 10 minutes if it has been in trouble for long or more than 30,000 wait. Meanwhile intents of one endpoint can
 	// overtake each other, unless they have an ordering key.
 	Endpoint func(call *Call) string
 

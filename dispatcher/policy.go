@@ -27,8 +27,8 @@ type Policy struct {
 	// s; at most 24 h.
 	Lease time.Duration
 
-	// Attempts is how many times an intent may be sent before it is dead. Attempts that were provably unsent, or after which
-	// the vendor asked to wait, do not count. Default: as many as fit the KeyWindow, at most 25.
+	// Attempts is how many times an intent may be sent before it is dead. Attempts that were provably unsent, or after
+	// which the vendor asked to wait, do not count. Default: as many as fit the KeyWindow, at most 25.
 	//
 	// A [NonIdempotentWrite] and an [IrreversibleWrite] are sent again only if nothing was sent; for them Attempts
 	// limits the lookups. Without a Lookup, more than one is a mistake.

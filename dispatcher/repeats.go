@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// repeats is a handler that logs a repeated line once, and then how often it was repeated. A database that is down for a
-// minute would otherwise fill the log with the same line, and hide the one that says why.
+// repeats is a handler that logs a repeated line once, and then how often it was repeated. A database that is down for
+// a minute would otherwise fill the log with the same line, and hide the one that says why.
 //
-// Two records are the same line if level, message and attributes are the same, but for the attributes that [counts] names.
-// The first is logged at once. What comes within the next repeatFirst is counted; the next one after it is logged with
-// repeated=N, and the time doubles, up to repeatMost. A line that was not seen for twice its time is new again. A line about
-// one intent is logged each time: the history of an intent has to be found by its id.
+// Two records are the same line if level, message and attributes are the same, but for the attributes that [counts]
+// names. The first is logged at once. What comes within the next repeatFirst is counted; the next one after it is
+// logged with repeated=N, and the time doubles, up to repeatMost. A line that was not seen for twice its time is new
+// again. A line about one intent is logged each time: the history of an intent has to be found by its id.
 //
 // A count that is waiting when nothing more comes is logged by the next line of any kind after its time, or by flush.
 type repeats struct {

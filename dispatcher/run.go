@@ -66,9 +66,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 
 // Drain delivers until nothing is due, and returns how the claims ended. It needs no running River, and holds a
 // worker's lock of its own: for tests and for cron. It also delivers what becomes due by a finished call's Apply or by
-// a promotion. It leaves intents that are due later (a retry after its backoff). It waits for a destination's rate and for a
-// busy endpoint. It leaves alone paused destinations, and destinations and endpoints with an open breaker or a vendor
-// that wants fewer calls ([Limits.BreakAfter]): they count as having nothing due.
+// a promotion. It leaves intents that are due later (a retry after its backoff). It waits for a destination's rate and
+// for a busy endpoint. It leaves alone paused destinations, and destinations and endpoints with an open breaker or a
+// vendor that wants fewer calls ([Limits.BreakAfter]): they count as having nothing due.
 //
 // When ctx ends it stops as [Dispatcher.Run] does, and returns ctx's error with what it counted.
 func (d *Dispatcher) Drain(ctx context.Context) (Summary, error) {

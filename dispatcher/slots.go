@@ -16,7 +16,8 @@ type slots struct {
 // claimLimit bounds one claim.
 const claimLimit = 1000
 
-// openClaims is how many claims may wait for their settle, beside two for each call: a batch that is written, and the next.
+// openClaims is how many claims may wait for their settle, beside two for each call: a batch that is written, and the
+// next.
 const openClaims = 2 * settleBatch
 
 func newSlots(calls int) slots {

@@ -12,8 +12,9 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// sweeper finds the work that no worker holds: intents that are due, leases of dead workers, leases that ran out, ordering
-// keys without a head. It runs in every worker, so no leader has to be elected before a killed worker's work goes on.
+// sweeper finds the work that no worker holds: intents that are due, leases of dead workers, leases that ran out,
+// ordering keys without a head. It runs in every worker, so no leader has to be elected before a killed worker's work
+// goes on.
 type sweeper struct {
 	core         *core
 	destinations *destinations

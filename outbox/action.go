@@ -20,8 +20,8 @@ import (
 // then does not compile on either side.
 //
 // T is stored as JSON, under the rules of Intent.Payload. An Action[[]byte] or Action[json.RawMessage] is the untyped
-// form: its bytes are stored unchanged. For an action whose name is known only at run time, fill in an [Intent] and call
-// the function [Insert].
+// form: its bytes are stored unchanged. For an action whose name is known only at run time, fill in an [Intent] and
+// call the function [Insert].
 type Action[T any] struct{ name string }
 
 // NewAction returns the action with this name. A name is 1 to 63 bytes of lowercase letters, digits, "_", "." and "-",
@@ -43,8 +43,9 @@ func (a Action[T]) Name() string { return a.name }
 // OrderingKey, and pass it to the function [Insert] or to [InsertMany].
 func (a Action[T]) Intent(payload T) Intent { return Intent{Action: a.name, Payload: payload} }
 
-// Insert writes an intent of this action in the caller's transaction, as the function [Insert] does, and takes the key of
-// the request: call it in processed.Run, processed.Do or a handler's Apply. In any other transaction set the Key of an
+// Insert writes an intent of this action in the caller's transaction, as the function [Insert] does, and takes the key
+// of the request: call it in processed.Run, processed.Do or a handler's Apply. In any other transaction set the Key of
+// an
 // [Action.Intent] and call the function [Insert].
 func (a Action[T]) Insert(ctx context.Context, tx samekey.Tx, payload T) (uuid.UUID, error) {
 	return Insert(ctx, tx, a.Intent(payload))

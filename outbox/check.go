@@ -47,8 +47,8 @@ var workersHeaders = []string{"idempotency-key", "x-idempotency-key", "host", "c
 // Headers that carry secrets.
 var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-auth-token"}
 
-// checked returns the intent in the form of samekey.enqueue, with a new id and without a key. Its error names the field and
-// what to do, and quotes no value.
+// checked returns the intent in the form of samekey.enqueue, with a new id and without a key. Its error names the field
+// and what to do, and quotes no value.
 func (in Intent) checked() (keyed.Intent, error) {
 	if err := checkAction(in.Action); err != nil {
 		return keyed.Intent{}, invalid("Action", err)
@@ -99,8 +99,8 @@ func encodePayload(value any, contentType string) (payload []byte, _ string, err
 	return payload, contentType, invalid("Payload", err)
 }
 
-// payloadBytes returns a copy: the caller may reuse its bytes before they are written, as database/sql does with those of a
-// RawBytes.
+// payloadBytes returns a copy: the caller may reuse its bytes before they are written, as database/sql does with those
+// of a RawBytes.
 func payloadBytes(value any, isJSON bool) (payload []byte, err error) {
 	if value == nil {
 		return nil, errors.New("Payload is nil: use struct{}{} for an effect without one")
@@ -159,7 +159,8 @@ func escapes(value string) int {
 	return strings.Count(value, `"`) + strings.Count(value, `\`) + strings.Count(value, "\t")
 }
 
-// visible reports whether value can be a header's value: visible ASCII, with spaces and tabs inside but not at the ends.
+// visible reports whether value can be a header's value: visible ASCII, with spaces and tabs inside but not at the
+// ends.
 func visible(value string) bool {
 	return strings.Trim(value, " \t") == value &&
 		!strings.ContainsFunc(value, func(r rune) bool { return r != '\t' && (r < ' ' || r > '~') })

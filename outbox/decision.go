@@ -95,8 +95,8 @@ func (d *decision) unsent() error {
 	return nil
 }
 
-// finish finishes the intent as cancelled if it is in one of the states and was not sent, and promotes the next intent with
-// its ordering key.
+// finish finishes the intent as cancelled if it is in one of the states and was not sent, and promotes the next intent
+// with its ordering key.
 func (d *decision) finish(ctx context.Context, event string, states ...Status) error {
 	if err := d.in(states...); err != nil {
 		return err

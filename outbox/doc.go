@@ -1,13 +1,14 @@
 // Package outbox writes intents in your transactions, and lets people see and decide what happens to them.
 //
-// An intent (outbox message) states that an effect outside the database must happen if this transaction commits: charge a
-// card, send a mail, call a webhook. It exists if and only if the transaction commits. A worker (package dispatcher) then makes
-// the call. It retries with the same delivery key and the same bytes, until the intent is finished or rests in a state that
-// a person can see and act on. No intent is deleted before it is finished.
+// An intent (outbox message) states that an effect outside the database must happen if this transaction commits: charge
+// a card, send a mail, call a webhook. It exists if and only if the transaction commits. A worker (package dispatcher)
+// then makes the call. It retries with the same delivery key and the same bytes, until the intent is finished or rests
+// in a state that a person can see and act on. No intent is deleted before it is finished.
 //
 // # Declare an action
 //
-// Declare each action once, in a package that the writer and the worker import. It has a name and the type of its payload:
+// Declare each action once, in a package that the writer and the worker import. It has a name and the type of its
+// payload:
 //
 //	var ChargeCard = outbox.NewAction[Charge]("charge_card")
 //
@@ -25,8 +26,8 @@
 //			return order, err
 //		})
 //
-// In a transaction of your own, a pgx.Tx or [samekey.SQL] of a *sql.Tx, set the Key of the operation that the effect belongs
-// to, and call [Flush] after the commit to wake the workers:
+// In a transaction of your own, a pgx.Tx or [samekey.SQL] of a *sql.Tx, set the Key of the operation that the effect
+// belongs to, and call [Flush] after the commit to wake the workers:
 //
 //	in := ChargeCard.Intent(Charge{OrderID: order.ID, Amount: order.Amount})
 //	in.Key = key
@@ -38,19 +39,20 @@
 //	select samekey.enqueue('acme/orders.create', 'order-1', 'charge_card', '{"amount": 5}');
 //
 // Inserting the same key, action, part and payload again changes nothing and returns the first id. Another payload is a
-// [*ConflictError] and aborts the transaction: if one operation needs two effects of one action, give each its own Part.
+// [*ConflictError] and aborts the transaction: if one operation needs two effects of one action, give each its own
+// Part.
 //
 // # Look at an intent
 //
-// [Get] returns an intent with its payload and its history: each attempt, each answer of the vendor, each decision and who
-// made it. [List] finds intents by state, action, key, scope, part, age or error code, newest first. Intents that wait for
-// a person are in the states parked, dead and awaiting_approval.
+// [Get] returns an intent with its payload and its history: each attempt, each answer of the vendor, each decision and
+// who made it. [List] finds intents by state, action, key, scope, part, age or error code, newest first. Intents that
+// wait for a person are in the states parked, dead and awaiting_approval.
 //
 // # Decide about an intent
 //
-// Each of these functions is one transaction and records who decided and why ([By]). They are safe against workers and other
-// people at the same moment: of two decisions one wins, and the other gets a [*StateError] with the present state and what
-// is possible.
+// Each of these functions is one transaction and records who decided and why ([By]). They are safe against workers and
+// other people at the same moment: of two decisions one wins, and the other gets a [*StateError] with the present state
+// and what is possible.
 //
 //   - [Approve] and [Reject] decide about an irreversible action before it is sent.
 //   - [Redrive] makes a dead or parked intent due again; [RedriveAll] does so for many.
@@ -58,8 +60,8 @@
 //   - [Cancel] takes back an intent that was not sent.
 //   - [Pause] stops the calls to a destination, until [Resume].
 //
-// An intent that may have been sent cannot be cancelled. If it must not be sent twice, it cannot be redriven either. Look
-// into the vendor's dashboard first, and [Resolve] it.
+// An intent that may have been sent cannot be cancelled. If it must not be sent twice, it cannot be redriven either.
+// Look into the vendor's dashboard first, and [Resolve] it.
 //
 // # States
 //

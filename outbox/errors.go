@@ -7,9 +7,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// IntentError is the error for an Intent that breaks the rules. Nothing was sent to the database, and the transaction is
-// still usable. The error quotes no value. If the key itself is invalid, it also matches samekey.ErrInvalidKey. One error
-// may join several.
+// IntentError is the error for an Intent that breaks the rules. Nothing was sent to the database, and the transaction
+// is still usable. The error quotes no value. If the key itself is invalid, it also matches samekey.ErrInvalidKey. One
+// error may join several.
 type IntentError struct {
 	Field string // of Intent
 	Err   error  // what is wrong and what to do
@@ -32,8 +32,8 @@ func invalid(field string, err error) error {
 var ErrNotFound = errors.New("outbox: no such intent")
 
 // ConflictError means that an intent with the same key, action and part but another payload exists. The transaction is
-// aborted: roll it back. The existing intent is unchanged. If you need two effects of one action, give each its own Part. If
-// the payload changed between two attempts of one request, the later payload is the mistake.
+// aborted: roll it back. The existing intent is unchanged. If you need two effects of one action, give each its own
+// Part. If the payload changed between two attempts of one request, the later payload is the mistake.
 //
 // Its text leaves out Part, which may contain more than belongs in a log.
 type ConflictError struct {

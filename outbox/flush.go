@@ -9,8 +9,8 @@ import (
 )
 
 // Flush wakes the workers that handle these actions. Call it after the commit of a transaction of your own in which you
-// inserted; processed.Run does it by itself. Flush returns at once and never fails. Without it, or if the notification is
-// lost, a worker finds the intents within half a second.
+// inserted; processed.Run does it by itself. Flush returns at once and never fails. Without it, or if the notification
+// is lost, a worker finds the intents within half a second.
 func Flush(pool *pgxpool.Pool, actions ...string) { wake.Flush(pool, actions...) }
 
 // FlushSQL is [Flush] for database/sql and libraries built on it, with any Postgres driver. It takes the pool and not a

@@ -15,22 +15,23 @@ import (
 	"github.com/samekey/samekey/internal/keyed"
 )
 
-// Insert writes an intent in the caller's transaction and returns its id. The intent exists if and only if the transaction
-// commits. For an action that is declared with [NewAction], [Action.Insert] is shorter.
+// Insert writes an intent in the caller's transaction and returns its id. The intent exists if and only if the
+// transaction commits. For an action that is declared with [NewAction], [Action.Insert] is shorter.
 //
-// Inserting the same key, action, part and payload again changes nothing and returns the first id; the other fields are not
-// compared. Another payload is a [*ConflictError].
+// Inserting the same key, action, part and payload again changes nothing and returns the first id; the other fields are
+// not compared. Another payload is a [*ConflictError].
 //
-// In processed.Run the intent takes the request's key and is written together with the commit, without a round trip of its
-// own; Run then returns a conflict. In processed.Do and a handler's Apply it takes the key and is written at once. Any other
-// transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx) needs a Key, and the intent is written at once; call [Flush] or
+// In processed.Run the intent takes the request's key and is written together with the commit, without a round trip of
+// its own; Run then returns a conflict. In processed.Do and a handler's Apply it takes the key and is written at once.
+// Any other transaction (a pgx.Tx, or [samekey.SQL] of a *sql.Tx) needs a Key, and the intent is written at once; call
+// [Flush] or
 // [FlushSQL] after the commit.
 //
-// An intent that breaks the rules of [Intent] is an [*IntentError]. No SQL ran then, and the transaction can go on. An error
-// of the database aborts the transaction: roll it back. After SQLSTATE 40001 or 40P01, run the transaction again.
+// An intent that breaks the rules of [Intent] is an [*IntentError]. No SQL ran then, and the transaction can go on. An
+// error of the database aborts the transaction: roll it back. After SQLSTATE 40001 or 40P01, run the transaction again.
 //
-// With an ordering key, Insert locks the key until the transaction ends. Two transactions that insert several ordering keys
-// in opposite orders deadlock (40P01); use [InsertMany], which sorts them.
+// With an ordering key, Insert locks the key until the transaction ends. Two transactions that insert several ordering
+// keys in opposite orders deadlock (40P01); use [InsertMany], which sorts them.
 func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	ready, err := prepare(tx, in)
 	if err != nil {
@@ -53,9 +54,9 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 	return id, nil
 }
 
-// InsertMany writes the intents in the caller's transaction, in one round trip, and returns their ids in the order given.
-// Each intent is treated as [Insert] does. If one breaks the rules, nothing is written. Intents with the same ordering key keep
-// the order given.
+// InsertMany writes the intents in the caller's transaction, in one round trip, and returns their ids in the order
+// given. Each intent is treated as [Insert] does. If one breaks the rules, nothing is written. Intents with the same
+// ordering key keep the order given.
 //
 // Two calls of InsertMany never deadlock with each other. With [samekey.SQL] it makes one round trip per intent.
 func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UUID, error) {
@@ -146,8 +147,8 @@ func enqueueError(in keyed.Intent, err error) error {
 }
 
 // sortForLocks sorts the indexes in order into the order of writing, and returns the ordering keys to lock before. All
-// transactions take their locks in the same order, so they cannot deadlock: first the ordering keys, as the database sorts
-// them, then the entries of the unique index, sorted here. Ordered intents come first and keep the order given.
+// transactions take their locks in the same order, so they cannot deadlock: first the ordering keys, as the database
+// sorts them, then the entries of the unique index, sorted here. Ordered intents come first and keep the order given.
 func sortForLocks(ready []keyed.Intent, order []int) (orderingKeys []string) {
 	slices.SortStableFunc(order, func(i, j int) int {
 		a, b := ready[i], ready[j]

@@ -35,15 +35,15 @@ type Page struct {
 	Next    uuid.UUID // for Filter.After; zero on the last page
 }
 
-// List returns a page of the intents that the filter selects, newest first. Paging is stable: an intent that is inserted
-// meanwhile does not move others between pages, and one whose state changes meanwhile can only be missing. So a page may
-// have fewer than Limit intents and not be the last: look at Next.
+// List returns a page of the intents that the filter selects, newest first. Paging is stable: an intent that is
+// inserted meanwhile does not move others between pages, and one whose state changes meanwhile can only be missing. So
+// a page may have fewer than Limit intents and not be the last: look at Next.
 //
-// The order is that of the ids, which writers make from their clocks. Intents of two writers within the clocks' difference
-// may be in either order.
+// The order is that of the ids, which writers make from their clocks. Intents of two writers within the clocks'
+// difference may be in either order.
 //
-// A page reads the rows that it returns, and the rows between them that Action, Code, Scope, Part or OlderThan leave out.
-// With a Key it reads only the intents of that key.
+// A page reads the rows that it returns, and the rows between them that Action, Code, Scope, Part or OlderThan leave
+// out. With a Key it reads only the intents of that key.
 //
 // List also works outside a transaction, with a pool or a connection.
 func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {

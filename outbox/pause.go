@@ -37,13 +37,14 @@ func (t Target) check() error {
 	return checkAction(t.Action)
 }
 
-// Pause stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
-// second. Running calls go on to their end, with their Apply. Due intents wait, use no attempt, and are delivered after
-// [Resume]; their deadlines and key windows keep running. If until is zero, the pause lasts until [Resume]. Otherwise until
-// must be in the future, and the pause ends at that time.
+// Pause stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting
+// within a second. Running calls go on to their end, with their Apply. Due intents wait, use no attempt, and are
+// delivered after
+// [Resume]; their deadlines and key windows keep running. If until is zero, the pause lasts until [Resume]. Otherwise
+// until must be in the future, and the pause ends at that time.
 //
-// The pause is stored in the database and survives restarts. Pause does not check that the destination exists, so you can
-// pause it before its first worker starts. [ErrPaused] means that the target is paused already.
+// The pause is stored in the database and survives restarts. Pause does not check that the destination exists, so you
+// can pause it before its first worker starts. [ErrPaused] means that the target is paused already.
 func Pause(ctx context.Context, on DB, what Target, until time.Time, by By) error {
 	err := pauses(ctx, on, what, by, func(q *db.Queries) error {
 		p := db.PausesAddParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason}
@@ -69,8 +70,9 @@ func Pause(ctx context.Context, on DB, what Target, until time.Time, by By) erro
 	return nil
 }
 
-// Resume ends the pause of exactly this target: resuming a destination leaves the pauses of its actions. For a destination it
-// also ends a pause that was made in River. Workers continue within a second. [ErrNotPaused] means that there was no pause.
+// Resume ends the pause of exactly this target: resuming a destination leaves the pauses of its actions. For a
+// destination it also ends a pause that was made in River. Workers continue within a second. [ErrNotPaused] means that
+// there was no pause.
 func Resume(ctx context.Context, on DB, what Target, by By) error {
 	err := pauses(ctx, on, what, by, func(q *db.Queries) error {
 		ended, err := q.PausesEnd(ctx, db.PausesEndParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason})
@@ -118,8 +120,8 @@ type PauseRecord struct {
 	Ended   By        // who resumed, and why
 }
 
-// Pauses returns the pauses of a destination, or of all destinations if it is empty. Pauses in force come first, then ended
-// ones, latest first. Limit is 1 to 1000; 0 means 100. Ended pauses are kept for a year.
+// Pauses returns the pauses of a destination, or of all destinations if it is empty. Pauses in force come first, then
+// ended ones, latest first. Limit is 1 to 1000; 0 means 100. Ended pauses are kept for a year.
 func Pauses(ctx context.Context, on samekey.Tx, destination string, limit int) ([]PauseRecord, error) {
 	if limit < 0 || limit > 1000 {
 		return nil, fmt.Errorf("outbox: list pauses: limit %d is outside 0 to 1000", limit)

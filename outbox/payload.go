@@ -9,8 +9,8 @@ import (
 	"github.com/samekey/samekey/internal/jsonvalue"
 )
 
-// encodeValue encodes a Go value as JSON, once: every attempt sends the stored bytes. Its errors name types only, since an
-// encoder's error may quote the value.
+// encodeValue encodes a Go value as JSON, once: every attempt sends the stored bytes. Its errors name types only, since
+// an encoder's error may quote the value.
 func encodeValue(value any) ([]byte, error) {
 	if err := checkType(value); err != nil {
 		return nil, err

@@ -13,8 +13,8 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 )
 
-// DB is where people's decisions are written: a *pgxpool.Pool, a *pgx.Conn, or a pgx.Tx, where the decision is part of the
-// caller's transaction. With a pool, the workers are woken at once. With the others, call [Flush] after the commit;
+// DB is where people's decisions are written: a *pgxpool.Pool, a *pgx.Conn, or a pgx.Tx, where the decision is part of
+// the caller's transaction. With a pool, the workers are woken at once. With the others, call [Flush] after the commit;
 // otherwise the workers find the intent within half a second.
 type DB interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
@@ -27,9 +27,9 @@ type By struct {
 	Reason string
 }
 
-// Approve allows an intent that awaits approval to be sent, once. It becomes due now, or when the vendor's Retry-After has
-// passed. Any other state is a [*StateError]: of two people who approve or reject at the same time, one gets the error. The
-// actor in the intent's RequestedBy cannot approve it, and gets a [*StateError] too.
+// Approve allows an intent that awaits approval to be sent, once. It becomes due now, or when the vendor's Retry-After
+// has passed. Any other state is a [*StateError]: of two people who approve or reject at the same time, one gets the
+// error. The actor in the intent's RequestedBy cannot approve it, and gets a [*StateError] too.
 func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "approve", id, by, func(d *decision) error {
 		if err := d.in(StatusAwaitingApproval); err != nil {
@@ -43,20 +43,20 @@ func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	})
 }
 
-// Reject finishes an intent that awaits approval as cancelled. It is not sent, and the next intent with its ordering key
-// follows. Any other state is a [*StateError].
+// Reject finishes an intent that awaits approval as cancelled. It is not sent, and the next intent with its ordering
+// key follows. Any other state is a [*StateError].
 func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "reject", id, by, func(d *decision) error {
 		return d.finish(ctx, intent.EventRejected, StatusAwaitingApproval)
 	})
 }
 
-// Cancel finishes an intent as cancelled. It is not sent, and the next intent with its ordering key follows. The application
-// is not notified: undo its rows yourself, in the same transaction if on is a pgx.Tx.
+// Cancel finishes an intent as cancelled. It is not sent, and the next intent with its ordering key follows. The
+// application is not notified: undo its rows yourself, in the same transaction if on is a pgx.Tx.
 //
-// An intent that may have been sent is a [*StateError]: a worker is sending it, it waits for another attempt, or it is dead
-// or parked after an attempt that the vendor may have received. Find out what the vendor did and [Resolve] it; an intent
-// that is resolved as not sent can be cancelled. [ErrNotFound] means that there is no such intent.
+// An intent that may have been sent is a [*StateError]: a worker is sending it, it waits for another attempt, or it is
+// dead or parked after an attempt that the vendor may have received. Find out what the vendor did and [Resolve] it; an
+// intent that is resolved as not sent can be cancelled. [ErrNotFound] means that there is no such intent.
 func Cancel(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "cancel", id, by, func(d *decision) error {
 		return d.finish(ctx, intent.EventCancelled, StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)

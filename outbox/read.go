@@ -47,8 +47,8 @@ type Entry struct {
 	// Code is the code of the last outcome, such as "503" or "timeout".
 	Code string
 
-	// Attempt is the number of the last claim, lookup or decision by a person. AttemptsUsed is how many count against the
-	// policy's attempts. Both are 0 for a finished intent: see History.
+	// Attempt is the number of the last claim, lookup or decision by a person. AttemptsUsed is how many count against
+	// the policy's attempts. Both are 0 for a finished intent: see History.
 	Attempt, AttemptsUsed int
 
 	FirstSentAt    time.Time // when the vendor may first have received the delivery key
@@ -91,8 +91,8 @@ type Event struct {
 	FinalStatus Status // the final state that this event put the intent in
 }
 
-// Get returns the intent with its payload and its history, or [ErrNotFound]. It also works outside a transaction, with a
-// pool or a connection.
+// Get returns the intent with its payload and its history, or [ErrNotFound]. It also works outside a transaction, with
+// a pool or a connection.
 func Get(ctx context.Context, on samekey.Tx, id uuid.UUID) (Entry, error) {
 	q := db.New(on)
 	rows, err := q.OutboxEntries(ctx, db.OutboxEntriesParams{Ids: texts([]uuid.UUID{id}), WithPayload: true})
@@ -156,8 +156,8 @@ func event(r db.OutboxHistoryRow) Event {
 	}
 }
 
-// headers decodes the stored headers. A value that SQL wrote with another type than string becomes its JSON text, so that
-// every intent can be read.
+// headers decodes the stored headers. A value that SQL wrote with another type than string becomes its JSON text, so
+// that every intent can be read.
 func headers(stored []byte) map[string]string {
 	members := map[string]json.RawMessage{}
 	_ = json.Unmarshal(stored, &members) // the database keeps only objects

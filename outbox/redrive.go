@@ -14,11 +14,12 @@ import (
 // Redrive makes a dead or parked intent due now. It has all its attempts again, and the same delivery key and bytes. An
 // irreversible action needs approval again. If its ordering key moved on without it, the intent stays out of the order.
 //
-// If its deadline has passed, the intent becomes dead again: insert a new one. If the vendor refused the bytes, a redrive
-// sends the same bytes: resolve the intent as not sent, [Cancel] it, and insert the corrected payload with another part.
+// If its deadline has passed, the intent becomes dead again: insert a new one. If the vendor refused the bytes, a
+// redrive sends the same bytes: resolve the intent as not sent, [Cancel] it, and insert the corrected payload with
+// another part.
 //
-// Any other state is a [*StateError], and so is an intent that may have been sent and must not be sent twice. Find out what
-// happened and [Resolve] it; an intent that is resolved as not sent can be redriven.
+// Any other state is a [*StateError], and so is an intent that may have been sent and must not be sent twice. Find out
+// what happened and [Resolve] it; an intent that is resolved as not sent can be redriven.
 func Redrive(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	return decide(ctx, on, "redrive", id, by, func(d *decision) error {
 		if err := d.in(StatusParked, StatusDead); err != nil {
@@ -32,12 +33,12 @@ func Redrive(ctx context.Context, on DB, id uuid.UUID, by By) error {
 	})
 }
 
-// RedriveAll redrives every dead or parked intent that the filter finds, as [Redrive] does, oldest first, at most Limit of
-// them, in one transaction. It returns how many. It leaves intents that may have been sent and must not be sent twice, and
-// intents that another person is changing at this moment.
+// RedriveAll redrives every dead or parked intent that the filter finds, as [Redrive] does, oldest first, at most Limit
+// of them, in one transaction. It returns how many. It leaves intents that may have been sent and must not be sent
+// twice, and intents that another person is changing at this moment.
 //
-// Set Status to StatusDead or StatusParked, or leave it empty for both. For many intents, call it again until it returns 0,
-// with an OlderThan that leaves out those that became dead again meanwhile. After is not used.
+// Set Status to StatusDead or StatusParked, or leave it empty for both. For many intents, call it again until it
+// returns 0, with an OlderThan that leaves out those that became dead again meanwhile. After is not used.
 func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	statuses := []string{string(f.Status)}
 	if f.Status == "" {

@@ -29,22 +29,23 @@ type Resolution struct {
 	// Code is the vendor's code, such as "200" or "card_declined". At most 128 bytes of printable text.
 	Code string
 
-	// Response is the vendor's answer as far as you know it, such as the charge from its dashboard. The handler's Apply gets
-	// it as if the vendor had just answered, and it is stored with the intent. At most 1 MiB, without secrets.
+	// Response is the vendor's answer as far as you know it, such as the charge from its dashboard. The handler's Apply
+	// gets it as if the vendor had just answered, and it is stored with the intent. At most 1 MiB, without secrets.
 	Response []byte
 
 	// ResponseType is the media type of Response, at most 255 bytes.
 	ResponseType string
 }
 
-// Resolve records what really happened to an intent that is unknown, parked or dead. Any other state is a [*StateError].
+// Resolve records what really happened to an intent that is unknown, parked or dead. Any other state is a
+// [*StateError].
 //
-// After Delivered or Refused, a worker runs the action's Apply with this answer, as if the vendor had given it, and finishes
-// the intent. After NotSent, the intent is parked (or stays dead), and can be redriven or cancelled. The result of a lookup
-// that is running meanwhile goes into the history only.
+// After Delivered or Refused, a worker runs the action's Apply with this answer, as if the vendor had given it, and
+// finishes the intent. After NotSent, the intent is parked (or stays dead), and can be redriven or cancelled. The
+// result of a lookup that is running meanwhile goes into the history only.
 //
-// With NotSent you guarantee that no attempt reached the vendor and none will. A redrive sends the intent again, and a vendor
-// that does not honor keys acts again.
+// With NotSent you guarantee that no attempt reached the vendor and none will. A redrive sends the intent again, and a
+// vendor that does not honor keys acts again.
 func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) error {
 	if err := r.check(); err != nil {
 		return fmt.Errorf("outbox: resolve intent %s: %w", id, err)

@@ -32,8 +32,8 @@ type Pruned struct {
 	Kept    int64 // records past their retention that had to stay, see Prune
 }
 
-// Prune deletes the records past their retention, each with its intents and their history, until all are deleted or
-// ctx ends. The counts are right in both cases. The worker calls Prune from time to time; several calls may run at once.
+// Prune deletes the records past their retention, each with its intents and their history, until all are deleted or ctx
+// ends. The counts are right in both cases. The worker calls Prune from time to time; several calls may run at once.
 //
 // A record and its intents are deleted together or kept together. They are kept until every intent is finished, and
 // until the vendor that received it has forgotten the key (the policy's key window; a window without an end counts as

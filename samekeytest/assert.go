@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// AssertOneEffect fails the test unless the vendor acted exactly once for this key: the delivery key, as sent. The failure
-// shows the ledger of the key.
+// AssertOneEffect fails the test unless the vendor acted exactly once for this key: the delivery key, as sent. The
+// failure shows the ledger of the key.
 func AssertOneEffect(t testing.TB, vendor interface{ Ledger() Ledger }, key string) {
 	t.Helper()
 	ledger := vendor.Ledger()

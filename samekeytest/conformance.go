@@ -14,26 +14,26 @@ type Service struct {
 	// tables. Nil if the service needs none.
 	Prepare func(t testing.TB, db *DB)
 
-	// Start starts an instance of the service on the database with this DSN and returns its URL, without a slash at its end.
-	// It is called many times, and several instances run at once. An instance must store everything through this DSN, and
-	// must share nothing in memory with another instance.
+	// Start starts an instance of the service on the database with this DSN and returns its URL, without a slash at its
+	// end. It is called many times, and several instances run at once. An instance must store everything through this
+	// DSN, and must share nothing in memory with another instance.
 	//
-	// t belongs to the instance: its Cleanup functions run when the instance ends, which in the subtest "crash" is at once.
-	// End a process there with SIGKILL, and a server in the test's process with Close. t is not a *testing.T.
+	// t belongs to the instance: its Cleanup functions run when the instance ends, which in the subtest "crash" is at
+	// once. End a process there with SIGKILL, and a server in the test's process with Close. t is not a *testing.T.
 	Start func(t testing.TB, dsn string) (url string)
 
-	// Request returns a new request with this key, in the header that your service reads. One request must have one effect.
-	// Put n into the payload, as a quantity for example: a request with another n is another request. 1 and 2 must be
-	// valid.
+	// Request returns a new request with this key, in the header that your service reads. One request must have one
+	// effect. Put n into the payload, as a quantity for example: a request with another n is another request. 1 and 2
+	// must be valid.
 	Request func(url, key string, n int) *http.Request
 
-	// Effects returns the number of effects of all keys: rows of a table, or the effects in the ledger of a [Vendor]. It is
-	// called after requests are answered. If a worker has the effect later, count what makes the worker do so, such as the
-	// intents in the outbox.
+	// Effects returns the number of effects of all keys: rows of a table, or the effects in the ledger of a [Vendor].
+	// It is called after requests are answered. If a worker has the effect later, count what makes the worker do so,
+	// such as the intents in the outbox.
 	Effects func(t testing.TB, db *DB) int
 
-	// Within is how long a client retries until it has its answer. It must be longer than your service needs to notice that
-	// an attempt died. Default: 10 s.
+	// Within is how long a client retries until it has its answer. It must be longer than your service needs to notice
+	// that an attempt died. Default: 10 s.
 	Within time.Duration
 
 	// Remembers is how long the service promises to remember a key, at least two minutes. Default: 24 h.
@@ -48,12 +48,12 @@ type Tool struct {
 	Within    time.Duration
 	Remembers time.Duration
 
-	// Start returns the tool as a new process has it: with a pool of its own on this DSN, and nothing in memory. Otherwise
-	// it is as in [Service].
+	// Start returns the tool as a new process has it: with a pool of its own on this DSN, and nothing in memory.
+	// Otherwise it is as in [Service].
 	//
-	// Put n into the tool's payload, as in Service.Request. A nil error means that answer is the operation's answer. Any
-	// error means that there is no answer and that the same call can be repeated, except in "mismatch", where it refuses the
-	// payload.
+	// Put n into the tool's payload, as in Service.Request. A nil error means that answer is the operation's answer.
+	// Any error means that there is no answer and that the same call can be repeated, except in "mismatch", where it
+	// refuses the payload.
 	Start func(t testing.TB, dsn string) func(ctx context.Context, key string, n int) (answer string, err error)
 }
 
@@ -123,19 +123,19 @@ type Tool struct {
 //     the request and half a second. Then the first one continues.
 //   - remembered: the same request after four seconds, and after Remembers.
 //
-// No time passes for a lease and for Remembers: Conform moves the columns of type timestamptz and timestamp back, in the
-// tables to which requests add rows.
+// No time passes for a lease and for Remembers: Conform moves the columns of type timestamptz and timestamp back, in
+// the tables to which requests add rows.
 //
-// "Told to retry" is a lost connection, 409, 425, 429, 5xx, or any answer with Retry-After, whose time is not waited for. A
-// 2xx or 3xx is the answer. Two answers are the same if status, body, Content-Type, Location, ETag and Link are.
+// "Told to retry" is a lost connection, 409, 425, 429, 5xx, or any answer with Retry-After, whose time is not waited
+// for. A 2xx or 3xx is the answer. Two answers are the same if status, body, Content-Type, Location, ETag and Link are.
 //
-// Overlapping requests overlap for certain. Each round trip to the database is held until every request has reached one,
-// waits for a lock of the database, or is answered. If a request waits for something else, all continue after five seconds,
-// and the log tells so. Start the service without workers that query the database by themselves: their round trips would
-// count as the request's.
+// Overlapping requests overlap for certain. Each round trip to the database is held until every request has reached
+// one, waits for a lock of the database, or is answered. If a request waits for something else, all continue after five
+// seconds, and the log tells so. Start the service without workers that query the database by themselves: their round
+// trips would count as the request's.
 //
-// A crash is simulated at the database's client. Effects elsewhere (a vendor's call, a file) are seen through Effects only,
-// and are not interrupted.
+// A crash is simulated at the database's client. Effects elsewhere (a vendor's call, a file) are seen through Effects
+// only, and are not interrupted.
 //
 // Conform does not find:
 //
@@ -167,9 +167,9 @@ func Conform(t *testing.T, service Service) {
 	s.run(t)
 }
 
-// ConformTool is [Conform] for a function. It has neither lost_answer nor duplicated: to a function, a lost answer is a call
-// that is repeated, as in identical. Two answers are the same if the strings are equal. After a crash the call runs on
-// without a database, and Conform waits for it in the end.
+// ConformTool is [Conform] for a function. It has neither lost_answer nor duplicated: to a function, a lost answer is a
+// call that is repeated, as in identical. Two answers are the same if the strings are equal. After a crash the call
+// runs on without a database, and Conform waits for it in the end.
 //
 //	samekeytest.ConformTool(t, samekeytest.Tool{
 //		Prepare: prepare,

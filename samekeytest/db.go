@@ -31,27 +31,28 @@ Set it to the URL of any Postgres 14 or later, and of a role that may create dat
 
 In samekey's own repository, "make test" starts a server for the whole run, and stops it at the end.`
 
-// patience limits each step on the server. A database takes about 50 ms; only an overloaded or lost server takes longer.
+// patience limits each step on the server. A database takes about 50 ms; only an overloaded or lost server takes
+// longer.
 const patience = 60 * time.Second
 
 // DB is the database of one test. Query it directly, and pass db.Pool to the code under test.
 type DB struct {
 	*pgxpool.Pool
 
-	// DSN is the URL or connection string of this database, for code that opens its own connections: a second pool, a worker
-	// process, database/sql.
+	// DSN is the URL or connection string of this database, for code that opens its own connections: a second pool, a
+	// worker process, database/sql.
 	DSN string
 }
 
 // NewDB returns a migrated database that no other test uses, on the server in the environment variable
 // SAMEKEY_TEST_DATABASE_URL. It is dropped at the end of the test, together with its connections.
 //
-// The first call on a server migrates a template. Each database is a copy of it, made in tens of milliseconds. The template's
-// name contains [schema.Digest], so another version of the migrations gets its own template, and test binaries that run at
-// the same time share one.
+// The first call on a server migrates a template. Each database is a copy of it, made in tens of milliseconds. The
+// template's name contains [schema.Digest], so another version of the migrations gets its own template, and test
+// binaries that run at the same time share one.
 //
-// The test fails at once if the variable is not set or the server cannot be reached: no test is skipped silently. It also
-// fails if a connection of the pool is not released within ten seconds of the test's end.
+// The test fails at once if the variable is not set or the server cannot be reached: no test is skipped silently. It
+// also fails if a connection of the pool is not released within ten seconds of the test's end.
 //
 // The pool has 16 connections, unless the DSN has pool_max_conns.
 func NewDB(t testing.TB) *DB {
@@ -166,7 +167,8 @@ func ensureTemplate(ctx context.Context, conn *pgx.Conn, server, fingerprint str
 	return template, nil
 }
 
-// buildTemplate works under another name, so that an existing template is complete. It drops what a killed process left.
+// buildTemplate works under another name, so that an existing template is complete. It drops what a killed process
+// left.
 func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string, migrate func(context.Context, *pgxpool.Pool) error) error {
 	draft := template + "_draft"
 	for _, statement := range []string{
@@ -202,7 +204,8 @@ func buildTemplate(ctx context.Context, conn *pgx.Conn, server, template string,
 	return nil
 }
 
-// onServer runs do on its own connection: a pool that outlives the test would look like a leak to the test's leak detector.
+// onServer runs do on its own connection: a pool that outlives the test would look like a leak to the test's leak
+// detector.
 func onServer(ctx context.Context, server string, do func(context.Context, *pgx.Conn) error) error {
 	conn, err := pgx.Connect(ctx, server)
 	if err != nil {

@@ -10,16 +10,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Elapse makes everything stored in the Postgres schema samekey older by d. Intents become due, leases and deadlines expire,
-// key windows close and retention ends, without a wait. To test both sides of a limit of 60 s, call it with 59 s and then
-// 2 s.
+// Elapse makes everything stored in the Postgres schema samekey older by d. Intents become due, leases and deadlines
+// expire, key windows close and retention ends, without a wait. To test both sides of a limit of 60 s, call it with 59
+// s and then 2 s.
 //
-// It moves every timestamptz column of every table back, in one transaction. It reads the columns from the catalog, so new
-// columns move too. It moves neither River's tables nor what a program has in memory: a running dispatcher finds due intents
-// at its next full scan, within about a second. The times inside UUIDs stay.
+// It moves every timestamptz column of every table back, in one transaction. It reads the columns from the catalog, so
+// new columns move too. It moves neither River's tables nor what a program has in memory: a running dispatcher finds
+// due intents at its next full scan, within about a second. The times inside UUIDs stay.
 //
-// A negative d moves everything into the future. The test fails if a row stays locked for ten seconds: end open transactions
-// first.
+// A negative d moves everything into the future. The test fails if a row stays locked for ten seconds: end open
+// transactions first.
 func Elapse(t testing.TB, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, d time.Duration) {

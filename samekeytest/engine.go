@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// engine is the part that the test vendor and the test proxy share. It counts open calls, parks them, and plays one fault
-// per call. What a call does, and how it is recorded, is the server's own: see behavior.
+// engine is the part that the test vendor and the test proxy share. It counts open calls, parks them, and plays one
+// fault per call. What a call does, and how it is recorded, is the server's own: see behavior.
 type engine struct {
 	check func(Fault) error // refuses a fault that this server does not have
 
@@ -39,8 +39,8 @@ type behavior interface {
 	act() VendorAnswer
 	// special plays a fault that only this server has.
 	special(kind string) (a VendorAnswer, ok bool)
-	// record completes the call's entry. It is called once, with the engine locked, before the answer is sent, so that a
-	// client that has its answer finds a complete entry.
+	// record completes the call's entry. It is called once, with the engine locked, before the answer is sent, so that
+	// a client that has its answer finds a complete entry.
 	record(status int, clientGone bool)
 	// write sends the head of the answer and the first n bytes of its body.
 	write(w http.ResponseWriter, a VendorAnswer, n int)
@@ -61,9 +61,9 @@ func newEngine(check func(Fault) error) engine {
 	return engine{check: check, release: make(chan struct{}), changed: make(chan struct{}), closing: make(chan struct{})}
 }
 
-// Hold parks every call that arrives from now on, until Release. A parked call has done nothing: the vendor has not acted,
-// or the proxy has not passed it on. If its client goes away, it never does. At a vendor it holds its key: a second call
-// with the same key is answered 409.
+// Hold parks every call that arrives from now on, until Release. A parked call has done nothing: the vendor has not
+// acted, or the proxy has not passed it on. If its client goes away, it never does. At a vendor it holds its key: a
+// second call with the same key is answered 409.
 func (e *engine) Hold() { e.setHold(holdCalls) }
 
 // HoldAnswers parks every call that arrives from now on after it was done and before it is answered, until Release.
@@ -84,8 +84,8 @@ func (e *engine) Release() {
 	e.release = make(chan struct{})
 }
 
-// Next queues faults for the next calls, one each, in order of arrival. A vendor's calls without one valid key take none.
-// Next panics if a fault is unknown.
+// Next queues faults for the next calls, one each, in order of arrival. A vendor's calls without one valid key take
+// none. Next panics if a fault is unknown.
 func (e *engine) Next(faults ...Fault) {
 	for _, f := range faults {
 		if err := e.check(f); err != nil {

@@ -19,8 +19,8 @@ import (
 // To act is: a vendor makes the effect, or declines, and stores its answer under the key, or replays a stored answer; a
 // proxy sends the request to its backend and reads the answer.
 //
-// The fault 402 makes a vendor decline the call: it has no effect, and the 402 is stored under the key. A key that has its
-// answer already is replayed instead. A proxy cannot decline: to it, 402 is a status as any other.
+// The fault 402 makes a vendor decline the call: it has no effect, and the 402 is stored under the key. A key that has
+// its answer already is replayed instead. A proxy cannot decline: to it, 402 is a status as any other.
 type Fault string
 
 const (
@@ -40,11 +40,11 @@ const (
 	FaultLate Fault = "late"
 	// FaultTruncate acts and sends half of the answer's body.
 	FaultTruncate Fault = "truncate"
-	// FaultDuplicate is for a [Proxy] only. It sends the request to the backend twice at once. When both are answered, the
-	// client gets the first answer.
+	// FaultDuplicate is for a [Proxy] only. It sends the request to the backend twice at once. When both are answered,
+	// the client gets the first answer.
 	FaultDuplicate Fault = "duplicate"
-	// FaultResend is for a [Proxy] only. It sends the request to the backend, and once more after the answer. The client
-	// gets the first answer.
+	// FaultResend is for a [Proxy] only. It sends the request to the backend, and once more after the answer. The
+	// client gets the first answer.
 	FaultResend Fault = "resend"
 )
 

@@ -5,10 +5,10 @@ import (
 	"math/rand/v2"
 )
 
-// FaultPlan gives faults to keys, by a seed. Of the keys in order of their first calls, it strikes one in Every, and the
-// first Calls calls of such a key meet one fault each. Faults are dealt as cards are: all of Faults once, shuffled by Seed,
-// before any comes again. So n struck calls meet each fault n/len(Faults) times, or once more. The zero value strikes
-// nothing.
+// FaultPlan gives faults to keys, by a seed. Of the keys in order of their first calls, it strikes one in Every, and
+// the first Calls calls of such a key meet one fault each. Faults are dealt as cards are: all of Faults once, shuffled
+// by Seed, before any comes again. So n struck calls meet each fault n/len(Faults) times, or once more. The zero value
+// strikes nothing.
 type FaultPlan struct {
 	Faults []Fault `json:"faults,omitempty"`
 	Every  int     `json:"every,omitempty"` // default 1: every key

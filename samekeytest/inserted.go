@@ -14,12 +14,13 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// AssertInserted stops the test unless exactly one intent of this action exists, and returns it with its history. It sees
-// committed intents, or what a transaction sees. Finished intents count too, since a worker may be faster than the test.
+// AssertInserted stops the test unless exactly one intent of this action exists, and returns it with its history. It
+// sees committed intents, or what a transaction sees. Finished intents count too, since a worker may be faster than the
+// test.
 //
-// With like, only intents with the same fields count. It compares the fields that are set in like: Key, Part, ContentType,
-// OrderingKey, each of the Headers, and Payload. Bytes must be equal; any other payload must be the same JSON value. Other
-// fields are not compared.
+// With like, only intents with the same fields count. It compares the fields that are set in like: Key, Part,
+// ContentType, OrderingKey, each of the Headers, and Payload. Bytes must be equal; any other payload must be the same
+// JSON value. Other fields are not compared.
 //
 //	charge := samekeytest.AssertInserted(t, db, "charge_card", outbox.Intent{Key: key, Payload: Charge{Amount: 500}})
 //

@@ -14,13 +14,14 @@ import (
 )
 
 // Proxy stands between a client and a backend, as a load balancer does, and fails as one does: the backend acts and the
-// client gets 503, or nothing, or half of the answer, or its request arrives twice. The proxy keeps every request, what the
-// backend answered and what the client was sent. Faults are injected on demand, with Next, [Proxy.SetScript] and Hold.
+// client gets 503, or nothing, or half of the answer, or its request arrives twice. The proxy keeps every request, what
+// the backend answered and what the client was sent. Faults are injected on demand, with Next, [Proxy.SetScript] and
+// Hold.
 //
-// Without a fault the proxy changes nothing: it sends each request to the backend once, on a connection of its own, follows
-// no redirect, and passes headers (including Host) and bodies unchanged. It reads requests and answers whole before it
-// passes them on, so there are no streams, trailers or upgrades. If the backend cannot be reached, or breaks off, the proxy
-// answers 502.
+// Without a fault the proxy changes nothing: it sends each request to the backend once, on a connection of its own,
+// follows no redirect, and passes headers (including Host) and bodies unchanged. It reads requests and answers whole
+// before it passes them on, so there are no streams, trailers or upgrades. If the backend cannot be reached, or breaks
+// off, the proxy answers 502.
 //
 // If a client goes away, its request to the backend is cancelled, unless the request met a fault: then the backend
 // continues.
@@ -66,8 +67,8 @@ type ProxyAnswer struct {
 }
 
 // StartProxy starts a proxy in front of the backend at this URL: scheme, host and, if all paths share one, a path. The
-// proxy ends with the test, after which no connection and no goroutine of it is left. Start it after the backend, so that
-// it ends before.
+// proxy ends with the test, after which no connection and no goroutine of it is left. Start it after the backend, so
+// that it ends before.
 func StartProxy(t testing.TB, backendURL string) *Proxy {
 	t.Helper()
 	backend, err := url.Parse(strings.TrimSuffix(backendURL, "/"))
@@ -96,8 +97,9 @@ func (p *Proxy) close() {
 	p.server.Close()
 }
 
-// SetScript sets a function that decides the fault of each request for which Next has queued none, by method, path, key and
-// Nth. It returns "" for no fault. A nil script is none. The proxy is locked during the call: the script must not use it.
+// SetScript sets a function that decides the fault of each request for which Next has queued none, by method, path, key
+// and Nth. It returns "" for no fault. A nil script is none. The proxy is locked during the call: the script must not
+// use it.
 //
 //	proxy.SetScript(func(c samekeytest.ProxyCall) samekeytest.Fault {
 //		if c.Method == "POST" && c.Nth == 1 {
@@ -111,8 +113,8 @@ func (p *Proxy) SetScript(script func(ProxyCall) Fault) {
 	p.script = script
 }
 
-// Calls returns a copy of the requests so far, in order of arrival. A request is in it from its arrival, an answer of the
-// backend before the client gets it, and the end before the client can have read the whole answer.
+// Calls returns a copy of the requests so far, in order of arrival. A request is in it from its arrival, an answer of
+// the backend before the client gets it, and the end before the client can have read the whole answer.
 func (p *Proxy) Calls() []ProxyCall {
 	p.mu.Lock()
 	defer p.mu.Unlock()

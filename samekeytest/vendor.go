@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// Vendor is an http.Handler that behaves as a payment or mail vendor: it acts once per idempotency key, replays its stored
-// answer, and keeps a ledger of every call and every effect. A test reads the ledger to learn what really happened. Faults
-// are injected on demand, with Next, [Vendor.SetFaults] and Hold.
+// Vendor is an http.Handler that behaves as a payment or mail vendor: it acts once per idempotency key, replays its
+// stored answer, and keeps a ledger of every call and every effect. A test reads the ledger to learn what really
+// happened. Faults are injected on demand, with Next, [Vendor.SetFaults] and Hold.
 //
-// POST to any path is a call. GET /lookup?key=... (or ?identity=...) answers 200 with the stored answer, its status in the
-// header Stored-Status; 409 while the call is running; else 404. Paths under /_control/ control the vendor, see
+// POST to any path is a call. GET /lookup?key=... (or ?identity=...) answers 200 with the stored answer, its status in
+// the header Stored-Status; 409 while the call is running; else 404. Paths under /_control/ control the vendor, see
 // [Vendor.ServeHTTP].
 //
 // A Vendor holds no goroutine of its own and is safe for concurrent use.
@@ -90,8 +90,9 @@ func NewVendor(opts *VendorOptions) (*Vendor, error) {
 	return v, nil
 }
 
-// Close ends every parked call without an answer, waits until no call is open, and closes the ledger file and the server
-// of [StartVendor]. It returns the first error that kept the ledger from being written. The ledger can still be read.
+// Close ends every parked call without an answer, waits until no call is open, and closes the ledger file and the
+// server of [StartVendor]. It returns the first error that kept the ledger from being written. The ledger can still be
+// read.
 func (v *Vendor) Close() error {
 	v.mu.Lock()
 	v.stop()

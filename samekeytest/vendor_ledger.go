@@ -73,8 +73,8 @@ type VendorDouble struct {
 	Effects  []VendorRecord
 }
 
-// Doubles returns the operations, by path and identity, that had more than one effect, under one key or several. They are in
-// the order of their first effects.
+// Doubles returns the operations, by path and identity, that had more than one effect, under one key or several. They
+// are in the order of their first effects.
 func (l Ledger) Doubles() []VendorDouble {
 	var order []string
 	by := map[string][]VendorRecord{}
@@ -121,8 +121,8 @@ func (l Ledger) ByKey() map[string]KeyCounts {
 	return by
 }
 
-// Ledger returns a copy of the ledger. A call is in it from its arrival, an effect before its answer is sent, and a call's
-// end before its client can have read the whole answer.
+// Ledger returns a copy of the ledger. A call is in it from its arrival, an effect before its answer is sent, and a
+// call's end before its client can have read the whole answer.
 func (v *Vendor) Ledger() Ledger {
 	v.mu.Lock()
 	defer v.mu.Unlock()

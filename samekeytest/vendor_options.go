@@ -10,8 +10,8 @@ type VendorOptions struct {
 	// KeyHeader is the header with the key, bare or quoted. Default: Idempotency-Key.
 	KeyHeader string
 
-	// AttemptHeader is the header with the caller's attempt number, for the ledger. Default: Samekey-Attempt. A call without
-	// it has attempt 0.
+	// AttemptHeader is the header with the caller's attempt number, for the ledger. Default: Samekey-Attempt. A call
+	// without it has attempt 0.
 	AttemptHeader string
 
 	// IgnoreKeys makes the vendor ignore keys: a call needs no key, and each call is an effect.
@@ -20,17 +20,17 @@ type VendorOptions struct {
 	// ConflictStatus answers a key that is reused with another body or path. Default: 422. Some vendors use 409.
 	ConflictStatus int
 
-	// Answer is the business rule. It runs once per key (once per call with IgnoreKeys), possibly for several calls at once.
-	// Default: 201 and an id.
+	// Answer is the business rule. It runs once per key (once per call with IgnoreKeys), possibly for several calls at
+	// once. Default: 201 and an id.
 	Answer func(VendorRequest) VendorAnswer
 
-	// Identity returns the business operation that a body asks for, such as its order id ([IdentityField]). Two effects of one
-	// operation then count as a double even under two keys. Default, and if it returns "": the key, or the body's hash if
-	// there is no key.
+	// Identity returns the business operation that a body asks for, such as its order id ([IdentityField]). Two effects
+	// of one operation then count as a double even under two keys. Default, and if it returns "": the key, or the
+	// body's hash if there is no key.
 	Identity func(body []byte) string
 
-	// LedgerFile stores the ledger as JSON lines. Each effect is written before its answer is sent. A vendor that starts with
-	// an existing file remembers its keys. Default: in memory only.
+	// LedgerFile stores the ledger as JSON lines. Each effect is written before its answer is sent. A vendor that
+	// starts with an existing file remembers its keys. Default: in memory only.
 	LedgerFile string
 
 	// Faults are the faults to start with; see [Vendor.SetFaults].
@@ -49,15 +49,15 @@ type VendorRequest struct {
 	Body   []byte
 }
 
-// VendorAnswer is the vendor's decision. It is stored under the key and replayed byte for byte. A 2xx is an effect; any other
-// status is not.
+// VendorAnswer is the vendor's decision. It is stored under the key and replayed byte for byte. A 2xx is an effect; any
+// other status is not.
 type VendorAnswer struct {
 	Status int         `json:"status"`
 	Header http.Header `json:"header,omitempty"` // Content-Type defaults to application/json
 	Body   []byte      `json:"body"`
 
-	// Forget stores nothing, as for a failed validation: the next call with this key is decided again. It is ignored for a
-	// 2xx.
+	// Forget stores nothing, as for a failed validation: the next call with this key is decided again. It is ignored
+	// for a 2xx.
 	Forget bool `json:"-"`
 }
 

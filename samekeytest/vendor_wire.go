@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// IdentityField returns a function for VendorOptions.Identity: it reads this member, a string or a number, of a JSON body.
+// IdentityField returns a function for VendorOptions.Identity: it reads this member, a string or a number, of a JSON
+// body.
 func IdentityField(name string) func(body []byte) string {
 	return func(body []byte) string {
 		var object map[string]json.RawMessage

@@ -22,9 +22,9 @@ type Lookup struct {
 	// POST is allowed for a vendor that searches that way; it has no body unless Body is set.
 	//
 	// In addition to what an action's template can use, {{.Rendered}} is the rendered body: the object of JSON, or the
-	// fields of a form by name. {{.Response}} is the body of the vendor's last response to an attempt, decoded from JSON,
-	// such as the id of an operation that the vendor finishes later. It is nothing if no answer came, if it was not
-	// JSON, and if it was longer than Policy.ResponseCap, so say what to do without it:
+	// fields of a form by name. {{.Response}} is the body of the vendor's last response to an attempt, decoded from
+	// JSON, such as the id of an operation that the vendor finishes later. It is nothing if no answer came, if it was
+	// not JSON, and if it was longer than Policy.ResponseCap, so say what to do without it:
 	//
 	//	GET /ops{{with .Response}}/{{.id}}{{else}}?reference={{$.Key}}{{end}}
 	//

@@ -1,5 +1,5 @@
-// Package createorder is an order service that charges each order once, even if requests are repeated, answers are lost or
-// processes are killed. Read create in service.go first, then worker/main.go.
+// Package createorder is an order service that charges each order once, even if requests are repeated, answers are lost
+// or processes are killed. Read create in service.go first, then worker/main.go.
 //
 // The service imports processed/httpkey and outbox, and therefore pgx. It knows neither the vendors nor the worker that
 // calls them.
@@ -34,7 +34,8 @@ type Order struct {
 	State    string    `json:"state"`
 }
 
-// The actions of an order. The service inserts intents (outbox messages) of these actions, and the worker delivers them.
+// The actions of an order. The service inserts intents (outbox messages) of these actions, and the worker delivers
+// them.
 var (
 	ChargeCard  = outbox.NewAction[Charge]("charge_card")
 	SendReceipt = outbox.NewAction[Receipt]("send_receipt")
@@ -113,8 +114,8 @@ func findOrder(ctx context.Context, pool *pgxpool.Pool, tenant string, id uuid.U
 //go:embed schema.sql
 var tables string
 
-// Migrate creates the shop's tables if they do not exist. Several processes can call it at once. `worker migrate` creates
-// samekey's own tables.
+// Migrate creates the shop's tables if they do not exist. Several processes can call it at once. `worker migrate`
+// creates samekey's own tables.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock(hashtext('shop'))`); err != nil {

@@ -47,8 +47,8 @@ func NewService(pool *pgxpool.Pool, log *slog.Logger) (*Service, error) {
 // ServeHTTP serves the paths that [Service] lists.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
-// create writes the order and the intent to charge the card in the request's transaction. The middleware adds the answer
-// under the client's key and commits all three together. The same key again gets the same answer.
+// create writes the order and the intent to charge the card in the request's transaction. The middleware adds the
+// answer under the client's key and commits all three together. The same key again gets the same answer.
 func create(w http.ResponseWriter, r *http.Request) {
 	var req newOrder
 	if err := json.NewDecoder(r.Body).Decode(&req); err != nil {

@@ -72,8 +72,8 @@ func prepareTestcontainers(ctx context.Context) {
 			_ = os.Setenv(name, value)
 		}
 	}
-	// If the machine looks like a container, testcontainers connects to the gateway instead of 127.0.0.1. If this machine
-	// has the daemon's bridge, the daemon runs here and 127.0.0.1 is right.
+	// If the machine looks like a container, testcontainers connects to the gateway instead of 127.0.0.1. If this
+	// machine has the daemon's bridge, the daemon runs here and 127.0.0.1 is right.
 	if _, err := os.Stat("/.dockerenv"); err == nil {
 		bridge, err := docker(ctx, "network", "inspect", "bridge", "--format", `{{index .Options "com.docker.network.bridge.name"}}`)
 		if err == nil && bridge != "" {

@@ -49,8 +49,8 @@ const (
 	// Intents that were postponed come back one at a time, this far apart.
 	minPace, brokenPace, maxPace = time.Millisecond, 100 * time.Millisecond, time.Second
 
-	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPostponed for each intent
-	// that was postponed since then, whichever is more. It lies between these.
+	// The longest delay grows with the time that the endpoint has been in trouble, or with eachPostponed for each
+	// intent that was postponed since then, whichever is more. It lies between these.
 	shortestDelay, longestDelay = time.Minute, 10 * time.Minute
 	eachPostponed               = 2 * time.Millisecond
 

@@ -23,7 +23,8 @@ func CheckAction(name string) error {
 	return nil
 }
 
-// CheckDestination returns an error if this cannot be the name of a destination. The error goes after the name of a field.
+// CheckDestination returns an error if this cannot be the name of a destination. The error goes after the name of a
+// field.
 func CheckDestination(name string) error {
 	if !destination.MatchString(name) {
 		return errors.New(`must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"`)

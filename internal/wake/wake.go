@@ -16,18 +16,19 @@ import (
 const Channel = "samekey_outbox"
 
 const (
-	// patience limits one notification, including the wait for a connection of a busy pool. By then the sweep has found the
-	// work.
+	// patience limits one notification, including the wait for a connection of a busy pool. By then the sweep has found
+	// the work.
 	patience = 3 * time.Second
 	// pause follows each notification, so a pool sends at most 200 per second. The first of a burst is sent at once. A
-	// notifying transaction takes a server-wide lock when it commits, and a worker that was just woken is still searching.
+	// notifying transaction takes a server-wide lock when it commits, and a worker that was just woken is still
+	// searching.
 	pause = 5 * time.Millisecond
 )
 
 var (
 	mu sync.Mutex
-	// waiting holds the actions that are flushed but not sent. A pool is in it only while its goroutine runs, so a closed
-	// pool does not stay reachable.
+	// waiting holds the actions that are flushed but not sent. A pool is in it only while its goroutine runs, so a
+	// closed pool does not stay reachable.
 	waiting = map[pool][]string{}
 )
 
@@ -50,12 +51,12 @@ func (p sqlPool) exec(ctx context.Context, query string, args ...any) error {
 	return err
 }
 
-// Flush wakes the workers that handle the actions. It returns at once. Actions that are flushed while a notification of the
-// same pool is running are sent with the next one, each once. Call it after the commit, never inside a transaction, where
-// NOTIFY makes commits wait for each other.
+// Flush wakes the workers that handle the actions. It returns at once. Actions that are flushed while a notification of
+// the same pool is running are sent with the next one, each once. Call it after the commit, never inside a transaction,
+// where NOTIFY makes commits wait for each other.
 //
-// A failed notification is dropped without an error: each worker's sweep finds the work within half a second. Without a pool
-// or an action, Flush does nothing.
+// A failed notification is dropped without an error: each worker's sweep finds the work within half a second. Without a
+// pool or an action, Flush does nothing.
 func Flush(pool *pgxpool.Pool, actions ...string) {
 	if pool != nil {
 		flush(pgxPool{pool}, actions)

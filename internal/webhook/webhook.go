@@ -1,5 +1,5 @@
-// Package webhook checks a receiver's URL and secrets, for outbox/endpoints, which stores them, and dispatcher/httpvendor,
-// which uses them. Its errors go after the name of a field, and quote nothing.
+// Package webhook checks a receiver's URL and secrets, for outbox/endpoints, which stores them, and
+// dispatcher/httpvendor, which uses them. Its errors go after the name of a field, and quote nothing.
 package webhook
 
 import (
@@ -35,7 +35,8 @@ func ParseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// mustEscape reports whether r must be escaped in a query. A query is sent unchanged, and servers answer 400 to a space.
+// mustEscape reports whether r must be escaped in a query. A query is sent unchanged, and servers answer 400 to a
+// space.
 func mustEscape(r rune) bool { return r <= ' ' || r > '~' }
 
 func isPort(text string) bool {
@@ -60,8 +61,8 @@ var unsignable = []struct{ prefix, text string }{
 	{"whpk_", "starts with whpk_, which is a public key and cannot sign: use a secret that starts with whsec_"},
 }
 
-// SecretKey returns the key in a secret of Standard Webhooks: the base64 of 24 to 64 bytes, with or without whsec_ before it.
-// It returns an error for a secret that cannot sign.
+// SecretKey returns the key in a secret of Standard Webhooks: the base64 of 24 to 64 bytes, with or without whsec_
+// before it. It returns an error for a secret that cannot sign.
 func SecretKey(secret string) ([]byte, error) {
 	for _, form := range unsignable {
 		if strings.HasPrefix(secret, form.prefix) {

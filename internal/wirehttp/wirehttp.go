@@ -76,7 +76,8 @@ func RoundTrip(w *wire.Wire, t *http.Transport, req *http.Request) (*http.Respon
 func watch(w *wire.Wire, resp *http.Response) {
 	switch {
 	case resp.StatusCode == http.StatusSwitchingProtocols:
-		// The body is then the connection itself, and no deadline ends a read of it. The request asked for no other protocol.
+		// The body is then the connection itself, and no deadline ends a read of it. The request asked for no other
+		// protocol.
 		_ = resp.Body.Close()
 		resp.Body = http.NoBody // an answer without a body
 	case resp.Body == http.NoBody:

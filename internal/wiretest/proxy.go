@@ -32,17 +32,17 @@ type Fault int
 const (
 	// CutBefore breaks both connections. The burst never reaches the server.
 	CutBefore Fault = iota + 1
-	// LoseAnswer lets the server execute and answer the burst. Then the client's connection breaks, and the client gets no
-	// byte of the answer.
+	// LoseAnswer lets the server execute and answer the burst. Then the client's connection breaks, and the client gets
+	// no byte of the answer.
 	LoseAnswer
-	// Hold breaks the client's connection at once. The burst reaches the server when Release is called, and until then its
-	// transaction is open. It simulates a packet that arrives after its sender is gone.
+	// Hold breaks the client's connection at once. The burst reaches the server when Release is called, and until then
+	// its transaction is open. It simulates a packet that arrives after its sender is gone.
 	Hold
-	// LoseServer lets the server execute and answer the burst. The client gets an error of class 08 instead of the answer,
-	// and keeps its connection. Poolers that lose their connection to the server behave like this.
+	// LoseServer lets the server execute and answer the burst. The client gets an error of class 08 instead of the
+	// answer, and keeps its connection. Poolers that lose their connection to the server behave like this.
 	LoseServer
-	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies. All its other connections break at
-	// the same moment, and new ones are closed, until Revive.
+	// CrashBefore and CrashAfter are CutBefore and LoseAnswer for a client that dies. All its other connections break
+	// at the same moment, and new ones are closed, until Revive.
 	CrashBefore
 	CrashAfter //nolint:revive // see CrashBefore
 )

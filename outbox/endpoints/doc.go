@@ -1,10 +1,10 @@
-// Package endpoints stores webhook receivers: many behind one destination, each with a URL, secrets and a switch. It is the
-// application's side. The worker's side is dispatcher.WithStoredEndpoint, which httpvendor.StandardWebhooks uses.
+// Package endpoints stores webhook receivers: many behind one destination, each with a URL, secrets and a switch. It is
+// the application's side. The worker's side is dispatcher.WithStoredEndpoint, which httpvendor.StandardWebhooks uses.
 //
 // # Add an endpoint
 //
-// When a customer registers a receiver, put it in the transaction that writes your own rows. You choose the name, such as
-// the customer's id. It is no secret.
+// When a customer registers a receiver, put it in the transaction that writes your own rows. You choose the name, such
+// as the customer's id. It is no secret.
 //
 //	secret := endpoints.NewSecret()
 //	err := endpoints.Put(ctx, tx, endpoints.Endpoint{
@@ -13,25 +13,25 @@
 //
 // # Send an event
 //
-// Insert one intent per receiver, with the endpoint's name as its part. Leave out stopped endpoints: an intent for one is
-// never sent and becomes dead.
+// Insert one intent per receiver, with the endpoint's name as its part. Leave out stopped endpoints: an intent for one
+// is never sent and becomes dead.
 //
 //	ids, err := outbox.InsertMany(ctx, tx, intents) // Part: "shop-17"
 //
 // # Change an endpoint
 //
-// Another [Put] changes the URL and the secrets for every call that starts after its commit, including retries of earlier
-// intents. To rotate a secret, put the new and the old one, until the receiver has the new one, and then the new one alone:
-// each call is signed with all secrets.
+// Another [Put] changes the URL and the secrets for every call that starts after its commit, including retries of
+// earlier intents. To rotate a secret, put the new and the old one, until the receiver has the new one, and then the
+// new one alone: each call is signed with all secrets.
 //
-// A name stands for one receiver, whatever its URL: intents sent to the old URL are retried and looked up at the new one.
-// Give another receiver another name, even after [Delete].
+// A name stands for one receiver, whatever its URL: intents sent to the old URL are retried and looked up at the new
+// one. Give another receiver another name, even after [Delete].
 //
 // # Stop an endpoint
 //
-// A receiver that answers 410 stops its endpoint; a person does so with [Stop]. After that no call starts. Intents for the
-// endpoint become dead, unsent, with the code "endpoint_stopped", so nothing is lost. When the receiver is back, [Start] the
-// endpoint and redrive them:
+// A receiver that answers 410 stops its endpoint; a person does so with [Stop]. After that no call starts. Intents for
+// the endpoint become dead, unsent, with the code "endpoint_stopped", so nothing is lost. When the receiver is back,
+// [Start] the endpoint and redrive them:
 //
 //	outbox.RedriveAll(ctx, pool, outbox.Filter{Action: "notify", Part: "shop-17", Code: "endpoint_stopped", Status: outbox.StatusDead}, by)
 //
@@ -41,6 +41,6 @@
 //
 // # Secrets
 //
-// Secrets are stored in clear text, since the worker signs with them: protect the database and its backups accordingly. No
-// function here returns a secret, and the application's role (schema.Roles) cannot read them.
+// Secrets are stored in clear text, since the worker signs with them: protect the database and its backups accordingly.
+// No function here returns a secret, and the application's role (schema.Roles) cannot read them.
 package endpoints

@@ -19,20 +19,21 @@ type Endpoint struct {
 	// Destination is the worker's destination, such as "webhooks": 1 to 56 lowercase letters, digits, "_" and "-".
 	Destination string
 
-	// Name identifies the endpoint in intents: with httpvendor.StandardWebhooks it is the intent's part. 1 to 255 bytes of text.
+	// Name identifies the endpoint in intents: with httpvendor.StandardWebhooks it is the intent's part. 1 to 255 bytes
+	// of text.
 	Name string
 
-	// URL is the receiver's URL: http or https, with a host and an escaped query, at most 2048 bytes. Its path or query may be
-	// a secret of the receiver, so it appears in no log, and is removed from stored answers if it has 6 bytes or more. The
-	// worker checks at each call that the address is allowed.
+	// URL is the receiver's URL: http or https, with a host and an escaped query, at most 2048 bytes. Its path or query
+	// may be a secret of the receiver, so it appears in no log, and is removed from stored answers if it has 6 bytes or
+	// more. The worker checks at each call that the address is allowed.
 	URL string
 
-	// Secrets sign each call. Each is a secret of Standard Webhooks, as [NewSecret] returns: "whsec_" and the base64 of 24 to
-	// 64 bytes. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them out.
+	// Secrets sign each call. Each is a secret of Standard Webhooks, as [NewSecret] returns: "whsec_" and the base64 of
+	// 24 to 64 bytes. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them out.
 	Secrets []string
 
-	// OtherSecrets allows any text in Secrets. Set it if a handler of your own signs in another way than Standard Webhooks.
-	// httpvendor cannot sign with such a secret: its intents become dead. It is not stored.
+	// OtherSecrets allows any text in Secrets. Set it if a handler of your own signs in another way than Standard
+	// Webhooks. httpvendor cannot sign with such a secret: its intents become dead. It is not stored.
 	OtherSecrets bool
 
 	// The following fields are read-only.
@@ -53,8 +54,8 @@ func (e Endpoint) String() string { return e.Destination + "/" + e.Name }
 // Format writes String for every verb, so that no verb prints secrets.
 func (e Endpoint) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(e.String())) }
 
-// NewSecret returns a new secret of Standard Webhooks: "whsec_" and the base64 of 32 random bytes. Show it to the receiver
-// once, over a secure channel.
+// NewSecret returns a new secret of Standard Webhooks: "whsec_" and the base64 of 32 random bytes. Show it to the
+// receiver once, over a secure channel.
 func NewSecret() string {
 	key := make([]byte, 32)
 	_, _ = rand.Read(key) // never fails
@@ -109,8 +110,8 @@ func checkURL(text string) error {
 	return nil
 }
 
-// checkSecret refuses a secret that the worker cannot sign with, since all intents of the endpoint would become dead. The
-// error quotes no part of the secret.
+// checkSecret refuses a secret that the worker cannot sign with, since all intents of the endpoint would become dead.
+// The error quotes no part of the secret.
 func checkSecret(secret string, other bool) error {
 	if secret == "" || !utf8.ValidString(secret) || strings.ContainsRune(secret, 0) {
 		return errors.New("must be text in valid UTF-8, not empty and without NUL")

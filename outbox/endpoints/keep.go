@@ -18,8 +18,8 @@ var ErrNotFound = errors.New("endpoints: no such endpoint")
 // Put adds an endpoint, or replaces the URL and the secrets of an existing one. A stopped endpoint stays stopped until
 // [Start]. The error lists all mistakes, and contains neither URL nor secrets.
 //
-// All functions in this package take a transaction of yours, including one of database/sql (samekey.SQL), or a pool or a
-// connection, where the change commits by itself.
+// All functions in this package take a transaction of yours, including one of database/sql (samekey.SQL), or a pool or
+// a connection, where the change commits by itself.
 func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 	err := e.check()
 	if err == nil {
@@ -32,8 +32,8 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 	return nil
 }
 
-// Stop stops an endpoint: after its commit no intent is claimed for it. Running calls end normally, and intents that were
-// claimed just before may still be sent. An endpoint that is stopped already keeps its StoppedBy and StopReason.
+// Stop stops an endpoint: after its commit no intent is claimed for it. Running calls end normally, and intents that
+// were claimed just before may still be sent. An endpoint that is stopped already keeps its StoppedBy and StopReason.
 // [ErrNotFound] means that there is no such endpoint.
 func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
 	return change("stop", destination, name, by.Validate(), func() (int64, error) {
@@ -42,16 +42,16 @@ func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbo
 }
 
 // Start allows calls to a stopped endpoint again. Intents that became dead meanwhile stay dead until a redrive
-// (outbox.RedriveAll with Code "endpoint_stopped"). An endpoint that is not stopped is unchanged. [ErrNotFound] means that
-// there is no such endpoint.
+// (outbox.RedriveAll with Code "endpoint_stopped"). An endpoint that is not stopped is unchanged. [ErrNotFound] means
+// that there is no such endpoint.
 func Start(ctx context.Context, on samekey.Tx, destination, name string) error {
 	return change("start", destination, name, nil, func() (int64, error) {
 		return db.New(on).EndpointsStart(ctx, db.EndpointsStartParams{Destination: destination, Name: name})
 	})
 }
 
-// Delete deletes an endpoint. Its unfinished intents become dead, unsent, with the code "endpoint_missing". [ErrNotFound]
-// means that there is no such endpoint.
+// Delete deletes an endpoint. Its unfinished intents become dead, unsent, with the code "endpoint_missing".
+// [ErrNotFound] means that there is no such endpoint.
 func Delete(ctx context.Context, on samekey.Tx, destination, name string) error {
 	return change("delete", destination, name, nil, func() (int64, error) {
 		return db.New(on).EndpointsDelete(ctx, db.EndpointsDeleteParams{Destination: destination, Name: name})
@@ -88,8 +88,9 @@ func Get(ctx context.Context, on samekey.Tx, destination, name string) (Endpoint
 	return endpoint(row), nil
 }
 
-// List returns a page of a destination's endpoints in the order of their names, without their secrets. The page starts after
-// the name after, or with the first endpoint if it is empty. Limit is 1 to 1000. The last page has fewer than limit.
+// List returns a page of a destination's endpoints in the order of their names, without their secrets. The page starts
+// after the name after, or with the first endpoint if it is empty. Limit is 1 to 1000. The last page has fewer than
+// limit.
 func List(ctx context.Context, on samekey.Tx, destination, after string, limit int) ([]Endpoint, error) {
 	if limit < 1 || limit > 1000 {
 		return nil, fmt.Errorf("endpoints: list %s: limit %d is outside 1 to 1000", destination, limit)

@@ -26,8 +26,8 @@ import (
 //	internal           500  sending the same again is safe, and may not help
 //	answer-not-kept         the first answer's status: it was done, and will not be done again
 //
-// Type is Options.ProblemTypes followed by Code: the address of a page about what to do. Title and Detail are prose, and
-// may change. A Problem holds nothing of the key or the request.
+// Type is Options.ProblemTypes followed by Code: the address of a page about what to do. Title and Detail are prose,
+// and may change. A Problem holds nothing of the key or the request.
 type Problem struct {
 	Code   string `json:"-"`
 	Type   string `json:"type"`

@@ -63,8 +63,8 @@ func (d *demo) readIntents(ctx context.Context) ([]intent, error) {
 	})
 }
 
-// readHeld reads which intents a killed worker had claimed (the sweep of another worker recorded them), and when each was
-// delivered or refused after that.
+// readHeld reads which intents a killed worker had claimed (the sweep of another worker recorded them), and when each
+// was delivered or refused after that.
 func (d *demo) readHeld(ctx context.Context, k *kill) error {
 	rows, err := d.pool.Query(ctx, `
 		select o.action, (convert_from(o.payload, 'UTF8')::jsonb ->> 'order_id')::uuid,

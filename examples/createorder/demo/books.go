@@ -169,8 +169,8 @@ func (b *books) checkReplies(e evidence) {
 	}
 }
 
-// checkIntents expects that each intent is finished, and that its vendor has one result for its delivery key: one charge
-// intent for each order, one receipt intent for each paid order.
+// checkIntents expects that each intent is finished, and that its vendor has one result for its delivery key: one
+// charge intent for each order, one receipt intent for each paid order.
 func (b *books) checkIntents(e evidence) {
 	decided := map[string]int{}
 	for _, record := range slices.Concat(e.payments.Effects, e.payments.Declined, e.mails.Effects, e.mails.Declined) {
@@ -210,8 +210,8 @@ func (b *books) checkBytes(ledger samekeytest.Ledger) {
 	}
 }
 
-// countKills counts the open calls of each worker at its kill: those that are open in the vendor's ledger at that moment,
-// for orders whose intents the worker had claimed.
+// countKills counts the open calls of each worker at its kill: those that are open in the vendor's ledger at that
+// moment, for orders whose intents the worker had claimed.
 func (b *books) countKills(e evidence) {
 	for _, k := range e.kills {
 		ledger := e.payments

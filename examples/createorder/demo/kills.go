@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Each worker has at most this many calls in flight at a vendor. So if the vendor counts concurrency + atOnce open calls,
-// each of the two workers has at least atOnce.
+// Each worker has at most this many calls in flight at a vendor. So if the vendor counts concurrency + atOnce open
+// calls, each of the two workers has at least atOnce.
 const (
 	concurrency = 16
 	atOnce      = 10
@@ -29,8 +29,8 @@ type kill struct {
 	last    time.Time          // when another worker delivered the last of them
 }
 
-// killing kills workers and services while the traffic continues. The vendor holds its calls before it acts, or after it
-// acts and before it answers. A kill at the first point can lose an effect; a kill at the second can double one.
+// killing kills workers and services while the traffic continues. The vendor holds its calls before it acts, or after
+// it acts and before it answers. A kill at the first point can lose an effect; a kill at the second can double one.
 func (d *demo) killing(ctx context.Context) error {
 	steps := []func() error{
 		func() error { return d.killWorker(ctx, 0, d.payments, false) },
@@ -72,8 +72,8 @@ func (d *demo) untilShown(ctx context.Context) error {
 	})
 }
 
-// killWorker kills a worker that has at least atOnce calls open at the vendor, and waits until other workers have finished
-// its intents.
+// killWorker kills a worker that has at least atOnce calls open at the vendor, and waits until other workers have
+// finished its intents.
 func (d *demo) killWorker(ctx context.Context, which int, v *vendor, answers bool) error {
 	worker := d.workers[which]
 	id, err := d.workerID(ctx, worker)

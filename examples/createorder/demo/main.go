@@ -1,5 +1,6 @@
-// Command demo runs the createorder example for half a minute on its own Postgres. It kills processes, loses and repeats
-// calls, and then balances the books: each order is charged once or declined, and each paid order has one receipt.
+// Command demo runs the createorder example for half a minute on its own Postgres. It kills processes, loses and
+// repeats calls, and then balances the books: each order is charged once or declined, and each paid order has one
+// receipt.
 //
 //	make demo             ends with 0 doubles, 0 lost, exit code 0
 //	make demo BREAK=key   each attempt carries a new key: doubles, exit code 1

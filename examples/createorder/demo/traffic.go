@@ -16,8 +16,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// traffic is the clients. Each client posts its order twice under one key, every third client both at the same moment. A
-// client sends a post again until it is answered.
+// traffic is the clients. Each client posts its order twice under one key, every third client both at the same moment.
+// A client sends a post again until it is answered.
 type traffic struct {
 	url    string
 	http   *http.Client

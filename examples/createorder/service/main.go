@@ -2,8 +2,8 @@
 //
 //	DATABASE_URL=postgres://... service -listen 127.0.0.1:8080
 //
-// It creates the shop's tables, prints one line of JSON with its address, and serves until SIGTERM, SIGINT or SIGHUP. Then
-// it finishes the requests in progress. samekey's tables must exist: run `worker migrate`.
+// It creates the shop's tables, prints one line of JSON with its address, and serves until SIGTERM, SIGINT or SIGHUP.
+// Then it finishes the requests in progress. samekey's tables must exist: run `worker migrate`.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command vendor is the payment vendor or the mail vendor of the createorder example. It is a process of its own, honors
-// idempotency keys, refuses calls without a key, and keeps its ledger on disk, so the ledger survives a kill.
+// Command vendor is the payment vendor or the mail vendor of the createorder example. It is a process of its own,
+// honors idempotency keys, refuses calls without a key, and keeps its ledger on disk, so the ledger survives a kill.
 //
 //	vendor -kind payment -listen 127.0.0.1:0 -ledger payment.ledger
 //
@@ -9,8 +9,8 @@
 //	GET  /lookup?key=...
 //	     /_control/...         faults, open calls, the ledger: see samekeytest.Vendor
 //
-// A payment whose body has "declined": true, at the top or in its "card", is answered 402 card_declined. A vendor that is
-// started again on the same ledger remembers its keys. It stops on SIGTERM, SIGINT or SIGHUP.
+// A payment whose body has "declined": true, at the top or in its "card", is answered 402 card_declined. A vendor that
+// is started again on the same ledger remembers its keys. It stops on SIGTERM, SIGINT or SIGHUP.
 package main
 
 import (

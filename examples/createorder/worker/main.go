@@ -1,9 +1,10 @@
-// Command worker delivers the order service's intents: it charges cards and sends receipts, each once, however often it has
-// to try.
+// Command worker delivers the order service's intents: it charges cards and sends receipts, each once, however often it
+// has to try.
 //
 //	DATABASE_URL=postgres://... worker -payments http://... -mail http://...
 //
-// You can run any number of workers, and kill any of them at any moment. Package daemon provides probes, logs and signals.
+// You can run any number of workers, and kill any of them at any moment. Package daemon provides probes, logs and
+// signals.
 package main
 
 import (
@@ -84,8 +85,8 @@ func (s settings) vendor(d *dispatcher.Dispatcher, destination, url string) (*ht
 	return client, nil
 }
 
-// finishOrder is the Apply (completion callback) of a charge. It runs once, in the transaction that finishes the intent: the
-// order's state and the intent to send a receipt are committed together with the vendor's answer.
+// finishOrder is the Apply (completion callback) of a charge. It runs once, in the transaction that finishes the
+// intent: the order's state and the intent to send a receipt are committed together with the vendor's answer.
 func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, settled dispatcher.Settled) error {
 	state := createorder.Paid
 	if settled.Status == outbox.StatusRefused {
@@ -100,9 +101,9 @@ func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, settled d
 	return err
 }
 
-// sabotaged is for the demo only, and does nothing unless CREATEORDER_BREAK is "key". Then each attempt carries a new key,
-// like a client that makes a new key for each retry, and every lost answer becomes a second charge. The delivery key
-// prevents this.
+// sabotaged is for the demo only, and does nothing unless CREATEORDER_BREAK is "key". Then each attempt carries a new
+// key, like a client that makes a new key for each retry, and every lost answer becomes a second charge. The delivery
+// key prevents this.
 func sabotaged[T any](delivery dispatcher.Delivery[T]) dispatcher.Delivery[T] {
 	if os.Getenv("CREATEORDER_BREAK") != "key" {
 		return delivery
