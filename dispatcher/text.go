@@ -31,10 +31,10 @@ func withoutURL(err error) string { return hideURLs(err.Error(), err) }
 
 // hideURLs replaces the URLs of an error, and of all errors that it wraps, in a text.
 func hideURLs(text string, err error) string {
-	if request, ok := err.(*url.Error); ok && request.URL != "" {
+	if request, ok := err.(*url.Error); ok && request.URL != "" { //nolint:errorlint // the walk unwraps
 		text = strings.ReplaceAll(strings.ReplaceAll(text, fmt.Sprintf("%q", request.URL), "[URL]"), request.URL, "[URL]")
 	}
-	switch err := err.(type) {
+	switch err := err.(type) { //nolint:errorlint // it unwraps one level
 	case interface{ Unwrap() error }:
 		return hideURLs(text, err.Unwrap())
 	case interface{ Unwrap() []error }:

@@ -302,14 +302,14 @@ destinations:
   a: {presett: none, url: "https://a.example"}
   B b: {preset: nothing, url: "https://b.example"}
 actions:
-  one: {destinatio: a, clas: read, request: GET /, key_windw: 1h, xx: 1}
+  one: {destinatio: a, clss: read, request: GET /, key_windw: 1h, xx: 1}
 `, nil)
 	wantMistakes(t, c, err, `
 FILE:3: destinations.a.presett: unknown field: did you mean "preset"?
 FILE:4: destinations.B b.preset: "nothing" is not one of adyen, checkout, generic, mail, none, paypal, resend, square, stripe, webhooks
 FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "stripe"
 FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
-FILE:6: actions.one.clas: unknown field: did you mean "class"?
+FILE:6: actions.one.clss: unknown field: did you mean "class"?
 FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
 FILE:6: actions.one.xx: unknown field: use one of accepted, attempts, backoff, body, class, completion_time, deadline, delivered, destination, headers, key_window, lease, lookup, max_backoff, ordering, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
 `)
