@@ -14,6 +14,7 @@ import (
 
 // The request is queued in the kernel when its attempt ends, at its deadline or because the handler returned early.
 func TestQueuedRequestNeverArrives(t *testing.T) {
+	wiretest.NeedDropData(t)
 	for name, timeout := range map[string]time.Duration{"timeout": 500 * time.Millisecond, "return": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			listener := wiretest.Listen(t)

@@ -64,6 +64,7 @@ type blackhole struct {
 
 func startBlackhole(t *testing.T) *blackhole {
 	t.Helper()
+	wiretest.NeedDropData(t)
 	listener := wiretest.Listen(t)
 	if err := wiretest.DropData(listener); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,9 @@
 package wiretest
 
 import (
+	"errors"
 	"net"
+	"os"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -21,9 +23,22 @@ func Listen(t testing.TB) *net.TCPListener {
 	return listener.(*net.TCPListener)
 }
 
+// NeedDropData skips the test if the system does not let this user attach a filter to a socket. Linux allows it to every
+// user; some sandboxes allow it to root only.
+func NeedDropData(t testing.TB) {
+	t.Helper()
+	err := DropData(Listen(t))
+	switch {
+	case errors.Is(err, syscall.EPERM) && os.Geteuid() != 0:
+		t.Skip("cannot drop packets: the system lets only root attach a filter to a socket")
+	case err != nil:
+		t.Fatal(err)
+	}
+}
+
 // DropData makes the kernel drop each TCP segment with data that arrives at the socket, before TCP sees it. The sender
 // keeps the data in its queue and retransmits it. Handshakes, closes and resets pass. Connections that a listener
-// accepts inherit the filter. DropData needs no privileges.
+// accepts inherit the filter. See NeedDropData.
 func DropData(socket syscall.Conn) error {
 	program := [...]syscall.SockFilter{
 		{Code: 0x30, K: 12},              // load the byte with the header's length
