@@ -40,12 +40,12 @@ func TestShortestTimeoutDelivers(t *testing.T) {
 // A claim that takes longer than the timeout is logged, and is not repeated in a tight loop.
 func TestClaimLongerThanTimeoutIsLogged(t *testing.T) {
 	b := setup(t)
-	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Timeout = 100 * time.Millisecond })
+	d := b.handles(dispatcher.IdempotentWrite, func(p *dispatcher.Policy) { p.Timeout = time.Second })
 	id := b.insert("charge_card")
 	holder := b.holdTable("samekey.outbox_sends")
 	b.start(d)
 	b.until("the claim has waited for longer than the timeout", func() bool {
-		return b.count(`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '200 ms'`) > 0
+		return b.count(`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '1200 ms'`) > 0
 	})
 	holder()
 	b.untilLogged("the claim alone took as long as the policy's Timeout")

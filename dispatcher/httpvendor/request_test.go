@@ -190,7 +190,11 @@ func TestAttemptWithoutAConnectionIsUnsent(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			handler := testHandler(t, Destination{URL: tc.url}, Action{Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}})
-			_, err := attempt(t, handler, testCall("{}"), 500*time.Millisecond)
+			timeout := patience
+			if tc.says == "time" {
+				timeout = 500 * time.Millisecond
+			}
+			_, err := attempt(t, handler, testCall("{}"), timeout)
 			if verdict(err) != "unsent" || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "httpvendor: stripe: ") {
 				t.Errorf("is %s (%v), want unsent", verdict(err), err)
 			}
