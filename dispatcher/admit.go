@@ -59,7 +59,7 @@ func (d *destination) postpone(ctx context.Context, claims []*claim) {
 
 // giveBack undoes claims of which nothing was sent, and frees their slots. Each is due after the delay of its visit.
 func (d *destination) giveBack(ctx context.Context, claims []*claim) {
-	if err := writePutOff(ctx, d.core.q, claims, true); err == nil {
+	if err := writePostpone(ctx, d.core.q, claims, true); err == nil {
 		now := time.Now() // after the statement, by whose clock they are due
 		for _, c := range claims {
 			if !c.visit.broken {

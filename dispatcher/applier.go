@@ -327,7 +327,7 @@ func (ap *applier) giveBack(ctx context.Context) {
 	for _, c := range back {
 		c.visit.delay = 0
 	}
-	if err := writePutOff(ctx, ap.core.q, back, false); err != nil {
+	if err := writePostpone(ctx, ap.core.q, back, false); err != nil {
 		ap.core.log.WarnContext(ctx, "dispatcher: answered intents could not be given back; they are taken up again when their leases run out",
 			slog.Int("intents", len(back)), slog.String("error", errorText(err)))
 	}

@@ -14,7 +14,7 @@ const claimRetry, claimMaxWait = 50 * time.Millisecond, time.Second
 func (d *destination) drain(ctx context.Context, shift time.Duration) {
 	end := time.NewTimer(shift)
 	defer end.Stop()
-	retry := backoff{first: claimRetry, most: claimMaxWait}
+	retry := doubling{first: claimRetry, most: claimMaxWait}
 	for ctx.Err() == nil {
 		if d.isDue() && d.mayClaim() && d.heldUp(time.Now()) == 0 {
 			if !d.slots.wait(ctx, end.C) {

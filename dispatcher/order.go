@@ -35,7 +35,7 @@ const (
 // run settles until ordered is closed and all is written, or ctx ends.
 func (s *orderSettler) run(ctx context.Context) {
 	open := true
-	retry := backoff{first: orderedRetry, most: orderedMaxWait}
+	retry := doubling{first: orderedRetry, most: orderedMaxWait}
 	for wait := retry.first; open || len(s.waiting) > 0; {
 		held := len(s.waiting) // a new settlement counts only if it stays
 		open = s.collect(ctx, open, wait)

@@ -3,6 +3,8 @@ package dispatcher
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/samekey/samekey/internal/backoff"
 )
 
 // Policy states how an action's intents are delivered. Class is required, and KeyWindow for an [IdempotentWrite]; the
@@ -120,11 +122,7 @@ func (p Policy) horizon() time.Duration {
 
 // ceiling is the longest wait after n attempts.
 func (p Policy) ceiling(n int) time.Duration {
-	wait := p.Backoff
-	for ; n > 1 && wait < p.MaxBackoff; n-- {
-		wait *= 2
-	}
-	return min(wait, p.MaxBackoff)
+	return backoff.Ceiling(p.Backoff, p.MaxBackoff, n)
 }
 
 // delay draws the wait after n attempts: full jitter.

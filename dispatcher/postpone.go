@@ -6,9 +6,9 @@ import (
 	"github.com/samekey/samekey/internal/db"
 )
 
-// writePutOff undoes claims in one statement for each id under which they were claimed. That is one id, unless a
+// writePostpone undoes claims in one statement for each id under which they were claimed. That is one id, unless a
 // stranger took it. unsent means that the claims were made to send, and nothing was sent. It returns the last error.
-func writePutOff(ctx context.Context, q *db.Queries, claims []*claim, unsent bool) (err error) {
+func writePostpone(ctx context.Context, q *db.Queries, claims []*claim, unsent bool) (err error) {
 	byWorker := map[int32]*db.OutboxQueuePostponeParams{}
 	for _, c := range claims {
 		p := byWorker[c.worker]

@@ -129,7 +129,7 @@ func newRiver(stop context.Context, n *worker) (*riverPart, error) {
 // start starts River, which needs the database for that, however long it is unavailable. Nothing waits for it: see
 // shift.go. River's pauses are copied first: River deletes the rows of queues that had no client for a day.
 func (r *riverPart) start(ctx context.Context) {
-	for retry := (backoff{first: sessionRetry, most: sessionCheck}); ; {
+	for retry := (doubling{first: sessionRetry, most: sessionCheck}); ; {
 		mirroring, cancel := context.WithTimeout(ctx, sessionTimeout)
 		err := mirrorPauses(mirroring, r.worker.q, r.worker.log)
 		cancel()

@@ -63,7 +63,7 @@ func randomID() int32 {
 // begin waits for a database that has this release's schema, and opens the session. No connection and no error means
 // that ctx ended first.
 func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
-	for retry := (backoff{first: sessionRetry, most: sessionCheck}); ; {
+	for retry := (doubling{first: sessionRetry, most: sessionCheck}); ; {
 		err := s.checkSchema(ctx)
 		if errors.Is(err, schema.ErrTooOld) || errors.Is(err, schema.ErrTooNew) || errors.Is(err, schema.ErrEncoding) || errors.Is(err, schema.ErrSequences) {
 			return nil, err
@@ -234,7 +234,7 @@ func (s *session) sign(ctx context.Context, conn *pgx.Conn) error {
 
 // keep holds the lock until ctx ends, coming back after each lost connection with the same identity, and then leaves.
 func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
-	retry := backoff{first: sessionRetry, most: reconnectWait}
+	retry := doubling{first: sessionRetry, most: reconnectWait}
 	for {
 		err := s.listen(ctx, conn)
 		s.held.Store(nil)

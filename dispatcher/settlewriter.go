@@ -55,7 +55,7 @@ func (s *settleWriter) write(ctx context.Context, batch []result) error {
 	return nil
 }
 
-func (s *settleWriter) retry() *backoff { return &backoff{first: settleRetry, most: settleMaxWait} }
+func (s *settleWriter) retry() *doubling { return &doubling{first: settleRetry, most: settleMaxWait} }
 
 // answers reports whether the database is available.
 func (s *settleWriter) answers(ctx context.Context) bool {

@@ -13,11 +13,8 @@ import (
 func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 	s := settlement{event: "attempt", status: statusPending, outcome: outcomeUnsent, attemptsUsed: int(row.AttemptsUsed),
 		clearSent: row.FirstSend, response: Response{Code: "given_back"}}
-	switch row.Status {
-	case statusUnknown:
+	if row.Status == statusUnknown {
 		s.event, s.status, s.outcome = "lookup", statusUnknown, outcomeRetry
-	case statusAnswered:
-		s.event, s.status, s.outcome = "apply", statusAnswered, outcomeRetry
 	}
 	return s
 }

@@ -48,10 +48,3 @@ func Value(values []string) (string, error) {
 func Quoted(value string) (string, error) {
 	return httpsfv.Marshal(httpsfv.NewItem(value))
 }
-
-// IsName reports whether text can be the name of a header, or a method: a token of RFC 9110, section 5.6.2.
-func IsName(text string) bool {
-	return text != "" && !strings.ContainsFunc(text, func(r rune) bool {
-		return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r)
-	})
-}

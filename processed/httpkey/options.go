@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
-	"github.com/samekey/samekey/internal/keyheader"
+	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/processed"
 )
 
@@ -149,12 +149,12 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Scope == nil {
 		refuse("Scope is nil: give a function that returns the principal and the operation")
 	}
-	if !keyheader.IsName(o.Header) {
+	if !names.IsToken(o.Header) {
 		refuse("Header %q is not a valid header name", o.Header)
 	}
 	o.Header = textproto.CanonicalMIMEHeaderKey(o.Header)
 	for _, method := range o.Methods {
-		if !keyheader.IsName(method) || slices.Contains(keyless, method) {
+		if !names.IsToken(method) || slices.Contains(keyless, method) {
 			refuse("Methods has %q: give methods that change something, in upper case, such as POST, PATCH, PUT, DELETE", method)
 		}
 	}
@@ -180,7 +180,7 @@ func (o Options) withDefaults() (Options, error) {
 	for _, name := range o.ReplayHeaders {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
 		switch {
-		case !keyheader.IsName(name):
+		case !names.IsToken(name):
 			refuse("ReplayHeaders has %q, which is not a valid header name", name)
 		case slices.Contains(neverReplayed, canonical) || strings.HasPrefix(canonical, neverReplayedPrefix):
 			refuse("ReplayHeaders has %s, which is never sent again, because it belongs to one exchange", canonical)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/samekey/samekey/internal/keyheader"
+	"github.com/samekey/samekey/internal/names"
 )
 
 const (
@@ -124,7 +124,7 @@ func (t *Transport) resolved() (Transport, error) {
 		}
 	}
 	switch {
-	case !keyheader.IsName(r.Header):
+	case !names.IsToken(r.Header):
 		return r, fmt.Errorf("Header %q is not a valid header name", t.Header)
 	case r.Attempts < 0:
 		return r, fmt.Errorf("Attempts is %d: it counts every attempt, so give 1 or more, or 0 for %d", t.Attempts, defaultAttempts)
