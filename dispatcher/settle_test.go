@@ -75,7 +75,7 @@ func claimOne(t *testing.T, n *worker) *claim {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
 	c := newClaim(rows[0], a, time.Now(), n.session.id())
-	c.resting, c.calls = a.beforeCall(&c.OutboxQueueClaimRow)
+	c.resting = a.beforeCall(&c.OutboxQueueClaimRow)
 	return c
 }
 
@@ -282,7 +282,7 @@ func TestLookupNeedsTheLastAnswer(t *testing.T) {
 	}
 	c := claimOne(t, n)
 	c.action.policy.Attempts = 1
-	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
+	c.Status, c.asked, c.resting = statusUnknown, time.Now().Add(-time.Hour), nil // there is no time left to read it
 	s := n.destinations.list[0].attempt(c)
 	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.attemptsUsed != 0 || s.delay != time.Second {
 		t.Errorf("the settlement is %+v", s)
@@ -611,7 +611,7 @@ func TestLookupWithoutEndpointIsParked(t *testing.T) {
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("the lookup was made"); return Outcome{}, nil }
 	d := &destination{core: &core{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for used, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
-		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
+		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint}
 		c.Status, c.AttemptsUsed = statusUnknown, used
 		if s := d.attempt(c); s.status != want || s.attemptsUsed != int(used)+1 {
 			t.Errorf("after %d lookups: %+v", used, s)
