@@ -103,7 +103,8 @@ func deliver(t *testing.T, n *worker, c *claim) {
 	n.open.Add(1)
 	ended := make(chan struct{})
 	go func() { defer close(ended); d.deliver(c) }()
-	n.settler.persist(t.Context(), []result{<-n.settler.in})
+	batch, _ := n.settler.next(t.Context(), nil)
+	n.settler.persist(t.Context(), batch)
 	<-ended
 }
 
@@ -533,7 +534,7 @@ func TestDelayedOutcomeKeepsItsLease(t *testing.T) {
 			}
 			ended := make(chan struct{})
 			go func() { defer close(ended); s.run(t.Context()) }()
-			n.settler.in <- resultOf(claimed, Delivered(Response{Code: "200"}))
+			n.settler.take(resultOf(claimed, Delivered(Response{Code: "200"})))
 			n.settler.stop()
 			eventually(t, "it is counted as held up", func() bool { return n.settler.stuck.Load() == 1 })
 			eventually(t, "its lease is renewed", func() bool {
@@ -582,12 +583,12 @@ func TestLateAnswerIsKeptWithAnyText(t *testing.T) {
 }
 
 func TestBatchIsBoundedByBytes(t *testing.T) {
-	s := &settler{in: make(chan result, 3)}
-	for range 3 {
-		s.in <- result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
+	half := result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
+	if n := batchSize([]result{half, half, half}); n != 2 {
+		t.Errorf("a batch has %d outcomes of half of the limit", n)
 	}
-	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
-		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
+	if n := batchSize(make([]result, settleBatch+1)); n != settleBatch {
+		t.Errorf("a batch has %d outcomes", n)
 	}
 }
 
