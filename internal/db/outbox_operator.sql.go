@@ -172,7 +172,7 @@ with picked as materialized (
     select array(
         select q.id
         from samekey.outbox_queue q
-        cross join lateral (select o.scope, o.idem_key, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+        cross join lateral (select o.scope, o.idem_key, o.part, o.subject, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
         where q.status in ('parked', 'dead') and q.status = any ($1::text[])
           and (q.safe_to_resend or q.first_sent_at is null)
           and ($2::text = '' or q.action = $2)
@@ -180,9 +180,11 @@ with picked as materialized (
           and ($4::text = '' or o.scope = $4)
           and ($5::text = '' or o.part = $5)
           and ($6::text = '' or o.idem_key = $6)
-          and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+          and ($7::text = '' or o.subject = $7)
+          and ($8::text = '' or q.id in (select r.intent_id from samekey.outbox_history r where r.reference = $8::text and r.reference is not null))
+          and ($9::bigint = 0 or o.created_at < clock_timestamp() - ($9::bigint) * interval '1 microsecond')
         order by q.id
-        limit $8
+        limit $10
         for update of q skip locked) as ids
 ), redriven as (
     update samekey.outbox_queue q
@@ -192,22 +194,24 @@ with picked as materialized (
     returning q.id, q.action
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, actor, reason)
-    select r.id, 'redriven', $9::text, $10::text from redriven r
+    select r.id, 'redriven', $11::text, $12::text from redriven r
 )
 select r.action from redriven r
 `
 
 type OutboxOperatorRedriveAllParams struct {
-	Statuses []string
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	IdemKey  string
-	AgeUs    int64
-	MaxCount int32
-	Actor    string
-	Reason   string
+	Statuses  []string
+	Action    string
+	Code      string
+	Scope     string
+	Part      string
+	IdemKey   string
+	Subject   string
+	Reference string
+	AgeUs     int64
+	MaxCount  int32
+	Actor     string
+	Reason    string
 }
 
 // Redrives dead and parked intents, the oldest first. It leaves out those that may have been sent and must not be sent
@@ -221,6 +225,8 @@ func (q *Queries) OutboxOperatorRedriveAll(ctx context.Context, arg OutboxOperat
 		arg.Scope,
 		arg.Part,
 		arg.IdemKey,
+		arg.Subject,
+		arg.Reference,
 		arg.AgeUs,
 		arg.MaxCount,
 		arg.Actor,
@@ -259,12 +265,12 @@ with resolved as (
         key_window_until = case when u.sent then q.key_window_until end,
         last_code        = coalesce(nullif($2::text, ''), q.last_code)
     from (select $1::text <> 'not_sent' as sent) u
-    where q.id = $7 and q.status in ('unknown', 'parked', 'dead')
+    where q.id = $8 and q.status in ('unknown', 'parked', 'dead')
     returning q.id
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, actor, reason)
+insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason)
 select r.id, 'resolved', $1::text, nullif($2::text, ''), nullif($3::text, ''),
-       nullif($4::bytea, ''), $5::text, $6::text
+       nullif($4::bytea, ''), nullif($5::text, ''), $6::text, $7::text
 from resolved r
 `
 
@@ -273,6 +279,7 @@ type OutboxOperatorResolveParams struct {
 	Code         string
 	ResponseType string
 	Response     []byte
+	Reference    string
 	Actor        string
 	Reason       string
 	ID           uuid.UUID
@@ -286,6 +293,7 @@ func (q *Queries) OutboxOperatorResolve(ctx context.Context, arg OutboxOperatorR
 		arg.Code,
 		arg.ResponseType,
 		arg.Response,
+		arg.Reference,
 		arg.Actor,
 		arg.Reason,
 		arg.ID,
