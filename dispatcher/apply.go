@@ -14,6 +14,7 @@ import (
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
@@ -95,7 +96,7 @@ func (r *applyRunner) applied(c *claim, failures int, outcome string, err error)
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.
 func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
 	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
-		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: redact.WithoutURLs(err)}
 }
 
 // applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which

@@ -38,7 +38,7 @@ func TestLogExplainsAFailedHandler(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Unknown: 1})
 	b.elapse(time.Minute) // there is no lookup
 	b.expect(d, dispatcher.Summary{Parked: 1})
-	for _, want := range []string{"the bank closed [removed] on Monday", id.String()} {
+	for _, want := range []string{"the bank closed [redacted] on Monday", id.String()} {
 		if line := b.logs.line("attempt ended"); !strings.Contains(line, want) {
 			t.Errorf("the line lacks %q: %s", want, line)
 		}

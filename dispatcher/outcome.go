@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/internal/intent"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -219,7 +220,7 @@ func (o Outcome) text() string {
 	if o.reason == nil {
 		return ""
 	}
-	return withoutURL(o.reason)
+	return redact.WithoutURLs(o.reason)
 }
 
 // unknownCode is the code of an unknown outcome without a response.
