@@ -56,45 +56,39 @@ func (l *Log) Line(text string) string {
 	return ""
 }
 
-// Wait waits for a line that contains the text, and returns it.
+// Wait waits for a line that contains the text, and returns the first one.
 func (l *Log) Wait(t testing.TB, text string) string {
-	t.Helper()
-	return l.WaitTimes(t, text, 1)
-}
-
-// WaitTimes waits for n lines that contain the text, and returns the last.
-func (l *Log) WaitTimes(t testing.TB, text string, n int) string {
 	t.Helper()
 	limit := time.After(Patience)
 	for {
-		lines, closed, changed := l.find(text)
-		if len(lines) >= n {
-			return lines[len(lines)-1]
-		}
-		if closed {
-			t.Fatalf("the log ended after %d of %d lines with %q:\n%s", len(lines), n, text, l.Tail())
+		line, ended, changed := l.find(text)
+		switch {
+		case line != "":
+			return line
+		case ended:
+			t.Fatalf("the log ended without a line with %q:\n%s", text, l.Tail())
 		}
 		select {
 		case <-changed:
 		case <-limit:
-			t.Fatalf("timed out after %v waiting for a line with %q: %d of %d are there:\n%s", Patience, text, len(lines), n, l.Tail())
+			t.Fatalf("timed out after %v waiting for a line with %q:\n%s", Patience, text, l.Tail())
 		}
 	}
 }
 
-// find returns the whole lines that contain the text, and a channel that is closed when there is more to look at.
-func (l *Log) find(text string) (lines []string, closed bool, changed <-chan struct{}) {
+// find returns the first whole line that contains the text, and a channel that is closed when there is more to look at.
+func (l *Log) find(text string) (line string, ended bool, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for line := range strings.Lines(l.text.String()) {
 		if strings.Contains(line, text) && (l.closed || strings.HasSuffix(line, "\n")) {
-			lines = append(lines, strings.TrimSuffix(line, "\n"))
+			return strings.TrimSuffix(line, "\n"), l.closed, nil
 		}
 	}
 	if l.changed == nil {
 		l.changed = make(chan struct{})
 	}
-	return lines, l.closed, l.changed
+	return "", l.closed, l.changed
 }
 
 // tail is how many lines a test that failed shows.

@@ -14,7 +14,7 @@ func TestLogWaitsForWholeLines(t *testing.T) {
 	found := make(chan string, 1)
 	waits := func() { dbtest.Until(t, "the test waits", func() bool { return log.Waiting() || len(found) > 0 }) }
 	fmt.Fprint(&log, "a job began\nthe job is r")
-	go func() { found <- log.WaitTimes(t, "job", 2) }()
+	go func() { found <- log.Wait(t, "the job") }()
 	waits()
 	fmt.Fprint(&log, "eady")
 	waits()
