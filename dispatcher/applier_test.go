@@ -142,7 +142,7 @@ func TestBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 	outbox.Flush(b.db.Pool, "send_receipt")
 	b.until("the others are delivered", func() bool { return b.finished("send_receipt") == 50 })
 	t.Logf("50 Applies of the healthy action in %v", time.Since(began))
-	b.untilLogged("an Apply takes long and others have no connection")
+	b.logs.Wait(b, "an Apply takes long and others have no connection")
 	if n := b.waiters(); n > 2 {
 		t.Errorf("%d Applies run in a pool of 4", n)
 	}
@@ -226,8 +226,10 @@ func TestGoexitInApply(t *testing.T) {
 	for range 12 {
 		b.insert("charge_card")
 	}
-	b.expect(d, dispatcher.Summary{Retried: 12})
-	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and leased_by is null and attempts_used = 1`); n != 12 {
+	if got := b.drain(d); got.Retried < 12 || got != (dispatcher.Summary{Retried: got.Retried}) { // on a busy machine, a retry may come due
+		t.Fatalf("the drain returned %+v", got)
+	}
+	if n := b.count(`select count(*) from samekey.outbox_queue where status = 'answered' and leased_by is null and attempts_used > 0`); n != 12 {
 		t.Errorf("%d intents wait for a retry", n)
 	}
 	good.Store(true)

@@ -1,7 +1,6 @@
 package intent_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,8 +12,6 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/samekeytest"
 )
-
-var update = flag.Bool("update", false, "write the table into docs/design.md")
 
 func TestTablesAllowTheNamesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
@@ -70,24 +67,25 @@ func TestTableNamesEachStepOnce(t *testing.T) {
 	}
 }
 
-// events lists the events of each query that changes samekey.outbox_queue.
+// events lists the events of each query and each SQL function that changes samekey.outbox_queue.
 var events = map[string][]string{
-	"OutboxAnsweredClaim":      {intent.EventClaimed},
-	"OutboxQueueClaim":         {intent.EventClaimed},
-	"OutboxQueueMarkSending":   {intent.EventClaimed},
-	"OutboxQueueRenew":         {},
-	"OutboxQueueSettle":        {intent.EventAttempt, intent.EventLookup, intent.EventApply},
-	"OutboxQueueFinish":        {intent.EventApply},
-	"OutboxQueuePostpone":      {intent.EventPostponed},
-	"OutboxQueueSettleLate":    {intent.EventLate},
-	"OutboxQueuePromote":       {intent.EventPromoted},
-	"OutboxQueueRelease":       {intent.EventOrphaned},
-	"OutboxQueueRestore":       {intent.EventRestored},
-	"OutboxOperatorCancel":     {intent.EventRejected, intent.EventCancelled},
-	"OutboxOperatorApprove":    {intent.EventApproved},
-	"OutboxOperatorResolve":    {intent.EventResolved},
-	"OutboxOperatorRedrive":    {intent.EventRedriven},
-	"OutboxOperatorRedriveAll": {intent.EventRedriven},
+	"OutboxAnsweredClaim":    {intent.EventClaimed},
+	"OutboxQueueClaim":       {intent.EventClaimed},
+	"OutboxQueueMarkSending": {intent.EventClaimed},
+	"OutboxQueueRenew":       {},
+	"OutboxQueueSettle":      {intent.EventAttempt, intent.EventLookup, intent.EventApply},
+	"OutboxQueueFinish":      {intent.EventApply},
+	"OutboxQueuePostpone":    {intent.EventPostponed},
+	"OutboxQueueSettleLate":  {intent.EventLate},
+	"OutboxQueuePromote":     {intent.EventPromoted},
+	"OutboxQueueRelease":     {intent.EventOrphaned},
+	"OutboxQueueRestore":     {intent.EventRestored},
+	"ActRedriveAll":          {intent.EventRedriven},
+	"samekey.enqueue":        {intent.EventInserted},
+	"samekey.act_cancel":     {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.approve":        {intent.EventApproved},
+	"samekey.redrive":        {intent.EventRedriven},
+	"samekey.resolve":        {intent.EventResolved},
 }
 
 func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
@@ -134,48 +132,6 @@ func TestQueriesNameOnlyKnownStatuses(t *testing.T) {
 	}
 }
 
-// The design document shows the table. `go test ./internal/intent -update` writes it.
-func TestDesignShowsTheTable(t *testing.T) {
-	const file, begin, end = "../../docs/design.md", "<!-- transitions: begin -->\n", "<!-- transitions: end -->"
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(content), begin)
-	shown, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", file)
-	}
-	if shown == markdown() {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s does not show the table of transitions: run go test ./internal/intent -run Design -update", file)
-	}
-	if err := os.WriteFile(file, []byte(before+begin+markdown()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func markdown() string {
-	var b strings.Builder
-	b.WriteString("| status | event | next status | when |\n| --- | --- | --- | --- |\n")
-	for _, step := range intent.Table {
-		from := step.From
-		if from == intent.New {
-			from = "(none)"
-		}
-		to := slices.Clone(step.To)
-		for i := range to {
-			if intent.IsFinished(to[i]) {
-				to[i] = "**" + to[i] + "**"
-			}
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, step.Event, strings.Join(to, ", "), step.Why)
-	}
-	return b.String()
-}
-
 var statuses = slices.Concat(intent.Unfinished, intent.Finished)
 
 // named returns the statuses that a query compares a row's status with, or sets it to.
@@ -190,7 +146,7 @@ func named(text string) (names []string) {
 	return names
 }
 
-// queries returns the statements of all query files, by name.
+// queries returns the statements of all query files, and the SQL functions of the migrations, by name.
 func queries(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../queries/*.sql")
@@ -206,6 +162,21 @@ func queries(t *testing.T) map[string]string {
 		for _, part := range strings.Split(string(content), "-- name: ")[1:] {
 			name, text, _ := strings.Cut(part, " ")
 			all[name] = text
+		}
+	}
+	migrations, err := filepath.Glob("../../schema/migrations/*.sql")
+	if err != nil || len(migrations) == 0 {
+		t.Fatalf("no migrations: %v", err)
+	}
+	for _, file := range migrations {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(content), "\ncreate function ")[1:] {
+			name, text, _ := strings.Cut(part, "(")
+			text, _, _ = strings.Cut(text, "\n$$;\n")
+			all[name] += text // a name may have several functions
 		}
 	}
 	return all
