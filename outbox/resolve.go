@@ -54,18 +54,11 @@ func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) erro
 	if err := r.check(); err != nil {
 		return fmt.Errorf("outbox: resolve intent %s: %w", id, err)
 	}
-	return decide(ctx, on, "resolve", id, by, func(d *decision) error {
-		if err := d.in(StatusUnknown, StatusParked, StatusDead); err != nil {
-			return err
-		}
-		if r.Outcome != NotSent {
-			d.due(d.row.Action)
-		}
-		return d.changed(d.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{
-			ID: d.id, Outcome: string(r.Outcome), Code: r.Code, ResponseType: r.ResponseType, Response: r.Response,
-			Reference: r.Reference,
-			Actor:     by.Actor, Reason: by.Reason,
-		}))
+	return act(ctx, on, "resolve", id, by, func(q *db.Queries) ([]string, error) {
+		return q.ActResolve(ctx, db.ActResolveParams{
+			ID: id, Outcome: string(r.Outcome), Actor: by.Actor, Reason: by.Reason,
+			Code: r.Code, ResponseType: r.ResponseType, Response: r.Response, Reference: r.Reference,
+		})
 	})
 }
 
