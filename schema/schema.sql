@@ -41,8 +41,8 @@ table samekey.outbox
     headers jsonb not null default '{}'::jsonb
     ordering_key text collate "C"
     requested_by text
-    subject text collate "C"
     written_by text not null default SESSION_USER
+    subject text collate "C"
     trace_context text
     due_at timestamp with time zone not null
     deadline timestamp with time zone
