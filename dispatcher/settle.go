@@ -31,8 +31,8 @@ type settler struct {
 	ordered chan result
 }
 
-func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string)) *settler {
-	return &settler{settleWriter: settleWriter{pool: pool, q: q, log: log, poke: poke},
+func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string), announcer *announcer) *settler {
+	return &settler{settleWriter: settleWriter{pool: pool, q: q, log: log, poke: poke, announcer: announcer},
 		in: make(chan result, settleBatch), ordered: make(chan result, settleBatch), abandoned: make(chan struct{}), ended: make(chan struct{})}
 }
 

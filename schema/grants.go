@@ -28,12 +28,12 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text)`
 
-// appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
+// appGrants: samekey.enqueue and samekey.intent_states run as their owner, so the role needs no right on outbox. Check reads the two tables of
 // versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
 // creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.intent_states to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
 	`grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at), insert, update, delete on samekey.endpoints to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,

@@ -580,3 +580,49 @@ func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoad
 	}
 	return items, nil
 }
+
+const OutboxStates = `-- name: OutboxStates :many
+select s.n::int as n, s.id::uuid as id, s.action::text as action, coalesce(s.status, '')::text as status, coalesce(s.code, '')::text as code
+from samekey.intent_states($1::text[], $2::text[], ($3::text[])::uuid[]) as s
+`
+
+type OutboxStatesParams struct {
+	Scopes   []string
+	IdemKeys []string
+	Ids      []string
+}
+
+type OutboxStatesRow struct {
+	N      int32
+	ID     uuid.UUID
+	Action string
+	Status string
+	Code   string
+}
+
+// The states of the intents that a process waits for. The ids are text, which every exec mode of pgx can encode.
+func (q *Queries) OutboxStates(ctx context.Context, arg OutboxStatesParams) ([]OutboxStatesRow, error) {
+	rows, err := q.db.Query(ctx, OutboxStates, arg.Scopes, arg.IdemKeys, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxStatesRow
+	for rows.Next() {
+		var i OutboxStatesRow
+		if err := rows.Scan(
+			&i.N,
+			&i.ID,
+			&i.Action,
+			&i.Status,
+			&i.Code,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
