@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -23,15 +22,15 @@ import (
 // payment is a service whose answers show how the charge went.
 type payment struct {
 	*bundle
-	limit  atomic.Int64            // of a client's wait, in nanoseconds
-	vendor chan dispatcher.Outcome // answers of the vendor
+	limit  atomic.Int64              // of a client's wait, in nanoseconds
+	vendor chan<- dispatcher.Outcome // answers of the vendor
 }
 
 var chargeCard = outbox.NewAction[[]byte]("charge_card")
 
 func setupPayment(t *testing.T) *payment {
 	t.Helper()
-	p := &payment{vendor: make(chan dispatcher.Outcome)}
+	p := &payment{}
 	p.limit.Store(int64(dbtest.Patience))
 	p.bundle = setup(t, httpkey.Options{Render: p.render}, func(w http.ResponseWriter, r *http.Request) {
 		id, err := chargeCard.Insert(r.Context(), httpkey.Tx(r.Context()), []byte("42"))
@@ -44,7 +43,9 @@ func setupPayment(t *testing.T) *payment {
 		w.WriteHeader(http.StatusCreated)
 		_ = json.NewEncoder(w).Encode(map[string]any{"charge": id})
 	})
-	p.work()
+	var stop func()
+	p.vendor, stop = startWorker(p.db.Pool)
+	t.Cleanup(stop)
 	return p
 }
 
@@ -71,40 +72,6 @@ func (p *payment) render(r *http.Request, a *httpkey.Answer) {
 	}
 }
 
-// work runs a worker until the test ends. Its vendor answers what the test tells it.
-func (p *payment) work() {
-	d := dispatcher.New(p.db.Pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
-	dispatcher.Handle(d, chargeCard, dispatcher.Delivery[[]byte]{
-		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Timeout: dbtest.Patience},
-		Send: func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
-			select {
-			case outcome := <-p.vendor:
-				return outcome, nil
-			case <-ctx.Done():
-				return dispatcher.Outcome{}, ctx.Err()
-			}
-		},
-	})
-	ctx, cancel := context.WithCancel(context.WithoutCancel(p.t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	p.t.Cleanup(func() {
-		cancel()
-		if err := dbtest.Receive(p.t, "the end of the worker", ended); err != nil {
-			p.t.Error(err)
-		}
-	})
-}
-
-func (p *payment) answers(o dispatcher.Outcome) {
-	p.t.Helper()
-	select {
-	case p.vendor <- o:
-	case <-time.After(dbtest.Patience):
-		p.t.Fatal("the vendor was not called")
-	}
-}
-
 func (p *payment) wantAnswer(got reply, status int, body string, replayed bool) {
 	p.t.Helper()
 	if got.status != status || got.body != body || got.replayed != replayed || got.header.Get("Location") != "/things/1" {
@@ -124,7 +91,7 @@ func TestAnswerShowsTheOutcomeOfItsIntent(t *testing.T) {
 	} {
 		first := make(chan reply, 1)
 		go func() { first <- p.post(key, "{}") }()
-		p.answers(end.outcome)
+		p.vendor <- end.outcome
 		got := dbtest.Receive(t, "the answer", first)
 		p.wantAnswer(got, end.status, end.body, false)
 		if got.header.Get("Set-Cookie") == "" {
@@ -151,7 +118,7 @@ func TestPendingAnswerChangesWithTheOutcome(t *testing.T) {
 	p.limit.Store(int64(dbtest.Patience))
 	again := make(chan reply, 1)
 	go func() { again <- p.post("slow", "{}") }()
-	p.answers(dispatcher.Delivered(dispatcher.Response{Code: "200"}))
+	p.vendor <- dispatcher.Delivered(dispatcher.Response{Code: "200"})
 	p.wantAnswer(dbtest.Receive(t, "the answer", again), http.StatusCreated, "paid", true)
 	p.holds(0, 1, 1)
 	if stored := dbtest.Value[string](t, p.db, `select response_code || ' ' || left(convert_from(response_body, 'UTF8'), 10) from samekey.processed_events`); stored != `201 {"charge":` {
@@ -173,7 +140,7 @@ func TestDisconnectedClientEndsTheWait(t *testing.T) {
 	if err := dbtest.Receive(t, "the client's error", gone); err == nil {
 		t.Error("the client got an answer")
 	}
-	p.answers(dispatcher.Delivered(dispatcher.Response{Code: "200"}))
+	p.vendor <- dispatcher.Delivered(dispatcher.Response{Code: "200"})
 	p.wantAnswer(p.post("gone", "{}"), http.StatusCreated, "paid", true)
 }
 
