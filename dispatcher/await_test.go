@@ -73,7 +73,7 @@ func (b *bundle) awaits(a *announced, action string) {
 	})
 }
 
-func TestEndsAreAnnouncedToWhoeverAwaitsThem(t *testing.T) {
+func TestAwaitedEndsAreAnnounced(t *testing.T) {
 	b := setup(t)
 	a := b.announced()
 	d := b.dispatcher()
@@ -113,7 +113,7 @@ func TestEndsAreAnnouncedToWhoeverAwaitsThem(t *testing.T) {
 		{"charge_card", "pending", dispatcher.Retry(dispatcher.Response{}), nil, false},
 		{"pay_out", "delivered", dispatcher.Delivered(dispatcher.Response{}), nil, true}, // after its Apply
 		{"pay_out", "parked", dispatcher.Stuck(dispatcher.Response{}), nil, true},
-		{"send_mail", "delivered", dispatcher.Delivered(dispatcher.Response{}), nil, false}, // which nobody awaits
+		{"send_mail", "delivered", dispatcher.Delivered(dispatcher.Response{}), nil, false}, // of no interest
 	} {
 		outcomes <- end.outcome
 		id := b.insert(end.action, end.change...)

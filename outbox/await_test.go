@@ -282,7 +282,7 @@ func TestAnnouncedEndEndsTheWait(t *testing.T) {
 func TestEndBeforeTheWaiterJoinsIsFound(t *testing.T) {
 	a := setupAwait(t)
 	key, id := a.insert()
-	a.trap.ownRead = sync.OnceFunc(func() { // nobody hears the announcement yet
+	a.trap.ownRead = sync.OnceFunc(func() { // before a connection listens
 		a.ends(id, outbox.StatusDelivered)
 		a.announces(id)
 	})
