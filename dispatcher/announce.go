@@ -18,7 +18,8 @@ import (
 // wait for each other. It announces nothing unless a process has told the workers lately that it waits for ends of the
 // action. So without a call of Await it costs one lookup in a map for each settlement, and the database nothing.
 //
-// An announcement may be lost: a process that waits reads the states every second. outbox/listener.go has the interleavings.
+// An announcement may be lost: a process that waits reads the states every second. outbox/listener.go has the
+// interleavings.
 type announcer struct {
 	pool *pgxpool.Pool
 
