@@ -27,6 +27,8 @@ type applyRunner struct {
 	reports *reports
 	settle  func(*claim, settlement) (written bool) // of an Apply that failed
 	poke    func(actions ...string)
+
+	announcer *announcer
 }
 
 // apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's
@@ -148,6 +150,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		promoted, err = r.finishCommitted(ctx, c, answer)
 	}
 	if err == nil {
+		r.announcer.settled(c, answer.Outcome)
 		r.poke(promoted...)
 		wake.Flush(r.core.pool, written.actions...)
 	}

@@ -17,9 +17,9 @@ import (
 // A login can be one of these roles or a member of some. The two-person rule compares logins: the person who
 // approves an intent connects with another login than the one that wrote or redrove it.
 type Roles struct {
-	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
-	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
-	// read their secrets.
+	// App is the application's role: it runs processed.Run, outbox.Insert and outbox.Await. It can write intents but not
+	// read them, except for the state of one whose key and id it knows. It can read and add processed records but not
+	// change them. It manages the endpoints (outbox/endpoints) but cannot read their secrets.
 	App string
 	// Worker is the role of the worker. It can change the queue. It cannot change an intent, and can only add a worker's
 	// events to the history, until it prunes both. It makes no person's decision.
@@ -42,12 +42,13 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
 
-// appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
-// versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
-// creates ids, derives delivery keys and finds the key of a log line with the rest.
+// appGrants: samekey.enqueue and samekey.intent_states run as their owner, so the role needs no right on outbox. Check
+// reads the two tables of versions. The other functions read and write no table: processed uses key_lock and own_scope;
+// SQL in another language creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function samekey.intent_states to %s`, // of outbox.Await
 	`grant select, insert on samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
 	`grant execute on function ` + endpointActs + ` to %s`,

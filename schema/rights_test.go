@@ -54,6 +54,7 @@ var functionRights = map[string]string{
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"headers_refusal":   "",
+	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
 	"text_hash":         "app worker operator approver",

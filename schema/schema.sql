@@ -47,8 +47,11 @@ table samekey.outbox
     due_at timestamp with time zone not null
     deadline timestamp with time zone
     created_at timestamp with time zone not null default clock_timestamp()
+    replaces uuid
+    revision smallint not null default 0
     constraint outbox_pkey PRIMARY KEY (id)
-    constraint outbox_once UNIQUE (idem_key, scope, action, part)
+    constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
+    CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
     CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
 
 table samekey.outbox_history
@@ -732,6 +735,37 @@ begin
         return format('have %s bytes, the limit is 16384: move large values to the payload', octet_length(headers::text));
     end if;
     return null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+ RETURNS TABLE(n integer, id uuid, action text, status text, code text)
+ LANGUAGE plpgsql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
 end
 $function$
 

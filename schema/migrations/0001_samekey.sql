@@ -78,10 +78,14 @@ create table samekey.outbox (
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
     created_at    timestamptz not null default clock_timestamp(),
+    replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
+    revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
-    constraint outbox_once unique (idem_key, scope, action, part)
+    constraint outbox_once unique (idem_key, scope, action, part, revision)
 );
+-- An intent has at most one successor.
+create unique index outbox_replaces on samekey.outbox (replaces) where replaces is not null;
 -- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
 create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
@@ -805,6 +809,44 @@ as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
         enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Returns the states of intents to a caller that knows their keys and ids: row n belongs to the n-th of each array. An
+-- intent that does not exist, is not committed or has another key has no row. For an intent that was replaced, the row
+-- is that of its last successor. The status is null if the intent lost its row in the queue, which reconcile restores.
+--
+-- It is what outbox.Await reads. It runs as its owner, since the application's role cannot read intents.
+--
+-- `offset 0` forces index lookups, regardless of statistics.
+create function samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+    returns table (n integer, id uuid, action text, status text, code text)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
 end
 $$;
 
