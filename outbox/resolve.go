@@ -59,7 +59,7 @@ func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) erro
 		}
 		return d.changed(d.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{
 			ID: d.id, Outcome: string(r.Outcome), Code: r.Code, ResponseType: r.ResponseType, Response: r.Response,
-			Actor: by.Actor, Reason: by.Reason,
+			FromStatus: d.row.Status, Actor: by.Actor, Reason: by.Reason,
 		}))
 	})
 }

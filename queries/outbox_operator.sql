@@ -39,7 +39,9 @@ where o.id = @id;
 -- name: OutboxOperatorCancel :execrows
 -- Cancels or rejects an intent that OutboxOperatorLock has locked.
 with gone as (
-    delete from samekey.outbox_queue q where q.id = @id returning q.id, q.key_window_until
+    delete from samekey.outbox_queue q where q.id = @id
+    returning q.id, q.key_window_until,
+              samekey.note_attention(q.id, q.action, 'cancelled', @event::text, actor => @actor::text, reason => @reason::text) as noted
 )
 insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason)
 select g.id, @event::text, 'cancelled', g.key_window_until, @actor::text, @reason::text from gone g;
@@ -73,7 +75,9 @@ with resolved as (
         last_code        = coalesce(nullif(@code::text, ''), q.last_code)
     from (select @outcome::text <> 'not_sent' as sent) u
     where q.id = @id and q.status in ('unknown', 'parked', 'dead')
-    returning q.id
+    returning q.id,
+              case when @from_status::text = 'unknown' and q.status = 'parked' -- the others were at rest before
+                   then samekey.note_attention(q.id, q.action, q.status, 'resolved', @code::text, null, @actor::text, @reason::text) end as noted
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, actor, reason)
 select r.id, 'resolved', @outcome::text, nullif(@code::text, ''), nullif(@response_type::text, ''),

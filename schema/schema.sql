@@ -1,5 +1,11 @@
 -- The schema that the migrations create, for reading. `go test ./schema -update` writes this file. Do not run it.
 
+table samekey.actions
+    action text collate "C" not null
+    attention boolean not null default false
+    changed_at timestamp with time zone not null default clock_timestamp()
+    constraint actions_pkey PRIMARY KEY (action)
+
 table samekey.endpoints
     destination text collate "C" not null
     name text collate "C" not null
@@ -46,6 +52,24 @@ table samekey.outbox
     created_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_pkey PRIMARY KEY (id)
     constraint outbox_once UNIQUE (idem_key, scope, action, part)
+
+table samekey.outbox_attention
+    id bigint not null generated always as identity
+    intent_id uuid not null
+    action text collate "C" not null
+    status text collate "C" not null
+    event text collate "C" not null
+    code text collate "C"
+    error text
+    actor text
+    reason text
+    at timestamp with time zone not null default clock_timestamp()
+    due_at timestamp with time zone not null default clock_timestamp()
+    attempts_used integer not null default 0
+    constraint outbox_attention_pkey PRIMARY KEY (id)
+    constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
+    CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -196,6 +220,8 @@ table samekey.workers
     constraint workers_pkey PRIMARY KEY (id)
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
+
+sequence samekey.outbox_attention_id_seq as bigint
 
 sequence samekey.outbox_history_id_seq as bigint
 
@@ -480,6 +506,22 @@ CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE STRICT
 AS $function$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $function$
+
+CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, status text, event text, code text DEFAULT NULL::text, error text DEFAULT NULL::text, actor text DEFAULT NULL::text, reason text DEFAULT NULL::text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.ordering_lock(ordering_key text)
  RETURNS bigint

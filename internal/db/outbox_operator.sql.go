@@ -39,7 +39,9 @@ func (q *Queries) OutboxOperatorApprove(ctx context.Context, arg OutboxOperatorA
 
 const OutboxOperatorCancel = `-- name: OutboxOperatorCancel :execrows
 with gone as (
-    delete from samekey.outbox_queue q where q.id = $4 returning q.id, q.key_window_until
+    delete from samekey.outbox_queue q where q.id = $4
+    returning q.id, q.key_window_until,
+              samekey.note_attention(q.id, q.action, 'cancelled', $1::text, actor => $2::text, reason => $3::text) as noted
 )
 insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason)
 select g.id, $1::text, 'cancelled', g.key_window_until, $2::text, $3::text from gone g
@@ -260,7 +262,9 @@ with resolved as (
         last_code        = coalesce(nullif($2::text, ''), q.last_code)
     from (select $1::text <> 'not_sent' as sent) u
     where q.id = $7 and q.status in ('unknown', 'parked', 'dead')
-    returning q.id
+    returning q.id,
+              case when $8::text = 'unknown' and q.status = 'parked' -- the others were at rest before
+                   then samekey.note_attention(q.id, q.action, q.status, 'resolved', $2::text, null, $5::text, $6::text) end as noted
 )
 insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, actor, reason)
 select r.id, 'resolved', $1::text, nullif($2::text, ''), nullif($3::text, ''),
@@ -276,6 +280,7 @@ type OutboxOperatorResolveParams struct {
 	Actor        string
 	Reason       string
 	ID           uuid.UUID
+	FromStatus   string
 }
 
 // Delivered or refused: a worker reads the answer from the history, applies it and finishes the intent. Not sent: the
@@ -289,6 +294,7 @@ func (q *Queries) OutboxOperatorResolve(ctx context.Context, arg OutboxOperatorR
 		arg.Actor,
 		arg.Reason,
 		arg.ID,
+		arg.FromStatus,
 	)
 	if err != nil {
 		return 0, err

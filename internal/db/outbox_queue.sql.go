@@ -33,7 +33,11 @@ func (q *Queries) OutboxQueueApplyEnded(ctx context.Context, began string) (Outb
 }
 
 const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
-select pg_current_xact_id()::text as began
+select pg_current_xact_id()::text as began,
+       coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
+                 from samekey.outbox_attention n
+                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
 `
@@ -47,11 +51,16 @@ type OutboxQueueCheckClaimParams struct {
 // Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
 // the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 // decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
-func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (string, error) {
+type OutboxQueueCheckClaimRow struct {
+	Began         string
+	AttentionInUs int64
+}
+
+func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
-	var began string
-	err := row.Scan(&began)
-	return began, err
+	var i OutboxQueueCheckClaimRow
+	err := row.Scan(&i.Began, &i.AttentionInUs)
+	return i, err
 }
 
 const OutboxQueueClaim = `-- name: OutboxQueueClaim :many
@@ -718,7 +727,9 @@ with u as materialized (
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as key_window_until
+    returning q.id, q.attempt, null::timestamptz as key_window_until,
+              case when u.status in ('dead', 'parked', 'awaiting_approval')
+                   then samekey.note_attention(q.id, q.action, u.status, u.event, u.code, u.error) end as noted
 ), settled as (
     select id, attempt, key_window_until from finished
     union all
@@ -884,6 +895,7 @@ with recursive holders as (
 )
 select 'due' as kind, a.action::text as name, 0 as worker
 from unnest($1::text[]) as a (action)
+-- The first by due_at, not any: for any, the planner may scan the queue.
 where (select q.id from samekey.outbox_queue q
        where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown')
          and q.due_at <= (select clock_timestamp())
@@ -895,6 +907,12 @@ where (select q.id from samekey.outbox_queue q
        where q.action = a.action and q.leased_by is null and q.status = 'answered'
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
+union all
+select 'attention', a.action::text, 0
+from unnest($3::text[]) as a (action)
+where (select n.id from samekey.outbox_attention n
+       where n.action = a.action and n.due_at <= (select clock_timestamp())
+       order by n.due_at limit 1) is not null
 union all
 select 'gone', '', h.worker
 from holders h
@@ -920,8 +938,9 @@ where exists (select from samekey.river_queue r
 `
 
 type OutboxQueueSweepParams struct {
-	Actions []string
-	Worker  int32
+	Actions   []string
+	Worker    int32
+	Attending []string
 }
 
 type OutboxQueueSweepRow struct {
@@ -936,7 +955,7 @@ type OutboxQueueSweepRow struct {
 // PausesExpire.
 // The first by due_at, not any: for any, the planner may scan the queue.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker)
+	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker, arg.Attending)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,94 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/sqltext"
+)
+
+// applyTx is the transaction that an Apply or an Attention function gets: outbox.Insert takes the key of the intent's own request from it,
+// writes at once, and notes whom to wake after the commit. It is not the function's to end.
+type applyTx struct {
+	pgx.Tx
+	key     samekey.Key
+	actions []string
+}
+
+var _ keyed.Queue = (*applyTx)(nil)
+
+// RequestKey implements keyed.Tx.
+func (t *applyTx) RequestKey() samekey.Key { return t.key }
+
+// Enqueue implements keyed.Queue: it queues nothing.
+func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }
+
+// Wrote implements keyed.Queue.
+func (t *applyTx) Wrote(action string) { t.actions = append(t.actions, action) }
+
+var errApplyEnds = errors.New("dispatcher: the worker commits this transaction when the function returns, and rolls it back if the function returns an error: return instead")
+
+// Commit returns an error and does nothing.
+func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
+
+// Rollback returns an error and does nothing, so that a deferred one is harmless.
+func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
+
+// Exec refuses a statement that ends the transaction.
+func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if sqltext.EndsTransaction(sql) {
+		return pgconn.CommandTag{}, errApplyEnds
+	}
+	return t.Tx.Exec(ctx, sql, args...)
+}
+
+// SendBatch refuses a batch with a statement that ends the transaction.
+func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	for _, query := range batch.QueuedQueries {
+		if sqltext.EndsTransaction(query.SQL) {
+			return pgx.FailedBatchResults(batch, errApplyEnds)
+		}
+	}
+	return t.Tx.SendBatch(ctx, batch)
+}
+
+// What a function of the application can do to its transaction by a statement that applyTx does not see.
+var (
+	errEndedFirst = errors.New("dispatcher: before it failed, the function ended its transaction by a statement of its own: what it committed is there, and is written again at the next try")
+	errCommitted  = errors.New("dispatcher: the function committed its transaction by a statement of its own")
+	errRolledBack = errors.New("dispatcher: the function rolled its transaction back by a statement of its own, and its rows are gone: return an error instead, and use tx.Begin for a part that may fail")
+)
+
+// failed adds to a function's error that there is nothing left to roll back.
+func (t *applyTx) failed(err error) error {
+	if t.Conn().PgConn().TxStatus() == 'I' {
+		return errors.Join(err, errEndedFirst)
+	}
+	return err
+}
+
+// notEnded says why the last statement of a function's transaction changed nothing. began is the transaction's id.
+func notEnded(ctx context.Context, q *db.Queries, began string) error {
+	switch tx, err := q.OutboxQueueApplyEnded(ctx, began); {
+	case err != nil:
+		return err
+	case tx.Committed:
+		return errCommitted
+	case tx.Ended:
+		return errRolledBack
+	}
+	return errFenced
+}
+
+// errFenced means that another worker has taken the intent over, or finished it.
+var errFenced = errors.New("dispatcher: the intent was taken over")
+
+// errGoexit is the failure of a function that called runtime.Goexit.
+var errGoexit = errors.New("the function ended its goroutine")
