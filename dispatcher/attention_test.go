@@ -373,6 +373,35 @@ func TestAttentionOfPayloadThatDoesNotDecode(t *testing.T) {
 	b.wantTold(id, "dead")
 }
 
+// A person cancels an intent in psql. No worker and no code of the application is involved.
+func TestAttentionOfCancelInPsql(t *testing.T) {
+	b := setupAttended(t)
+	d := b.charges(dispatcher.IdempotentWrite, withAttention(tell))
+	b.drain(d)
+	id := b.insert("charge_card")
+	b.exec(`select samekey.cancel($1, 'ann', 'ordered by mistake')`, id)
+	if n := b.events(); n != 1 {
+		t.Fatalf("%d events", n)
+	}
+	tx, err := b.db.Begin(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	undone := b.insert("charge_card", func(in *outbox.Intent) { in.DueAt = time.Now().Add(time.Hour) })
+	if _, err := tx.Exec(b.ctx, `select samekey.cancel($1, 'ann', 'ordered by mistake')`, undone); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.start(d)
+	b.untilTold(id, "cancelled")
+	b.wantTold(undone, "")
+	if n := b.events(); n != 0 {
+		t.Errorf("%d events are left", n)
+	}
+}
+
 // Functions that hang hold up neither outcomes, nor Applies, nor another action's functions.
 func TestHangingAttentionHoldsUpNothingElse(t *testing.T) {
 	b := setupAttended(t)

@@ -10,6 +10,7 @@ import (
 )
 
 const ActionsRegister = `-- name: ActionsRegister :exec
+
 insert into samekey.actions as a (action, attention)
 select r.action, r.attention
 from (select unnest($1::text[]) as action, unnest($2::boolean[]) as attention) r
@@ -24,6 +25,9 @@ type ActionsRegisterParams struct {
 	Attention []bool
 }
 
+// What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
+// A worker registers its actions at its start; the last one that starts wins. Sorted, so that two workers that start at
+// the same time do not deadlock.
 func (q *Queries) ActionsRegister(ctx context.Context, arg ActionsRegisterParams) error {
 	_, err := q.db.Exec(ctx, ActionsRegister, arg.Actions, arg.Attention)
 	return err

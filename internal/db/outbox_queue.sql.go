@@ -48,14 +48,17 @@ type OutboxQueueCheckClaimParams struct {
 	Worker  int32
 }
 
-// Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
-// the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
-// decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
 type OutboxQueueCheckClaimRow struct {
 	Began         string
 	AttentionInUs int64
 }
 
+// Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
+// the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
+// decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
+//
+// attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
+// before the answer, and the first one is due in that many microseconds.
 func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
 	var i OutboxQueueCheckClaimRow
@@ -128,7 +131,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
@@ -784,6 +787,9 @@ type OutboxQueueSettleRow struct {
 // leave_order   the intent leaves its ordering key
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
+//
+// An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
+// those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
 func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettleParams) ([]OutboxQueueSettleRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueSettle,
 		arg.Worker,
@@ -895,7 +901,6 @@ with recursive holders as (
 )
 select 'due' as kind, a.action::text as name, 0 as worker
 from unnest($1::text[]) as a (action)
--- The first by due_at, not any: for any, the planner may scan the queue.
 where (select q.id from samekey.outbox_queue q
        where q.action = a.action and q.leased_by is null and q.status in ('pending', 'unknown')
          and q.due_at <= (select clock_timestamp())
@@ -909,14 +914,14 @@ where (select q.id from samekey.outbox_queue q
        order by q.due_at limit 1) is not null
 union all
 select 'attention', a.action::text, 0
-from unnest($3::text[]) as a (action)
+from unnest($2::text[]) as a (action)
 where (select n.id from samekey.outbox_attention n
        where n.action = a.action and n.due_at <= (select clock_timestamp())
        order by n.due_at limit 1) is not null
 union all
 select 'gone', '', h.worker
 from holders h
-where h.worker is not null and h.worker <> $2::int
+where h.worker is not null and h.worker <> $3::int
   and pg_try_advisory_xact_lock_shared(samekey.worker_class(), h.worker)
 union all
 select 'expired', '', h.worker
@@ -939,8 +944,8 @@ where exists (select from samekey.river_queue r
 
 type OutboxQueueSweepParams struct {
 	Actions   []string
-	Worker    int32
 	Attending []string
+	Worker    int32
 }
 
 type OutboxQueueSweepRow struct {
@@ -950,12 +955,12 @@ type OutboxQueueSweepRow struct {
 }
 
 // One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
-// ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
-// pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
-// PausesExpire.
+// ('answered'), those with attention events that are due ('attention'), the workers that hold leases without their
+// session lock ('gone') or past their end ('expired'), and the pauses ('paused': a destination and an action, or all of
+// its actions). 'sync' asks for PausesSyncRiver and PausesExpire.
 // The first by due_at, not any: for any, the planner may scan the queue.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker, arg.Attending)
+	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Attending, arg.Worker)
 	if err != nil {
 		return nil, err
 	}

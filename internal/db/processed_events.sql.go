@@ -237,9 +237,9 @@ type ProcessedEventsPruneRow struct {
 }
 
 // Deletes one page of expired records, each with its intents. It keeps a record unless all its intents are finished
-// (they have an event with a final_status and no queue row) and past the key window of their vendor. A window of
-// 'infinity' (Forever) is capped by the retention, which has passed. Pages follow a cursor, so a record that must stay
-// does not block the next ones. Another pruner has the rows that are locked.
+// (they have an event with a final_status and no queue row), past the key window of their vendor, and the application
+// has taken their attention events. A window of 'infinity' (Forever) is capped by the retention, which has passed. Pages
+// follow a cursor, so a record that must stay does not block the next ones. Another pruner has the rows that are locked.
 //
 // The scalar subqueries with a limit and the arrays force index lookups regardless of statistics. The planner may
 // turn an EXISTS into a hash of the whole history.
