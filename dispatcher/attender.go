@@ -10,7 +10,7 @@ import (
 // attender runs the attention events of a worker, beside everything else: no outcome waits for one.
 //
 //	a sweep finds due events of an action       as many runs start as the action and the pool have slots for; each takes one
-//	                                            event after the other, until none is left
+//	                                            event after the other, until the last one
 //	an action's functions hang                  it gets another slot only while more are free than it has, so the first one
 //	                                            leaves some. If there is only one slot, the next action's turn comes when the
 //	                                            function ends, at its policy's Timeout at the latest
@@ -78,7 +78,7 @@ func (at *attender) setDue(actions []string) {
 	}
 }
 
-// work runs events until none is left. It begins with a slot of the action.
+// work runs events until the last one. It begins with a slot of the action.
 func (at *attender) work(of *attending) {
 	defer at.core.open.Done()
 	for of != nil {
@@ -132,7 +132,7 @@ func (at *attender) stop() {
 	defer at.mu.Unlock()
 }
 
-// drain runs what is due, one event after the other, and counts it.
+// drain runs the events that are due, one after the other, and counts them.
 func (at *attender) drain(ctx context.Context) (ran int, err error) {
 	for _, of := range at.queue {
 		for of.mayRun() && ctx.Err() == nil {

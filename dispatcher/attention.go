@@ -84,7 +84,7 @@ func (r *attentionRunner) deleteCommitted(ctx context.Context, e *attentionEvent
 	return err
 }
 
-// lockAttention locks the event and loads its intent. No event and no error: none is due, or others have it.
+// lockAttention locks the event and loads its intent. No event and no error: nothing is due, or others have it.
 func lockAttention(ctx context.Context, q *db.Queries, a *action, intent *uuid.UUID) (*attentionEvent, error) {
 	e := &attentionEvent{}
 	var err error
