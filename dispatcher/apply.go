@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
@@ -146,7 +145,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 	var promoted []string
 	var answer db.OutboxHistoryAnswerRow
 	var committed bool
-	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
+	written := &applyTx{of: c}
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
 		written.Tx = tx
@@ -160,6 +159,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		if answer, err = q.OutboxHistoryAnswer(ctx, c.ID); err != nil {
 			return err
 		}
+		c.reference = answer.Reference
 		touch(tx.Conn())
 		if err := r.callApply(ctx, written, c, answer); err != nil {
 			return written.failed(err)

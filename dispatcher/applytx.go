@@ -14,18 +14,24 @@ import (
 	"github.com/samekey/samekey/internal/sqltext"
 )
 
-// applyTx is the transaction that an Apply or an Attention function gets: outbox.Insert takes the key of the intent's own request from it,
-// writes at once, and notes whom to wake after the commit. It is not the function's to end.
+// applyTx is the transaction that an Apply or an Attention function gets: outbox.Insert takes the key of the intent's own
+// request and the intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the
+// function's to end.
 type applyTx struct {
 	pgx.Tx
-	key     samekey.Key
+	of      *claim
 	actions []string
 }
 
 var _ keyed.Queue = (*applyTx)(nil)
 
 // RequestKey implements keyed.Tx.
-func (t *applyTx) RequestKey() samekey.Key { return t.key }
+func (t *applyTx) RequestKey() samekey.Key {
+	return samekey.Key{Scope: t.of.Scope, Value: t.of.IdemKey}
+}
+
+// RequestSubject implements keyed.Tx.
+func (t *applyTx) RequestSubject() string { return t.of.subject() }
 
 // Enqueue implements keyed.Queue: it queues nothing.
 func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }

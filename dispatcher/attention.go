@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
@@ -41,7 +40,7 @@ func (r *attentionRunner) next(ctx context.Context, a *action, intent *uuid.UUID
 		if e, err = lockAttention(running, q, a, intent); err != nil || e == nil {
 			return err
 		}
-		written.Tx, written.key = tx, samekey.Key{Scope: e.claim.Scope, Value: e.claim.IdemKey}
+		written.Tx, written.of = tx, e.claim
 		touch(tx.Conn())
 		if _, err := guard(func() (struct{}, error) { return struct{}{}, a.attention(running, written, e.value()) }); err != nil {
 			return written.failed(err)
@@ -110,6 +109,7 @@ func lockAttention(ctx context.Context, q *db.Queries, a *action, intent *uuid.U
 		return nil, fmt.Errorf("load the intent for its Attention: %w", err)
 	}
 	e.claim.loaded(rows[0])
+	e.claim.reference = e.Reference
 	return e, nil
 }
 

@@ -36,7 +36,9 @@
 select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
-                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status
+                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
+       coalesce((select h.reference from samekey.outbox_history h
+                 where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.action = @action and a.due_at <= (select clock_timestamp())
   and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
@@ -49,7 +51,9 @@ for update of a skip locked;
 select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
-                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status
+                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
+       coalesce((select h.reference from samekey.outbox_history h
+                 where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.id = (select b.id from samekey.outbox_attention b where b.intent_id = @intent_id order by b.id limit 1)
   and a.due_at <= (select clock_timestamp())

@@ -70,7 +70,9 @@ const OutboxAttentionNext = `-- name: OutboxAttentionNext :one
 select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
-                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status
+                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
+       coalesce((select h.reference from samekey.outbox_history h
+                 where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.action = $1 and a.due_at <= (select clock_timestamp())
   and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
@@ -92,6 +94,7 @@ type OutboxAttentionNextRow struct {
 	AttemptsUsed int32
 	Began        string
 	NowStatus    string
+	Reference    string
 }
 
 // Attention events (samekey.outbox_attention): what the application learns about intents that need a person, or that a
@@ -144,6 +147,7 @@ func (q *Queries) OutboxAttentionNext(ctx context.Context, action string) (Outbo
 		&i.AttemptsUsed,
 		&i.Began,
 		&i.NowStatus,
+		&i.Reference,
 	)
 	return i, err
 }
@@ -152,7 +156,9 @@ const OutboxAttentionOfIntent = `-- name: OutboxAttentionOfIntent :one
 select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
-                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status
+                (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
+       coalesce((select h.reference from samekey.outbox_history h
+                 where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.id = (select b.id from samekey.outbox_attention b where b.intent_id = $1 order by b.id limit 1)
   and a.due_at <= (select clock_timestamp())
@@ -172,6 +178,7 @@ type OutboxAttentionOfIntentRow struct {
 	AttemptsUsed int32
 	Began        string
 	NowStatus    string
+	Reference    string
 }
 
 // The first row of an intent, if it is due, locked.
@@ -191,6 +198,7 @@ func (q *Queries) OutboxAttentionOfIntent(ctx context.Context, intentID uuid.UUI
 		&i.AttemptsUsed,
 		&i.Began,
 		&i.NowStatus,
+		&i.Reference,
 	)
 	return i, err
 }
