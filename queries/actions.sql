@@ -1,6 +1,6 @@
 -- What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
 
--- name: ActionsRegister :exec
+-- name: OutboxActionsRegister :exec
 -- A worker registers its actions at its start; the last one that starts wins. Sorted, so that two workers that start at
 -- the same time do not deadlock.
 insert into samekey.actions as a (action, attention)

@@ -9,7 +9,7 @@ import (
 	"context"
 )
 
-const ActionsRegister = `-- name: ActionsRegister :exec
+const OutboxActionsRegister = `-- name: OutboxActionsRegister :exec
 
 insert into samekey.actions as a (action, attention)
 select r.action, r.attention
@@ -20,7 +20,7 @@ set attention = excluded.attention, changed_at = clock_timestamp()
 where a.attention is distinct from excluded.attention
 `
 
-type ActionsRegisterParams struct {
+type OutboxActionsRegisterParams struct {
 	Actions   []string
 	Attention []bool
 }
@@ -28,7 +28,7 @@ type ActionsRegisterParams struct {
 // What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
 // A worker registers its actions at its start; the last one that starts wins. Sorted, so that two workers that start at
 // the same time do not deadlock.
-func (q *Queries) ActionsRegister(ctx context.Context, arg ActionsRegisterParams) error {
-	_, err := q.db.Exec(ctx, ActionsRegister, arg.Actions, arg.Attention)
+func (q *Queries) OutboxActionsRegister(ctx context.Context, arg OutboxActionsRegisterParams) error {
+	_, err := q.db.Exec(ctx, OutboxActionsRegister, arg.Actions, arg.Attention)
 	return err
 }
