@@ -874,7 +874,7 @@ $$;
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
 --
 -- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
--- actor. The history also keeps db_user, the login of the session (session_user), which nobody can choose.
+-- actor. The history also keeps db_user, the login of the session (session_user), which no caller can choose.
 --
 -- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
 -- that, the workers find it within half a second. Errors:
@@ -1105,7 +1105,7 @@ $$;
 -- passed.
 --
 -- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
--- are logins of the database, which nobody can choose. The actor whom the writer named as requested_by is refused too.
+-- are logins of the database, which no caller can choose. The actor whom the writer named as requested_by is refused too.
 create function samekey.approve(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
