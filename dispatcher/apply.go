@@ -11,13 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
-<<<<<<< HEAD
-=======
-	"github.com/samekey/samekey/internal/guarded"
-	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/redact"
-	"github.com/samekey/samekey/internal/sqltext"
->>>>>>> main
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
 )
@@ -155,13 +149,8 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 	written := &applyTx{of: c}
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
-<<<<<<< HEAD
-		written.Tx = tx
-		claimed, err := q.OutboxQueueCheckClaim(ctx, c.held())
-=======
 		written.begun(tx)
-		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
->>>>>>> main
+		claimed, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
 			return fenced(err)
 		}
@@ -240,78 +229,6 @@ func (r *applyRunner) callApply(ctx context.Context, tx *applyTx, c *claim, answ
 	return err
 }
 
-<<<<<<< HEAD
-=======
-// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request and the
-// intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
-//
-// It has no gate, unlike the transactions of processed. A statement of a goroutine that the Apply left behind makes the
-// finishing statement fail on a busy connection, or comes after the commit, when pgx refuses it.
-type applyTx struct {
-	pgx.Tx
-	guard   guarded.Tx // of Tx
-	of      *claim
-	actions []string
-}
-
-var _ keyed.Queue = (*applyTx)(nil)
-
-// begun takes the transaction of this try.
-func (t *applyTx) begun(tx pgx.Tx) {
-	t.Tx, t.guard = tx, guarded.Tx{Inner: tx, Admit: guarded.Refuse(errApplyEnds)}
-}
-
-// RequestKey implements keyed.Tx.
-func (t *applyTx) RequestKey() samekey.Key {
-	return samekey.Key{Scope: t.of.Scope, Value: t.of.IdemKey}
-}
-
-// RequestSubject implements keyed.Tx.
-func (t *applyTx) RequestSubject() string { return t.of.subject() }
-
-// Enqueue implements keyed.Queue: it queues nothing.
-func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }
-
-// Wrote implements keyed.Queue.
-func (t *applyTx) Wrote(action string) { t.actions = append(t.actions, action) }
-
-var errApplyEnds = errors.New("dispatcher: the transaction of an Apply is committed with the end of its intent, or rolled back by an error: return instead")
-
-// Commit returns an error and does nothing.
-func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
-
-// Rollback returns an error and does nothing, so that a deferred one is harmless.
-func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
-
-// The rest refuses a statement that ends the transaction.
-
-func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.guard.Exec(ctx, sql, args...)
-}
-
-func (t *applyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.guard.Query(ctx, sql, args...)
-}
-
-func (t *applyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.guard.QueryRow(ctx, sql, args...)
-}
-
-func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	return t.guard.Batch(ctx, t.Tx, batch)
-}
-
-func (t *applyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if sqltext.EndsTransaction(sql) {
-		return nil, errApplyEnds
-	}
-	return t.Tx.Prepare(ctx, name, sql)
-}
-
-// errFenced means that another worker has taken the intent over, or finished it.
-var errFenced = errors.New("dispatcher: the intent was taken over")
-
->>>>>>> main
 func fenced(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errFenced

@@ -10,6 +10,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqltext"
 )
@@ -17,13 +18,22 @@ import (
 // applyTx is the transaction that an Apply or an Attention function gets: outbox.Insert takes the key of the intent's own
 // request and the intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the
 // function's to end.
+//
+// It has no gate, unlike the transactions of processed. A statement of a goroutine that the function left behind makes the
+// finishing statement fail on a busy connection, or comes after the commit, when pgx refuses it.
 type applyTx struct {
 	pgx.Tx
+	guard   guarded.Tx // of Tx
 	of      *claim
 	actions []string
 }
 
 var _ keyed.Queue = (*applyTx)(nil)
+
+// begun takes the transaction of this try.
+func (t *applyTx) begun(tx pgx.Tx) {
+	t.Tx, t.guard = tx, guarded.Tx{Inner: tx, Admit: guarded.Refuse(errApplyEnds)}
+}
 
 // RequestKey implements keyed.Tx.
 func (t *applyTx) RequestKey() samekey.Key {
@@ -47,22 +57,29 @@ func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
 // Rollback returns an error and does nothing, so that a deferred one is harmless.
 func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
 
-// Exec refuses a statement that ends the transaction.
+// The rest refuses a statement that ends the transaction.
+
 func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sqltext.EndsTransaction(sql) {
-		return pgconn.CommandTag{}, errApplyEnds
-	}
-	return t.Tx.Exec(ctx, sql, args...)
+	return t.guard.Exec(ctx, sql, args...)
 }
 
-// SendBatch refuses a batch with a statement that ends the transaction.
+func (t *applyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.guard.Query(ctx, sql, args...)
+}
+
+func (t *applyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.guard.QueryRow(ctx, sql, args...)
+}
+
 func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	for _, query := range batch.QueuedQueries {
-		if sqltext.EndsTransaction(query.SQL) {
-			return pgx.FailedBatchResults(batch, errApplyEnds)
-		}
+	return t.guard.Batch(ctx, t.Tx, batch)
+}
+
+func (t *applyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if sqltext.EndsTransaction(sql) {
+		return nil, errApplyEnds
 	}
-	return t.Tx.SendBatch(ctx, batch)
+	return t.Tx.Prepare(ctx, name, sql)
 }
 
 // What a function of the application can do to its transaction by a statement that applyTx does not see.

@@ -40,7 +40,8 @@ func (r *attentionRunner) next(ctx context.Context, a *action, intent *uuid.UUID
 		if e, err = lockAttention(running, q, a, intent); err != nil || e == nil {
 			return err
 		}
-		written.Tx, written.of = tx, e.claim
+		written.of = e.claim
+		written.begun(tx)
 		touch(tx.Conn())
 		if _, err := guard(func() (struct{}, error) { return struct{}{}, a.attention(running, written, e.value()) }); err != nil {
 			return written.failed(err)

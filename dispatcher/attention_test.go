@@ -191,7 +191,7 @@ func TestApplyWaitsForEarlierAttention(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.untilStatus(id, "answered")
-	b.untilLogged("the Apply waits for earlier attention events")
+	b.logs.Wait(b, "the Apply waits for earlier attention events")
 	other := b.insert("charge_card") // neither its outcome nor its Apply waits
 	b.untilTold(other, "apply:delivered")
 	b.wantTold(id, "")
@@ -305,7 +305,7 @@ func TestLateAnswerFollowsTheDeath(t *testing.T) {
 	wait(b.bundle, "the function begins", hold.began)
 	b.exec(`update samekey.outbox_queue set status = 'answered', attempt = attempt + 1, due_at = clock_timestamp() where id = $1`, id)
 	b.exec(`insert into samekey.outbox_history (intent_id, event, outcome, code, attempt, worker) values ($1, 'late', 'delivered', '200', 1, 1)`, id)
-	b.untilLogged("the Apply waits for earlier attention events")
+	b.logs.Wait(b, "the Apply waits for earlier attention events")
 	b.wantTold(id, "")
 	hold.release()
 	b.untilTold(id, "dead apply:delivered")
@@ -335,7 +335,7 @@ func TestFailedAttentionIsRetriedWithAlarm(t *testing.T) {
 				t.Errorf("the function was called %d times before its backoff was over", calls)
 			}
 			b.wantTold(id, "")
-			b.untilLogged("level=ERROR msg=\"dispatcher: Attention failed")
+			b.logs.Wait(b, "level=ERROR msg=\"dispatcher: Attention failed")
 			b.elapse(backoff)
 			b.drain(d)
 			if n := b.count(`select attempts_used from samekey.outbox_attention`); n != 2 || calls != 2 {
@@ -494,7 +494,7 @@ func TestAttentionWaitsForAWorkerThatHasTheFunction(t *testing.T) {
 	if err := outbox.Redrive(b.ctx, b.db.Pool, id, by); err != nil {
 		t.Fatal(err)
 	}
-	b.untilLogged("the Apply waits for earlier attention events")
+	b.logs.Wait(b, "the Apply waits for earlier attention events")
 	_ = without.stop()
 	b.start(b.charges(dispatcher.IdempotentWrite, withApply(tellApply), withAttention(tell)))
 	b.untilTold(id, "dead apply:delivered")
@@ -547,7 +547,7 @@ func TestPausedActionsEventsWait(t *testing.T) {
 	if err := outbox.Pause(b.ctx, b.db.Pool, outbox.Target{Destination: "vendor"}, time.Time{}, by); err != nil {
 		t.Fatal(err)
 	}
-	b.untilLogged("paused: nothing is claimed")
+	b.logs.Wait(b, "paused: nothing is claimed")
 	id := b.insert("charge_card")
 	if err := outbox.Cancel(b.ctx, b.db.Pool, id, by); err != nil {
 		t.Fatal(err)
