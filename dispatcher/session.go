@@ -25,14 +25,15 @@ import (
 type session struct {
 	*identity
 
-	pool    *pgxpool.Pool
-	ready   func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
-	log     *slog.Logger
-	name    string
-	actions []string
-	woken   func(action string) // a notification came; action is what it names
-	awaited func(action string) // one came from a process that waits for ends of the action
-	draw    func() int32        // an id at random
+	pool      *pgxpool.Pool
+	ready     func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
+	log       *slog.Logger
+	name      string
+	actions   []string
+	attention []string            // those with an Attention function
+	woken     func(action string) // a notification came; action is what it names
+	awaited   func(action string) // one came from a process that waits for ends of the action
+	draw      func() int32        // an id at random
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -113,7 +114,22 @@ func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 		closeConn(conn)
 		return nil, fmt.Errorf("dispatcher: register worker: %w", err)
 	}
+	if err := s.registerActions(ctx, conn); err != nil {
+		closeConn(conn)
+		return nil, fmt.Errorf("dispatcher: register actions: %w", err)
+	}
 	return conn, nil
+}
+
+// registerActions records what statements outside a worker must know about its actions.
+func (s *session) registerActions(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
+	defer cancel()
+	p := db.OutboxActionsRegisterParams{Actions: s.actions}
+	for _, name := range s.actions {
+		p.Attention = append(p.Attention, slices.Contains(s.attention, name))
+	}
+	return db.New(conn).OutboxActionsRegister(ctx, p)
 }
 
 // lookAtSettings reports what the server, the database or the role says against the promises. A database that takes no

@@ -353,7 +353,7 @@ func TestUnwrittenOutcomesKeepLeasesAndStopClaims(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := newSweeper(n.core, n.destinations, n.settler, n.applier)
+	s := newSweeper(n.core, n.destinations, n.settler, n.applier, n.attender)
 	for _, behind := range []bool{true, false} {
 		n.settler.behind.Store(behind)
 		if n.destinations.list[0].mayClaim() == behind {

@@ -70,6 +70,9 @@ var workerGrants = []string{
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
+	`grant select, insert, update on samekey.actions to %s`,
+	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
@@ -88,7 +91,7 @@ var readGrants = []string{
 	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
+	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 

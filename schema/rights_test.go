@@ -17,8 +17,11 @@ var tableRights = map[string]string{
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
-	"migrations": "SELECT; SELECT; SELECT; SELECT",
-	"outbox":     "; DELETE, SELECT; SELECT; SELECT",
+	"migrations":              "SELECT; SELECT; SELECT; SELECT",
+	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
+	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention_id_seq": "; ; ; ",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq":     "; SELECT; ; ",
@@ -59,6 +62,7 @@ var functionRights = map[string]string{
 	"key_hash":          "app worker operator approver",
 	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
+	"note_attention":    "worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",
 	"pause":             "operator",
@@ -68,6 +72,7 @@ var functionRights = map[string]string{
 	"reject":            "operator",
 	"resolve":           "operator",
 	"resume":            "operator",
+	"text_hash":         "app worker operator approver",
 
 	"river_job_state_in_bitmask": "public",
 	"uuidv7":                     "app worker",

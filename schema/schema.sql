@@ -1,5 +1,11 @@
 -- The schema that the migrations create, for reading. `go test ./schema -update` writes this file. Do not run it.
 
+table samekey.actions
+    action text collate "C" not null
+    attention boolean not null default false
+    changed_at timestamp with time zone not null default clock_timestamp()
+    constraint actions_pkey PRIMARY KEY (action)
+
 table samekey.endpoints
     destination text collate "C" not null
     name text collate "C" not null
@@ -53,6 +59,24 @@ table samekey.outbox
     constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
     CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
     CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
+
+table samekey.outbox_attention
+    id bigint not null generated always as identity
+    intent_id uuid not null
+    action text collate "C" not null
+    status text collate "C" not null
+    event text collate "C" not null
+    code text collate "C"
+    error text
+    actor text
+    reason text
+    at timestamp with time zone not null default clock_timestamp()
+    due_at timestamp with time zone not null default clock_timestamp()
+    attempts_used integer not null default 0
+    constraint outbox_attention_pkey PRIMARY KEY (id)
+    constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
+    CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -216,6 +240,8 @@ table samekey.workers
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
 
+sequence samekey.outbox_attention_id_seq as bigint
+
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.pauses_id_seq as bigint
@@ -240,6 +266,7 @@ begin
     delete from samekey.outbox_queue q where q.id = act_cancel.id;
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    perform samekey.note_attention(act_cancel.id, v_row.action, 'cancelled', act_cancel.event, actor => act_cancel.actor, reason => act_cancel.reason);
     if v_row.ordering_key is not null then
         -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
         with promoted as (
@@ -812,6 +839,22 @@ CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)
  IMMUTABLE PARALLEL SAFE STRICT
 AS $function$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $function$
 
+CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, status text, event text, code text DEFAULT NULL::text, error text DEFAULT NULL::text, actor text DEFAULT NULL::text, reason text DEFAULT NULL::text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.ordering_lock(ordering_key text)
  RETURNS bigint
  LANGUAGE sql
@@ -999,6 +1042,9 @@ begin
     insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
     values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
             nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    if not v_sent and v_row.status = 'unknown' then -- the others were at rest before
+        perform samekey.note_attention(resolve.id, v_row.action, 'parked', 'resolved', resolve.code, null, resolve.actor, resolve.reason);
+    end if;
     return case when v_sent then array[v_row.action] else '{}' end;
 end
 $function$

@@ -33,7 +33,11 @@ func (q *Queries) OutboxQueueApplyEnded(ctx context.Context, began string) (Outb
 }
 
 const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
-select pg_current_xact_id()::text as began
+select pg_current_xact_id()::text as began,
+       coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
+                 from samekey.outbox_attention n
+                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
 `
@@ -44,14 +48,22 @@ type OutboxQueueCheckClaimParams struct {
 	Worker  int32
 }
 
+type OutboxQueueCheckClaimRow struct {
+	Began         string
+	AttentionInUs int64
+}
+
 // Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
 // the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 // decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
-func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (string, error) {
+//
+// attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
+// before the answer, and the first one is due in that many microseconds.
+func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
-	var began string
-	err := row.Scan(&began)
-	return began, err
+	var i OutboxQueueCheckClaimRow
+	err := row.Scan(&i.Began, &i.AttentionInUs)
+	return i, err
 }
 
 const OutboxQueueClaim = `-- name: OutboxQueueClaim :many
@@ -722,7 +734,9 @@ with u as materialized (
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as key_window_until
+    returning q.id, q.attempt, null::timestamptz as key_window_until,
+              case when u.status in ('dead', 'parked', 'awaiting_approval')
+                   then samekey.note_attention(q.id, q.action, u.status, u.event, u.code, u.error) end as noted
 ), settled as (
     select id, attempt, key_window_until from finished
     union all
@@ -778,6 +792,9 @@ type OutboxQueueSettleRow struct {
 // leave_order   the intent leaves its ordering key
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
+//
+// An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
+// those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
 func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettleParams) ([]OutboxQueueSettleRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueSettle,
 		arg.Worker,
@@ -904,9 +921,15 @@ where (select q.id from samekey.outbox_queue q
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
 union all
+select 'attention', a.action::text, 0
+from unnest($2::text[]) as a (action)
+where (select n.id from samekey.outbox_attention n
+       where n.action = a.action and n.due_at <= (select clock_timestamp())
+       order by n.due_at limit 1) is not null
+union all
 select 'gone', '', h.worker
 from holders h
-where h.worker is not null and h.worker <> $2::int
+where h.worker is not null and h.worker <> $3::int
   and pg_try_advisory_xact_lock_shared(samekey.worker_class(), h.worker)
 union all
 select 'expired', '', h.worker
@@ -928,8 +951,9 @@ where exists (select from samekey.river_queue r
 `
 
 type OutboxQueueSweepParams struct {
-	Actions []string
-	Worker  int32
+	Actions   []string
+	Attending []string
+	Worker    int32
 }
 
 type OutboxQueueSweepRow struct {
@@ -939,12 +963,12 @@ type OutboxQueueSweepRow struct {
 }
 
 // One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
-// ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
-// pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
-// PausesExpire.
+// ('answered'), those with attention events that are due ('attention'), the workers that hold leases without their
+// session lock ('gone') or past their end ('expired'), and the pauses ('paused': a destination and an action, or all of
+// its actions). 'sync' asks for PausesSyncRiver and PausesExpire.
 // The first by due_at, not any: for any, the planner may scan the queue.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker)
+	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Attending, arg.Worker)
 	if err != nil {
 		return nil, err
 	}

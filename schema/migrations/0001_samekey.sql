@@ -8,6 +8,8 @@
 --   outbox_queue      the work that is left: one row per unfinished intent, with its state and its lease
 --   outbox_history    what happened to an intent, one row per event
 --   outbox_sends      the rendered request of an intent, stored before the first attempt
+--   outbox_attention  what the application has yet to learn: an intent needs a person, or was cancelled
+--   actions           what the workers have registered about their actions
 --   processed_events  one row per idempotency key: the request's hash and the stored response
 --   endpoints         webhook receivers: URL, signing secrets, stopped or not
 --   pauses            which destinations and actions are paused, by whom and why
@@ -205,6 +207,37 @@ create table samekey.outbox_sends (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- What the workers have registered about actions, for statements that run outside a worker.
+create table samekey.actions (
+    action     text        collate "C" primary key,
+    attention  boolean     not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    changed_at timestamptz not null default clock_timestamp()
+);
+
+-- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
+-- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
+-- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
+-- interleavings.
+create table samekey.outbox_attention (
+    id            bigint      generated always as identity primary key,
+    intent_id     uuid        not null,
+    action        text        collate "C" not null,
+    status        text        collate "C" not null,
+    event         text        collate "C" not null, -- what led there, as in outbox_history
+    code          text        collate "C",
+    error         text,
+    actor         text,                     -- the person who did it; null: a worker
+    reason        text,
+    at            timestamptz not null default clock_timestamp(), -- when the intent came to this status
+    due_at        timestamptz not null default clock_timestamp(), -- the function is not called before
+    attempts_used integer     not null default 0, -- calls of the function that failed
+
+    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
+);
+create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
 -- expires_at. A record without completed_at belongs to a request that is in progress.
 create table samekey.processed_events (
@@ -398,6 +431,33 @@ as $$ select pg_catalog.hashtextextended(ordering_key collate pg_catalog."C", 82
 create function samekey.worker_class() returns integer
     language sql immutable parallel safe
 as $$ select 1935764331 $$;
+
+-- Writes the attention event of an intent, if its action has an Attention function. Each statement and each function
+-- that makes an intent dead, parked, awaiting_approval or cancelled calls it for that intent, with what it writes to
+-- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written.
+create function samekey.note_attention(
+    intent_id uuid,
+    action    text,
+    status    text,
+    event     text,
+    code      text default null,
+    error     text default null,
+    actor     text default null,
+    reason    text default null
+) returns boolean
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Services that share a database. A connection that sets samekey.service can use only keys whose scope starts with that
@@ -1042,6 +1102,7 @@ begin
     delete from samekey.outbox_queue q where q.id = act_cancel.id;
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    perform samekey.note_attention(act_cancel.id, v_row.action, 'cancelled', act_cancel.event, actor => act_cancel.actor, reason => act_cancel.reason);
     if v_row.ordering_key is not null then
         -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
         with promoted as (
@@ -1172,6 +1233,9 @@ begin
     insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
     values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
             nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    if not v_sent and v_row.status = 'unknown' then -- the others were at rest before
+        perform samekey.note_attention(resolve.id, v_row.action, 'parked', 'resolved', resolve.code, null, resolve.actor, resolve.reason);
+    end if;
     return case when v_sent then array[v_row.action] else '{}' end;
 end
 $$;
