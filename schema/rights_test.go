@@ -72,7 +72,6 @@ var functionRights = map[string]string{
 	"reject":            "operator",
 	"resolve":           "operator",
 	"resume":            "operator",
-	"text_hash":         "app worker operator approver",
 
 	"river_job_state_in_bitmask": "public",
 	"uuidv7":                     "app worker",
