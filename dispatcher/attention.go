@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
 )
@@ -119,9 +120,10 @@ func (r *attentionRunner) failed(ctx context.Context, e *attentionEvent, err err
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	delay := e.claim.action.policy.delay(int(e.AttemptsUsed) + 1)
-	r.core.log.ErrorContext(ctx, "dispatcher: Attention failed; it is tried again, and later events and the Apply of the intent wait for it", append(e.attrs(),
+	r.core.log.ErrorContext(ctx, "dispatcher: Attention failed; it is tried again, and later events and the Apply of the intent wait for it; samekey.outbox_attention has the whole error", append(e.attrs(),
 		slog.Int("failures", int(e.AttemptsUsed)+1), slog.Duration("again_in", delay), slog.String("error", causeOf(e.claim, err)))...)
-	return r.core.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: e.ID, IntentID: e.IntentID, AttemptsUsed: e.AttemptsUsed, DelayUs: delay.Microseconds()})
+	return r.core.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: e.ID, IntentID: e.IntentID, AttemptsUsed: e.AttemptsUsed, DelayUs: delay.Microseconds(),
+		LastError: clean(redact.WithoutURLs(err), errorLimit)})
 }
 
 // value is what the function is told.

@@ -30,10 +30,11 @@ type session struct {
 	log       *slog.Logger
 	name      string
 	actions   []string
-	attention []string            // those with an Attention function
-	woken     func(action string) // a notification came; action is what it names
-	awaited   func(action string) // one came from a process that waits for ends of the action
-	draw      func() int32        // an id at random
+	attention []string                               // those with an Attention function
+	woken     func(action string)                    // a notification came; action is what it names
+	awaited   func(action string)                    // one came from a process that waits for ends of the action
+	draw      func() int32                           // an id at random
+	check     func(context.Context, *pgx.Conn) error // of what the database has for the actions, at the start
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -75,6 +76,9 @@ func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
 			if conn, err = s.open(ctx); err == nil {
 				return conn, nil
 			}
+			if mistakes := ConfigErrors(nil); errors.As(err, &mistakes) {
+				return nil, err
+			}
 		}
 		if ctx.Err() != nil {
 			return nil, nil
@@ -104,10 +108,14 @@ func (s *session) checkSchema(ctx context.Context) error {
 	return schema.Check(ctx, s.pool)
 }
 
-// open looks at the server's settings, registers the worker and takes its lock.
+// open looks at the server's settings and at the actions' SQL functions, registers the worker and takes its lock.
 func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := s.connect(ctx, s.lookAtSettings)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.check(ctx, conn); err != nil {
+		closeConn(conn)
 		return nil, err
 	}
 	if err := s.register(ctx, conn); err != nil {

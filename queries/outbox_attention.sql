@@ -75,6 +75,7 @@ where a.id = @id and (@began::text = '' or pg_current_xact_id()::text = @began::
 -- attempts_used keeps a worker that comes late from counting another worker's try.
 update samekey.outbox_attention a
 set attempts_used = case when a.id = @id then a.attempts_used + 1 else a.attempts_used end,
+    last_error    = case when a.id = @id then @last_error::text else a.last_error end,
     due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * @delay_us::bigint)
 where a.intent_id = @intent_id and a.id >= @id
   and (select b.attempts_used from samekey.outbox_attention b where b.id = @id) = @attempts_used::int;

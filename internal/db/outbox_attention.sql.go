@@ -41,13 +41,15 @@ func (q *Queries) OutboxAttentionDelete(ctx context.Context, arg OutboxAttention
 const OutboxAttentionFailed = `-- name: OutboxAttentionFailed :exec
 update samekey.outbox_attention a
 set attempts_used = case when a.id = $1 then a.attempts_used + 1 else a.attempts_used end,
-    due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * $2::bigint)
-where a.intent_id = $3 and a.id >= $1
-  and (select b.attempts_used from samekey.outbox_attention b where b.id = $1) = $4::int
+    last_error    = case when a.id = $1 then $2::text else a.last_error end,
+    due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * $3::bigint)
+where a.intent_id = $4 and a.id >= $1
+  and (select b.attempts_used from samekey.outbox_attention b where b.id = $1) = $5::int
 `
 
 type OutboxAttentionFailedParams struct {
 	ID           int64
+	LastError    string
 	DelayUs      int64
 	IntentID     uuid.UUID
 	AttemptsUsed int32
@@ -58,6 +60,7 @@ type OutboxAttentionFailedParams struct {
 func (q *Queries) OutboxAttentionFailed(ctx context.Context, arg OutboxAttentionFailedParams) error {
 	_, err := q.db.Exec(ctx, OutboxAttentionFailed,
 		arg.ID,
+		arg.LastError,
 		arg.DelayUs,
 		arg.IntentID,
 		arg.AttemptsUsed,
