@@ -39,7 +39,7 @@ var topToBottom = strings.Fields(`
 	applier.go apply.go
 	postpone.go report.go pool.go
 
-	core.go identity.go
+	core.go identity.go deployment.go
 	cause.go claimed.go
 	check.go account.go
 	delivery.go action.go

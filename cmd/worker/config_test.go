@@ -13,10 +13,18 @@ import (
 
 func loadText(t *testing.T, text string, env map[string]string) (*config, error) {
 	t.Helper()
-	return load(writeFile(t, "worker.yaml", text), func(name string) (string, bool) {
+	return load(writeFile(t, "worker.yaml", text), inEnvironment(env))
+}
+
+// inEnvironment looks names up. The deployment is named, unless env has it.
+func inEnvironment(env map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
 		value, ok := env[name]
+		if name == "DEPLOYMENT" && !ok {
+			return "staging", true
+		}
 		return value, ok
-	})
+	}
 }
 
 // wantMistakes compares all mistakes. In want, FILE is the file and DIR its folder.
@@ -133,10 +141,7 @@ actions:
 // loadTextAgain reads the file of c with another environment.
 func loadTextAgain(t *testing.T, c *config, env map[string]string) (*config, error) {
 	t.Helper()
-	return load(c.file, func(name string) (string, bool) {
-		value, ok := env[name]
-		return value, ok
-	})
+	return load(c.file, inEnvironment(env))
 }
 
 func TestMistakesInAFile(t *testing.T) {

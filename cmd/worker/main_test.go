@@ -198,10 +198,7 @@ func writeFile(t *testing.T, name, text string) string {
 // call runs a command in this process.
 func call(env map[string]string, args ...string) (code int, stdout, stderr string) {
 	var out, errOut bytes.Buffer
-	m := &worker{stdout: &out, stderr: &errOut, lookupEnv: func(name string) (string, bool) {
-		value, ok := env[name]
-		return value, ok
-	}}
+	m := &worker{stdout: &out, stderr: &errOut, lookupEnv: inEnvironment(env)}
 	code = m.main(args)
 	return code, out.String(), errOut.String()
 }

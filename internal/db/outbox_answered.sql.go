@@ -23,6 +23,7 @@ with picked as materialized (
           and q.status = 'answered'
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1::int))
+          and (select array_agg(d.id) from samekey.deployment d) = array[$5::uuid]
         order by q.due_at
         limit $4
         for update skip locked
@@ -36,10 +37,11 @@ returning q.id, q.status, q.attempt, q.attempts_used, q.ordering_key
 `
 
 type OutboxAnsweredClaimParams struct {
-	Worker   int32
-	Lease    time.Duration
-	Action   string
-	MaxCount int32
+	Worker     int32
+	Lease      time.Duration
+	Action     string
+	MaxCount   int32
+	Deployment uuid.UUID
 }
 
 type OutboxAnsweredClaimRow struct {
@@ -68,6 +70,7 @@ func (q *Queries) OutboxAnsweredClaim(ctx context.Context, arg OutboxAnsweredCla
 		arg.Lease,
 		arg.Action,
 		arg.MaxCount,
+		arg.Deployment,
 	)
 	if err != nil {
 		return nil, err

@@ -66,6 +66,7 @@ with picked as materialized (
           and q.due_at >= $4
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $5::int))
+          and (select array_agg(d.id) from samekey.deployment d) = array[$16::uuid]
           and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $6::text and r.paused_at is not null)
           and not exists (select from samekey.pauses p
                           where p.ended_at is null and p.destination = $6 and p.action in ('', $3)
@@ -139,6 +140,7 @@ type OutboxQueueClaimParams struct {
 	SentTo           string
 	Renders          bool
 	KeyWindowForever bool
+	Deployment       uuid.UUID
 }
 
 type OutboxQueueClaimRow struct {
@@ -213,6 +215,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.SentTo,
 		arg.Renders,
 		arg.KeyWindowForever,
+		arg.Deployment,
 	)
 	if err != nil {
 		return nil, err
