@@ -294,3 +294,29 @@ func TestConfigCheck(t *testing.T) {
 		t.Errorf("%d %q %q", code, stdout, stderr)
 	}
 }
+
+func TestDeploymentIsInTheFileOrInTheEnvironment(t *testing.T) {
+	const rest = `
+destinations: {pay: {preset: stripe, url: "https://api.stripe.com"}}
+actions:
+  ask: {destination: pay, request: GET /, class: read}
+`
+	for _, tc := range []struct {
+		worker, env string
+		want        string
+		mistake     string
+	}{
+		{"", "production", "production", ""},
+		{"worker: {deployment: staging}", "production", "staging", ""},
+		{`worker: {deployment: "${env:DEPLOYMENT}"}`, "production", "production", ""},
+		{"", "", "", "FILE:1: worker.deployment: missing: name the deployment whose intents this worker delivers, such as production, here or in the environment variable DEPLOYMENT\n"},
+		{"worker: {deployment: Production}", "", "", "FILE:1: worker.deployment: must be 1 to 56 of a-z, 0-9, \"_\" and \"-\", and start with a letter or a digit, as in \"production\"\n"},
+		{"", "Production", "", "FILE:1: worker.deployment: must be 1 to 56 of a-z, 0-9, \"_\" and \"-\", and start with a letter or a digit, as in \"production\"\n"},
+	} {
+		c, err := loadText(t, tc.worker+rest, map[string]string{"DEPLOYMENT": tc.env})
+		wantMistakes(t, c, err, tc.mistake)
+		if err == nil && c.worker.Deployment != tc.want {
+			t.Errorf("%q, %q: the deployment is %q", tc.worker, tc.env, c.worker.Deployment)
+		}
+	}
+}

@@ -250,3 +250,27 @@ func TestPauseAndResumeFromTheCommandLine(t *testing.T) {
 		t.Errorf("%+v, %v", records, err)
 	}
 }
+
+func TestAdoptFromTheCommandLine(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	insert(t, on, "charge_card", 2)
+	env := map[string]string{"DATABASE_URL": on.DSN}
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"adopt", mistaken, "-deployment must be 1 to 56 of"},
+		{"adopt -deployment Production", mistaken, "-deployment must be 1 to 56 of"},
+		{"adopt -deployment production", 0, "the database belongs to production; it has 2 unfinished intents\n"},
+		{"adopt -deployment production", 0, "the database belongs to production; it has 2 unfinished intents\n"},
+	} {
+		code, out, errs := call(env, strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(out+errs, c.says) {
+			t.Errorf("%s: %d, %s%s", c.args, code, out, errs)
+		}
+	}
+	if code, _, errs := call(nil, "adopt", "-deployment", "production"); code != mistaken || !strings.Contains(errs, "DATABASE_URL") {
+		t.Errorf("without a database: %d, %s", code, errs)
+	}
+}

@@ -10,26 +10,12 @@ import (
 	"time"
 )
 
-const PausesAdd = `-- name: PausesAdd :one
+const PausesExpire = `-- name: PausesExpire :exec
 
-insert into samekey.pauses (destination, action, paused_by, reason, until)
-values ($1::text, $2::text, $3::text, $4::text, $5::timestamptz)
-on conflict do nothing
-returning id, coalesce(until <= clock_timestamp(), false)::boolean as past
+update samekey.pauses p
+set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
+where p.ended_at is null and p.until <= clock_timestamp()
 `
-
-type PausesAddParams struct {
-	Destination string
-	Action      string
-	Actor       string
-	Reason      string
-	Until       *time.Time
-}
-
-type PausesAddRow struct {
-	ID   int64
-	Past bool
-}
 
 // Pauses of destinations and of single actions, with the person and the reason.
 //
@@ -53,62 +39,7 @@ type PausesAddRow struct {
 //	two sweeps copy at once                       the unique index keeps one copy
 //	no worker runs for a day, then one starts     it syncs before its River client starts, which deletes old rows
 //
-// A person pauses. Run PausesExpire first. No row: the same pause is in force.
-func (q *Queries) PausesAdd(ctx context.Context, arg PausesAddParams) (PausesAddRow, error) {
-	row := q.db.QueryRow(ctx, PausesAdd,
-		arg.Destination,
-		arg.Action,
-		arg.Actor,
-		arg.Reason,
-		arg.Until,
-	)
-	var i PausesAddRow
-	err := row.Scan(&i.ID, &i.Past)
-	return i, err
-}
-
-const PausesEnd = `-- name: PausesEnd :one
-with ended as (
-    update samekey.pauses p
-    set ended_at = clock_timestamp(), ended_by = $1::text, end_reason = $2::text
-    where p.destination = $3::text and p.action = $4::text and p.ended_at is null
-    returning p.id
-), river as (
-    update samekey.river_queue r
-    set paused_at = null, updated_at = clock_timestamp()
-    where $4::text = '' and r.name = 'samekey_' || $3::text and r.paused_at is not null
-    returning r.name
-)
-select ((select count(*) from ended) + (select count(*) from river))::int as ended
-`
-
-type PausesEndParams struct {
-	Actor       string
-	Reason      string
-	Destination string
-	Action      string
-}
-
-// A person resumes: ends all pauses of this destination and action, and River's pause if it is for all actions.
-func (q *Queries) PausesEnd(ctx context.Context, arg PausesEndParams) (int32, error) {
-	row := q.db.QueryRow(ctx, PausesEnd,
-		arg.Actor,
-		arg.Reason,
-		arg.Destination,
-		arg.Action,
-	)
-	var ended int32
-	err := row.Scan(&ended)
-	return ended, err
-}
-
-const PausesExpire = `-- name: PausesExpire :exec
-update samekey.pauses p
-set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
-where p.ended_at is null and p.until <= clock_timestamp()
-`
-
-// Ends pauses whose "until" has passed. The claim ignores them anyway; a new pause of the same destination needs this.
+// Ends pauses whose "until" has passed. The claim ignores them anyway.
 func (q *Queries) PausesExpire(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, PausesExpire)
 	return err

@@ -27,6 +27,7 @@ type queue struct {
 func newQueue(t *testing.T) *queue {
 	t.Helper()
 	on := samekeytest.NewDB(t)
+	dbtest.OtherWriter(t, on)
 	s := &queue{T: t, DB: on, q: db.New(on)}
 	s.live(7)
 	return s
@@ -254,6 +255,36 @@ func TestClaimConditions(t *testing.T) {
 	}
 	if rows := s.claim(func(p *db.OutboxQueueClaimParams) { p.DueFrom = time.Now().Add(-150 * time.Minute) }); len(rows) != 0 {
 		t.Errorf("claimed %v too", rows)
+	}
+}
+
+func TestClaimsOfAnotherDeploymentTakeNothing(t *testing.T) {
+	s := newQueue(t)
+	s.insert("")
+	s.insert(`status = 'answered'`)
+	claimed := func() int {
+		t.Helper()
+		answered, err := s.q.OutboxAnsweredClaim(t.Context(), db.OutboxAnsweredClaimParams{Action: "charge", Worker: 7, MaxCount: 10, Lease: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(answered) + len(s.claim(nil))
+	}
+	s.exec(`insert into samekey.deployment (name, database_oid) values ('production', 1)`)
+	if n := claimed(); n != 0 {
+		t.Errorf("with the rows of two deployments, %d were claimed", n)
+	}
+	s.exec(`delete from samekey.deployment where test`)
+	if n := claimed(); n != 0 {
+		t.Errorf("with the row of another deployment, %d were claimed", n)
+	}
+	s.exec(`delete from samekey.deployment`)
+	if n := claimed(); n != 0 {
+		t.Errorf("without a row, %d were claimed", n)
+	}
+	s.exec(`insert into samekey.deployment (id, name, database_oid) values ($1, 'staging', 1)`, uuid.Nil)
+	if n := claimed(); n != 2 {
+		t.Errorf("with the right row, %d were claimed, want 2", n)
 	}
 }
 
