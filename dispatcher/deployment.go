@@ -75,7 +75,7 @@ func (d *deployment) check(ctx context.Context, conn *pgx.Conn) error {
 
 // advice says what was found, and the next step.
 func (d *deployment) advice(row db.DeploymentCheckRow) string {
-	adopt := fmt.Sprintf("if this database is to be delivered from now on, run `worker adopt -deployment %s` as the owner of the tables, which sends what is due in it", d.name)
+	adopt := fmt.Sprintf("if this database is to be delivered from now on, run `worker adopt -deployment %s` as the owner of the tables, which sends its due intents", d.name)
 	switch row.Problem {
 	case "name":
 		return fmt.Sprintf("it belongs to %q, and this worker delivers for %q. Connect to the right database or correct the name; %s", row.BelongsTo, d.name, adopt)

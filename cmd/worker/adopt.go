@@ -15,8 +15,8 @@ import (
 const adoptUsage = `usage: worker adopt -deployment name
 
 Makes the database the deployment's: from then on its workers deliver what is in it. Needed for a copy (a restored dump,
-logical replication, pg_upgrade) and to rename a deployment; a new database is named by its first worker. What is due in the
-database is then sent: cancel first what must not be sent from a copy. Stop the database's workers first.
+logical replication, pg_upgrade) and to rename a deployment; a new database is named by its first worker. Its due intents are
+then sent: cancel first what must not be sent from a copy. Stop the database's workers first.
 
 environment:
   DATABASE_URL  the database, with the role that owns the tables

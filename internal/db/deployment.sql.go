@@ -34,7 +34,7 @@ type DeploymentCheckRow struct {
 //	                                                heartbeat reports it
 //	W's claim has begun; W loses its session, so    the claim's snapshot has the old row, and it may commit: its calls
 //	D's adopt finds no worker; D commits            are made, as calls in flight are. W claims nothing more
-//	calls of W are in flight, D adopts              they are settled: outcomes are true whoever the database belongs to
+//	calls of W are in flight, D adopts              they are settled: outcomes are true, whatever deployment adopted the database
 //	a dump is restored over the database while W    between the drop and the row's return, claims fail or find no row;
 //	is at work (pg_restore --clean)                 then they find another id. In both cases they take nothing
 //	data is restored into the tables of W's         two rows: claims take nothing as soon as the second is committed.
