@@ -161,11 +161,7 @@ func TestDeploymentComesFromTheEnvironment(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, o) }()
-	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(out.String(), "dispatcher: running"); {
-		if time.Now().After(deadline) {
-			t.Fatalf("it does not run: %s", out)
-		}
-	}
+	waitFor(t, out, "dispatcher: running")
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("Run returned %v", err)
