@@ -29,6 +29,7 @@ import (
 type queue struct {
 	gate
 	key       samekey.Key
+	subject   string
 	immediate bool // outbox.Insert writes intents at once
 	intents   []keyed.Intent
 	index     map[name]int  // positions in intents

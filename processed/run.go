@@ -154,7 +154,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 		return answer{}, err
 	}
 	conn := pooled.Conn()
-	q := &queue{key: m.key, immediate: immediate}
+	q := &queue{key: m.key, subject: m.subject, immediate: immediate}
 	var tx pgx.Tx
 	defer func() { // also when fn panics
 		if !q.close() {
