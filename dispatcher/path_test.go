@@ -41,7 +41,7 @@ var topToBottom = strings.Fields(`
 	applytx.go
 	postpone.go announce.go report.go pool.go uuid.go
 
-	core.go identity.go failing.go
+	core.go identity.go deployment.go failing.go
 	cause.go claimed.go
 	check.go account.go
 	delivery.go action.go

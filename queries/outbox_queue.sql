@@ -4,7 +4,8 @@
 -- Claims up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
 -- (OutboxAnsweredClaim claims the answered ones.) It claims none if the destination or the action is paused, here or in
 -- River, or if the worker's session lock is lost: then other workers may be about to release its leases. (A shared
--- try-lock tells; it ends with the transaction.) due_from is the low-water mark of due_at: index entries before it are
+-- try-lock tells; it ends with the transaction.) Nor does it claim in a database that belongs to another deployment, or
+-- to several (queries/deployment.sql). due_from is the low-water mark of due_at: index entries before it are
 -- dead, or are left to the full scan.
 --
 -- max_bytes bounds a claim too. It takes the first intents by due_at whose payloads and rendered requests fit together,
@@ -30,6 +31,7 @@ with picked as materialized (
           and q.due_at >= @due_from
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int))
+          and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
           and not exists (select from samekey.river_queue r where r.name = 'samekey_' || @destination::text and r.paused_at is not null)
           and not exists (select from samekey.pauses p
                           where p.ended_at is null and p.destination = @destination and p.action in ('', @action)

@@ -79,7 +79,8 @@ var workerGrants = []string{
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
-	`grant select on samekey.migrations, samekey.river_migration to %s`,
+	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
+	`grant execute on function samekey.check_deployment to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
@@ -91,7 +92,7 @@ var readGrants = []string{
 	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
+	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 

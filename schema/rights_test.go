@@ -14,6 +14,7 @@ import (
 // tableRights lists the rights of each role on each table and sequence, as "app; worker; operator; approver". A table
 // without a row here fails TestRightsOfEachRole. A right that holds for some columns only names them.
 var tableRights = map[string]string{
+	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
@@ -47,8 +48,10 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
 	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"adopt":             "",
 	"approve":           "approver",
 	"cancel":            "operator",
+	"check_deployment":  "worker",
 	"delivery_key":      "app worker operator approver",
 	"endpoint_delete":   "app operator",
 	"endpoint_put":      "app operator",
@@ -72,6 +75,7 @@ var functionRights = map[string]string{
 	"reject":            "operator",
 	"resolve":           "operator",
 	"resume":            "operator",
+	"this_database":     "",
 
 	"river_job_state_in_bitmask": "public",
 	"uuidv7":                     "app worker",

@@ -78,12 +78,13 @@ with picked as materialized (
           and q.due_at >= $4
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $5::int))
-          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $6::text and r.paused_at is not null)
+          and (select array_agg(d.id) from samekey.deployment d) = array[$6::uuid]
+          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $7::text and r.paused_at is not null)
           and not exists (select from samekey.pauses p
-                          where p.ended_at is null and p.destination = $6 and p.action in ('', $3)
+                          where p.ended_at is null and p.destination = $7 and p.action in ('', $3)
                             and (p.until is null or p.until > (select clock_timestamp())))
         order by q.due_at
-        limit $7
+        limit $8
         for update skip locked
     )::uuid[] as ids
 ), sized as materialized (
@@ -93,24 +94,24 @@ with picked as materialized (
     cross join lateral (select octet_length(x.payload) + pg_column_size(x.headers) as bytes from samekey.outbox x where x.id = i.id offset 0) o
     left join lateral (select octet_length(x.request) as bytes from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 ), fitting as materialized (
-    select f.ids, f.bytes, f.bytes > $8::bigint as payload_deferred,
-           $9::boolean or f.bytes <= $8::bigint as mark_sent
+    select f.ids, f.bytes, f.bytes > $9::bigint as payload_deferred,
+           $10::boolean or f.bytes <= $9::bigint as mark_sent
     from (select array_agg(z.id) as ids, coalesce(max(z.upto), 0)::bigint as bytes
-          from sized z where z.n = 1 or z.upto <= $10::bigint) f
+          from sized z where z.n = 1 or z.upto <= $11::bigint) f
 ), claimed as (
     update samekey.outbox_queue q
     set status           = case q.status when 'pending' then 'leased' else q.status end,
         attempt          = q.attempt + 1,
         leased_by        = $5::int,
-        lease_until      = p.now + $11::interval,
+        lease_until      = p.now + $12::interval,
         -- An irreversible intent without approval only moves to awaiting_approval in this claim: a crash loses nothing.
-        safe_to_resend   = $9::boolean or f.payload_deferred or ($12::boolean and q.approved_at is null),
-        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($12::boolean and q.approved_at is null)
+        safe_to_resend   = $10::boolean or f.payload_deferred or ($13::boolean and q.approved_at is null),
+        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($13::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $13::text else q.sent_to end,
-        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $14::boolean,
+        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $14::text else q.sent_to end,
+        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $15::boolean,
         key_window_until = case when q.status = 'pending' and f.mark_sent
-                        then coalesce(q.key_window_until, case when $15::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
+                        then coalesce(q.key_window_until, case when $16::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
                         else q.key_window_until end
     from picked p, fitting f
     where q.id = any (f.ids)
@@ -142,6 +143,7 @@ type OutboxQueueClaimParams struct {
 	Action           string
 	DueFrom          time.Time
 	Worker           int32
+	Deployment       uuid.UUID
 	Destination      string
 	MaxCount         int32
 	InlineBytes      int64
@@ -194,7 +196,8 @@ type OutboxQueueClaimRow struct {
 // Claims up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
 // (OutboxAnsweredClaim claims the answered ones.) It claims none if the destination or the action is paused, here or in
 // River, or if the worker's session lock is lost: then other workers may be about to release its leases. (A shared
-// try-lock tells; it ends with the transaction.) due_from is the low-water mark of due_at: index entries before it are
+// try-lock tells; it ends with the transaction.) Nor does it claim in a database that belongs to another deployment, or
+// to several (queries/deployment.sql). due_from is the low-water mark of due_at: index entries before it are
 // dead, or are left to the full scan.
 //
 // max_bytes bounds a claim too. It takes the first intents by due_at whose payloads and rendered requests fit together,
@@ -217,6 +220,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.Action,
 		arg.DueFrom,
 		arg.Worker,
+		arg.Deployment,
 		arg.Destination,
 		arg.MaxCount,
 		arg.InlineBytes,
