@@ -72,10 +72,14 @@ create table samekey.outbox (
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
     created_at    timestamptz not null default clock_timestamp(),
+    replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
+    revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
-    constraint outbox_once unique (idem_key, scope, action, part)
+    constraint outbox_once unique (idem_key, scope, action, part, revision)
 );
+-- An intent has at most one successor.
+create unique index outbox_replaces on samekey.outbox (replaces) where replaces is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The work queue: one narrow row per unfinished intent, deleted when the intent is finished. It has no foreign key to
@@ -158,7 +162,7 @@ create table samekey.outbox_history (
 
     constraint outbox_history_event check (event in
         ('attempt', 'lookup', 'apply', 'orphaned', 'late',
-         'approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'restored')),
+         'approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'restored', 'replaced', 'held')),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
          'absent', 'accepted', 'not_sent')),
@@ -324,6 +328,20 @@ declare
         || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')
         || int4send(octet_length(convert_to(action, 'UTF8')))   || convert_to(action, 'UTF8')
         || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16);
+begin
+    return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
+$$;
+
+-- Derives the delivery key of an intent that replaces another one, from the key of that one. The vendor remembers the
+-- first key with the first request, so the successor needs a key of its own, and the same one if the replacement is lost
+-- in a failover and made again.
+create function samekey.replacement_key(delivery_key uuid) returns uuid
+    language plpgsql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d bytea := substring(sha256(convert_to('samekey/replacement/v1', 'UTF8') || uuid_send(delivery_key)) from 1 for 16);
 begin
     return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
 end
@@ -521,8 +539,9 @@ begin
 end
 $$;
 
--- Handles an intent that exists already: returns its id, or raises. It runs as a statement of its own, since the row
--- may be newer than the snapshot of the insert that met it.
+-- Handles an intent that exists already: returns its id, or raises. If the intent was replaced, it returns the last
+-- successor: a repeated request has the first payload, and the effect is now the successor's. It runs as a statement of
+-- its own, since the row may be newer than the snapshot of the insert that met it.
 create function samekey.enqueue_duplicate(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean) returns uuid
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -532,7 +551,7 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select o.id, o.payload = enqueue_duplicate.payload into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -771,6 +790,38 @@ as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
         enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+end
+$$;
+
+-- Parks the last successor of an intent that was delivered after all, before the successor is sent. Returns the
+-- successor and its status before; held is false if it is being sent, may have been sent, or is finished. Returns no row
+-- for an intent without a successor. The caller has a snapshot that is younger than the replacement.
+create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean) returns setof record
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select s.id into successor
+    from samekey.outbox o
+    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+    where o.id = hold_successor.id and s.revision > o.revision
+    order by s.revision desc
+    limit 1;
+    if successor is null then
+        return;
+    end if;
+    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
+    if held then
+        update samekey.outbox_queue q
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        where q.id = successor;
+        insert into samekey.outbox_history (intent_id, event, outcome, code)
+        values (successor, 'held', 'parked', 'predecessor_delivered');
+    elsif status is null then
+        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+    end if;
+    return next;
 end
 $$;
 
