@@ -108,7 +108,8 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
        q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
        q.approved_at, q.safe_to_resend, q.last_code,
-       h.final_status, h.at as finished_at, h.code as finished_code
+       h.final_status, h.at as finished_at, h.code as finished_code, o.replaces,
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'

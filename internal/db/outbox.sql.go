@@ -69,7 +69,8 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
        q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
        q.approved_at, q.safe_to_resend, q.last_code,
-       h.final_status, h.at as finished_at, h.code as finished_code
+       h.final_status, h.at as finished_at, h.code as finished_code, o.replaces,
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -112,6 +113,8 @@ type OutboxEntriesRow struct {
 	FinalStatus    *string
 	FinishedAt     *time.Time
 	FinishedCode   *string
+	Replaces       *uuid.UUID
+	ReplacedBy     uuid.UUID
 }
 
 // The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
@@ -158,6 +161,8 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.FinalStatus,
 			&i.FinishedAt,
 			&i.FinishedCode,
+			&i.Replaces,
+			&i.ReplacedBy,
 		); err != nil {
 			return nil, err
 		}
@@ -524,7 +529,7 @@ const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 

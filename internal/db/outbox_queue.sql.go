@@ -119,7 +119,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
@@ -353,6 +353,35 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 		return nil, err
 	}
 	return items, nil
+}
+
+const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
+where h.successor is not null
+`
+
+type OutboxQueueHoldSuccessorRow struct {
+	Successor uuid.UUID
+	Status    string
+	Held      bool
+}
+
+// After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+// Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+// answer L and a replacement R of the same intent:
+//
+//	L changes the row, R waits for the row     R sees an answered intent and refuses
+//	R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+//	R and a claim of the successor commit      the successor is leased: it is not held, and the log says that both may
+//	before L                                   have acted
+//	the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+//	                                           that dies
+func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
+	var i OutboxQueueHoldSuccessorRow
+	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	return i, err
 }
 
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec

@@ -165,9 +165,8 @@ create table samekey.outbox_history (
 
     -- A person's act has its login. Only the functions of the acts can write one: the worker's role may not.
     constraint outbox_history_event check
-        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored')
-              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled') end),
->>>>>>> main
+        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored', 'held')
+              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'replaced') end),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
          'absent', 'accepted', 'not_sent')),
@@ -347,7 +346,7 @@ $$;
 -- first key with the first request, so the successor needs a key of its own, and the same one if the replacement is lost
 -- in a failover and made again.
 create function samekey.replacement_key(delivery_key uuid) returns uuid
-    language plpgsql immutable strict parallel safe
+    language plpgsql immutable parallel safe
     set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -1062,14 +1061,18 @@ create function samekey.approve(id uuid, actor text, reason text) returns text[]
 as $$
 declare
     v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
-    v_written   text;
+    v_written   text[];
     v_requested text;
     v_redrove   text;
 begin
-    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    -- A successor has the author of its payload and each login that replaced it on the way.
+    select array_agg(p.written_by), max(o.requested_by) into v_written, v_requested
+    from samekey.outbox o
+    join samekey.outbox p on p.idem_key = o.idem_key and p.scope = o.scope and p.action = o.action and p.part = o.part and p.revision <= o.revision
+    where o.id = approve.id;
     select h.db_user into v_redrove from samekey.outbox_history h
     where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
-    if session_user in (v_written, v_redrove) or actor = v_requested then
+    if session_user = any (v_written) or session_user = v_redrove or actor = v_requested then
         raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
             using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
                 when actor = v_requested then 'its requester cannot approve it: another person has to'
@@ -1123,6 +1126,16 @@ begin
     limit 1;
     if v_wrong is not null then
         raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
+    -- is held.
+    if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
+        perform samekey.act_check('resolve', actor, reason);
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+                nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+        perform samekey.hold_successor(resolve.id);
+        return '{}';
     end if;
     v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
     update samekey.outbox_queue q
