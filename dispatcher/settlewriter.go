@@ -110,7 +110,7 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 		row, err = q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
 			ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
 			Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
-			ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body,
+			ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body, Reference: r.reference,
 		})
 		if err == nil && row.Logged > 0 && row.Resolved == 0 && r.outcome == statusDelivered {
 			successor, err = holdSuccessor(ctx, q, r.claim.ID)
@@ -198,6 +198,7 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 		p.Errors = append(p.Errors, clean(r.err, errorLimit))
 		p.ResponseTypes = append(p.ResponseTypes, clean(r.response.ContentType, typeLimit))
 		p.Responses = append(p.Responses, r.response.Body)
+		p.VendorReferences = append(p.VendorReferences, r.reference)
 		p.TookUs = append(p.TookUs, r.took.Microseconds())
 	}
 	return p

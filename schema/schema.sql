@@ -42,6 +42,7 @@ table samekey.outbox
     ordering_key text collate "C"
     requested_by text
     written_by text not null default SESSION_USER
+    subject text collate "C"
     trace_context text
     due_at timestamp with time zone not null
     deadline timestamp with time zone
@@ -51,6 +52,7 @@ table samekey.outbox
     constraint outbox_pkey PRIMARY KEY (id)
     constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
     CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
+    CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -172,6 +174,7 @@ table samekey.pauses
 table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     idem_key text collate "C" not null
     scope text collate "C" not null
+    subject text collate "C"
     payload_hash bytea not null
     hash_version smallint not null
     failed boolean not null default false
@@ -183,8 +186,9 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     expires_at timestamp with time zone not null
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
     constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
-    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576)))
+    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND ((COALESCE(octet_length(subject), 1) >= 1) AND (COALESCE(octet_length(subject), 1) <= 255))))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
+    CREATE INDEX processed_events_subject ON samekey.processed_events USING btree (subject) WHERE (subject IS NOT NULL)
 
 table samekey.rate_limits  -- with fillfactor=10
     destination text collate "C" not null
@@ -359,7 +363,7 @@ begin
     v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
     v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
     select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
-        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by) r;
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
     if v_refusal.field is not null then
         raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
     elsif v_deadline <= clock_timestamp() then
@@ -370,9 +374,9 @@ begin
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
     insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
-                                trace_context, due_at, deadline, replaces, revision)
+                                trace_context, due_at, deadline, subject, replaces, revision)
     values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
-            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline,
+            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
             v_old.id, v_old.revision + 1);
     insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
     values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
@@ -568,7 +572,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -590,8 +594,8 @@ begin
        and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
        and octet_length(enqueue.payload) <= 1048576
        and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by) collate "C"
+       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
+       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
            !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
        and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
                 else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
@@ -606,7 +610,7 @@ begin
        and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
        and samekey.own_scope(enqueue.scope) is not null) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
-            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
 
     -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
@@ -614,12 +618,12 @@ begin
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                             due_at, deadline, trace_context, requested_by)
+                                             due_at, deadline, trace_context, requested_by, subject)
             values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
                     samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
                     enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
                     coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-                    nullif(enqueue.requested_by collate "C", ''))
+                    nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
@@ -633,12 +637,12 @@ begin
     end if;
 
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context, requested_by)
+                                     ordering_key, due_at, deadline, trace_context, requested_by, subject)
     values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
             enqueue.ordering_key, coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-            nullif(enqueue.requested_by collate "C", ''))
+            nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
     on conflict on constraint outbox_once do nothing
     returning o.id, o.due_at into v_id, v_due;
     if v_id is null then
@@ -682,27 +686,27 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload json, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload json, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
 AS $function$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload jsonb, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload jsonb, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
 AS $function$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload text, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload text, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
 AS $function$
@@ -712,7 +716,7 @@ begin
             using errcode = '22023', column = 'payload';
     end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $function$
 
@@ -817,7 +821,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, OUT field text, OUT wrong text)
+CREATE OR REPLACE FUNCTION samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, subject text, OUT field text, OUT wrong text)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -827,7 +831,8 @@ declare
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, max_bytes, required) loop
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
         wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
@@ -836,7 +841,7 @@ begin
                 then 'must be printable ASCII without spaces at the ends'
             when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
                 then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by')
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
                  and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
                 then 'contains a control or invisible character: use printable text'
             when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
@@ -983,7 +988,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text)
+CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, subject text)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -992,7 +997,7 @@ declare
     v record;
 begin
     select r.* into v from samekey.intent_refusal(scope, idem_key, action, payload, part, content_type, headers,
-        ordering_key, due_at, deadline, trace_context, id, requested_by) r;
+        ordering_key, due_at, deadline, trace_context, id, requested_by, subject) r;
     raise exception 'samekey: enqueue: % %', v.field, v.wrong using errcode = '22023', column = v.field;
 end
 $function$
@@ -1049,7 +1054,7 @@ $function$
 CREATE OR REPLACE FUNCTION samekey.replacement_key(delivery_key uuid)
  RETURNS uuid
  LANGUAGE plpgsql
- IMMUTABLE PARALLEL SAFE STRICT
+ IMMUTABLE PARALLEL SAFE
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
@@ -1144,6 +1149,16 @@ end
 $function$
 
 function samekey.river_job_state_in_bitmask  -- River's
+
+CREATE OR REPLACE FUNCTION samekey.text_hash(value text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE STRICT
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.uuidv7()
  RETURNS uuid

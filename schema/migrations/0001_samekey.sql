@@ -17,14 +17,18 @@
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
 --
--- To write an intent in SQL, call samekey.enqueue. To find an intent, read outbox by idem_key and join the others by
--- id:
+-- To write an intent in SQL, call samekey.enqueue. To find what happened to a thing of the application, read outbox by
+-- its subject (or by idem_key) and join the others by id:
 --
---   select o.id, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code
+--   select o.id, o.action, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code,
+--          (select r.reference from samekey.outbox_history r
+--           where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference
 --   from samekey.outbox o
 --   left join samekey.outbox_queue q on q.id = o.id
 --   left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
---   where o.idem_key = 'order-42';
+--   where o.subject = 'booking/42';
+--
+-- To find the intent behind a vendor's id, such as ch_123 in its dashboard, read outbox_history by reference.
 --
 -- Do not change rows by hand: the worker's commands (approve, redrive, resolve, cancel) record who did it and why.
 --
@@ -69,6 +73,7 @@ create table samekey.outbox (
     ordering_key  text        collate "C", -- intents with the same ordering key are sent one after another
     requested_by  text,                   -- who asked for the effect; this person may not approve it
     written_by    text        not null default session_user, -- the login that wrote the intent; it may not approve it
+    subject       text        collate "C", -- the application's own name of what the effect is about, such as booking/42
     trace_context text,                   -- the W3C traceparent of the writer
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
@@ -81,6 +86,8 @@ create table samekey.outbox (
 );
 -- An intent has at most one successor.
 create unique index outbox_replaces on samekey.outbox (replaces) where replaces is not null;
+-- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
+create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The work queue: one narrow row per unfinished intent, deleted when the intent is finished. It has no foreign key to
@@ -203,6 +210,7 @@ create table samekey.outbox_sends (
 create table samekey.processed_events (
     idem_key         text        collate "C" not null,
     scope            text        collate "C" not null,
+    subject          text        collate "C",  -- the application's own name of what the request is about
     payload_hash     bytea       not null,     -- the fingerprint of the first request with this key
     hash_version     smallint    not null,
     failed           boolean     not null default false, -- the stored response is a business error
@@ -221,9 +229,11 @@ create table samekey.processed_events (
          and octet_length(scope) <= 255 and scope ~ '^[!-~]([ -~]*[!-~])?$'),
     constraint processed_events_length check
         (octet_length(payload_hash) = 32 and coalesce(octet_length(response_headers), 0) <= 65536
-         and coalesce(octet_length(response_body), 0) <= 1048576)
+         and coalesce(octet_length(response_body), 0) <= 1048576
+         and coalesce(octet_length(subject), 1) between 1 and 255)
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
+create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Webhook receivers: many endpoints behind one destination. Each attempt reads its endpoint's row. Nothing is sent to a
@@ -368,6 +378,16 @@ as $$
         || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')), 'hex'), 8)
 $$;
 
+-- Returns the 8 hex digits that logs and errors print instead of a subject or a vendor's reference. Use it to find what
+-- a log line is about: select id from samekey.outbox where samekey.text_hash(subject) = '0a1b2c3d'.
+create function samekey.text_hash(value text) returns text
+    language sql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
+$$;
+
 -- Returns a version 7 UUID. (Postgres has uuidv7() since version 18.)
 create function samekey.uuidv7() returns uuid
     language plpgsql volatile parallel safe
@@ -486,7 +506,7 @@ $$;
 
 -- Returns the first argument that breaks a rule and what is wrong with it, or nulls.
 create function samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
-    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text,
     out field text, out wrong text)
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -496,7 +516,8 @@ declare
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, max_bytes, required) loop
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
         wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
@@ -505,7 +526,7 @@ begin
                 then 'must be printable ASCII without spaces at the ends'
             when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
                 then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by')
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
                  and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
                 then 'contains a control or invisible character: use printable text'
             when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
@@ -551,7 +572,7 @@ $$;
 -- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
 -- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
 create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
-    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text) returns void
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
@@ -559,7 +580,7 @@ declare
     v record;
 begin
     select r.* into v from samekey.intent_refusal(scope, idem_key, action, payload, part, content_type, headers,
-        ordering_key, due_at, deadline, trace_context, id, requested_by) r;
+        ordering_key, due_at, deadline, trace_context, id, requested_by, subject) r;
     raise exception 'samekey: enqueue: % %', v.field, v.wrong using errcode = '22023', column = v.field;
 end
 $$;
@@ -608,7 +629,7 @@ $$;
 -- scope belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent
 -- transaction interferes. Errors go to the server's log, so the only value that they contain is the action.
 --
--- An empty part, ordering_key, trace_context or requested_by means none. The function runs as its owner: a role needs
+-- An empty part, ordering_key, trace_context, requested_by or subject means none. The function runs as its owner: a role needs
 -- EXECUTE and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a
 -- key at the vendor, or one effect would change its key between two attempts.
 create function samekey.enqueue(
@@ -625,7 +646,8 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -646,8 +668,8 @@ begin
        and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
        and octet_length(enqueue.payload) <= 1048576
        and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by) collate "C"
+       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
+       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
            !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
        and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
                 else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
@@ -662,7 +684,7 @@ begin
        and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
        and samekey.own_scope(enqueue.scope) is not null) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
-            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
 
     -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
@@ -670,12 +692,12 @@ begin
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                             due_at, deadline, trace_context, requested_by)
+                                             due_at, deadline, trace_context, requested_by, subject)
             values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
                     samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
                     enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
                     coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-                    nullif(enqueue.requested_by collate "C", ''))
+                    nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
@@ -689,12 +711,12 @@ begin
     end if;
 
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context, requested_by)
+                                     ordering_key, due_at, deadline, trace_context, requested_by, subject)
     values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
             enqueue.ordering_key, coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-            nullif(enqueue.requested_by collate "C", ''))
+            nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
     on conflict on constraint outbox_once do nothing
     returning o.id, o.due_at into v_id, v_due;
     if v_id is null then
@@ -756,7 +778,8 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
@@ -766,7 +789,7 @@ begin
             using errcode = '22023', column = 'payload';
     end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -784,13 +807,14 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -808,13 +832,14 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -824,7 +849,7 @@ $$;
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
 --
 -- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
--- actor. The history also keeps db_user, the login of the session (session_user), which nobody can choose.
+-- actor. The history also keeps db_user, the login of the session (session_user), which no caller can choose.
 --
 -- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
 -- that, the workers find it within half a second. Errors:
@@ -1054,7 +1079,7 @@ $$;
 -- passed.
 --
 -- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
--- are logins of the database, which nobody can choose. The actor whom the writer named as requested_by is refused too.
+-- are logins of the database, which no caller can choose. The actor whom the writer named as requested_by is refused too.
 create function samekey.approve(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1194,7 +1219,7 @@ begin
     v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
     v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
     select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
-        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by) r;
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
     if v_refusal.field is not null then
         raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
     elsif v_deadline <= clock_timestamp() then
@@ -1205,9 +1230,9 @@ begin
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
     insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
-                                trace_context, due_at, deadline, replaces, revision)
+                                trace_context, due_at, deadline, subject, replaces, revision)
     values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
-            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline,
+            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
             v_old.id, v_old.revision + 1);
     insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
     values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
