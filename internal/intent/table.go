@@ -65,8 +65,8 @@ var Table = []Transition{
 	{Dead, EventReplaced, []string{Cancelled}, "no vendor acted: a successor takes its place"},
 
 	{Pending, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
-	{AwaitingApproval, EventHeld, []string{Parked}, "likewise"},
-	{Dead, EventHeld, []string{Parked}, "likewise"},
+	{AwaitingApproval, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
+	{Dead, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
 }
 
 type step struct{ from, event, to string }
