@@ -9,7 +9,7 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// A person says that a call never arrived, and replaces the intent. Then the call is answered: the vendor did act.
+// A person reports that a call never arrived, and replaces the intent. Then the call is answered: the vendor did act.
 func TestLateAnswerHoldsTheSuccessor(t *testing.T) {
 	for name, paused := range map[string]bool{"not sent yet": true, "sent": false} {
 		t.Run(name, func(t *testing.T) {

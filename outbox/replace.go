@@ -13,7 +13,7 @@ import (
 // Replacement is what differs in the successor of an intent.
 type Replacement struct {
 	// Payload is the corrected payload, in the forms of [Intent]. Nil means the same bytes: the request is rendered
-	// anew, from the worker's present configuration.
+	// again, from the worker's present configuration.
 	Payload any
 
 	// ContentType is the media type of Payload. Default: application/json. It has no effect without a Payload.

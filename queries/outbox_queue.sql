@@ -217,7 +217,7 @@ select (select count(*) from resolved)::int as resolved, (select count(*) from l
 --
 --   L changes the row, R waits for the row     R sees an answered intent and refuses
 --   R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
---   R and a claim of the successor commit      the successor is leased: it is not held, and the log says that both may
+--   R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
 --   before L                                   have acted
 --   the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
 --                                              that dies

@@ -1185,7 +1185,7 @@ $$;
 
 -- Replaces a dead or parked intent that no vendor acted on: cancels it and writes its successor, with the same key,
 -- action and part, and a delivery key derived from the first one's. The successor takes the first one's place in its
--- order, is rendered anew and needs an approval of its own. Returns the successor's id.
+-- order, is rendered again and needs an approval of its own. Returns the successor's id.
 --
 -- Each attempt must have been unsent, or answered by "the vendor did not act"; otherwise a person resolves the intent as
 -- not sent first. (The lines of the history before first_sent_at do not count: no vendor had acted by then.)
