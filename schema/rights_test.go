@@ -47,7 +47,7 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
-	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_replace": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"adopt":             "",
 	"approve":           "approver",
 	"cancel":            "operator",
@@ -60,6 +60,8 @@ var functionRights = map[string]string{
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"headers_refusal":   "",
+	"hold_successor":    "worker",
+	"intent_refusal":    "",
 	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
@@ -73,6 +75,9 @@ var functionRights = map[string]string{
 	"refuse_intent":     "",
 	"refuse_scope":      "app worker",
 	"reject":            "operator",
+	"replace":           "operator approver",
+	"replace_payload":   "approver",
+	"replacement_key":   "",
 	"resolve":           "operator",
 	"resume":            "operator",
 	"this_database":     "",

@@ -95,7 +95,9 @@ var events = map[string][]string{
 	"ActRedriveAll":          {intent.EventRedriven},
 	"samekey.enqueue":        {intent.EventInserted},
 	"samekey.act_cancel":     {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.act_replace":    {intent.EventReplaced, intent.EventInserted},
 	"samekey.approve":        {intent.EventApproved},
+	"samekey.hold_successor": {intent.EventHeld},
 	"samekey.redrive":        {intent.EventRedriven},
 	"samekey.resolve":        {intent.EventResolved},
 }
