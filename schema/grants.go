@@ -14,8 +14,8 @@ import (
 // Roles names the roles that use the tables. None of them owns the tables, and each must exist. An empty name gets no
 // grants. If one role has several names, it gets the grants of all of them.
 //
-// A login can be one of these roles or a member of some. The two-person rule compares logins: whoever writes or redrives
-// an intent connects with another login than whoever approves it.
+// A login can be one of these roles or a member of some. The two-person rule compares logins: one login writes or redrives an
+// intent, and another one approves it.
 type Roles struct {
 	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
 	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot

@@ -134,7 +134,7 @@ func TestRightsOfEachRole(t *testing.T) {
 	}
 }
 
-type function struct{ name, call string }
+type function struct{ name, call, arguments string }
 
 func functions(t *testing.T, on interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -142,13 +142,14 @@ func functions(t *testing.T, on interface {
 	t.Helper()
 	rows, err := on.Query(t.Context(), `
 		select p.proname, format('select %s(%s)', p.oid::regproc,
-		       (select string_agg(case a.type when 'text'::regtype then '''''::' else 'null::' end || format_type(a.type, null), ', ' order by a.n) from unnest(p.proargtypes) with ordinality a (type, n)))
+		       (select string_agg(case a.type when 'text'::regtype then '''''::' else 'null::' end || format_type(a.type, null), ', ' order by a.n) from unnest(p.proargtypes) with ordinality a (type, n))),
+		       coalesce(array_to_string(p.proargnames[:p.pronargs], ', '), '')
 		from pg_proc p where p.pronamespace = 'samekey'::regnamespace and p.prorettype <> 'trigger'::regtype order by p.proname, p.oid`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f function, err error) {
-		return f, row.Scan(&f.name, &f.call)
+		return f, row.Scan(&f.name, &f.call, &f.arguments)
 	})
 	if err != nil {
 		t.Fatal(err)

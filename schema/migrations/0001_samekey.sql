@@ -26,7 +26,8 @@
 --   left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
 --   where o.idem_key = 'order-42';
 --
--- Do not change rows by hand: the worker's commands (approve, redrive, resolve, cancel) record who did it and why.
+-- Do not change rows by hand: call the functions samekey.redrive, resolve, cancel, approve, .. (see "Acts" below), which
+-- check the state and record who did it and why.
 --
 -- States (status): a new intent is pending, or blocked behind an earlier one with its ordering key. A worker's claim
 -- makes it leased for one attempt. The attempt ends it as delivered or refused, schedules a retry (pending), or leaves
@@ -789,7 +790,7 @@ $$;
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
 --
 -- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
--- actor. The history also keeps db_user, the login of the session (session_user), which nobody can choose.
+-- actor. The history also keeps db_user, the login of the session (session_user), which a caller cannot choose.
 --
 -- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
 -- that, the workers find it within half a second. Errors:
@@ -1019,7 +1020,7 @@ $$;
 -- passed.
 --
 -- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
--- are logins of the database, which nobody can choose. The actor whom the writer named as requested_by is refused too.
+-- are logins of the database, which a caller cannot choose. The actor whom the writer named as requested_by is refused too.
 create function samekey.approve(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
