@@ -164,7 +164,7 @@ func (m *modal) decide(on outbox.DB) {
 	}
 	m.ok("approve", outbox.Approve(m.Context(), on, id, ada))
 	set(id, "dead")
-	if n, err := outbox.RedriveAll(m.Context(), on, outbox.Filter{}, ada); err != nil || n != 1 {
+	if n, err := outbox.RedriveAll(outbox.Filter{}, ada).Run(m.Context(), on); err != nil || n != 1 {
 		m.Errorf("redrive all: %d, %v", n, err)
 	}
 	set(id, "parked")

@@ -43,9 +43,15 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
-	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
+	"act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"approve":           "approver",
+	"bulk_filter":       "",
+	"bulk_pick":         "",
+	"bulk_plan":         "operator",
 	"cancel":            "operator",
+	"cancel_all":        "operator",
+	"cause_groups":      "operator approver",
 	"delivery_key":      "app worker operator approver",
 	"endpoint_delete":   "app operator",
 	"endpoint_put":      "app operator",
@@ -61,10 +67,12 @@ var functionRights = map[string]string{
 	"own_scope":         "app worker",
 	"pause":             "operator",
 	"redrive":           "operator",
+	"redrive_all":       "operator",
 	"refuse_intent":     "",
 	"refuse_scope":      "app worker",
 	"reject":            "operator",
 	"resolve":           "operator",
+	"resolve_all":       "operator",
 	"resume":            "operator",
 
 	"river_job_state_in_bitmask": "public",

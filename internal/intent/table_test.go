@@ -83,12 +83,11 @@ var events = map[string][]string{
 	"OutboxQueuePromote":     {intent.EventPromoted},
 	"OutboxQueueRelease":     {intent.EventOrphaned},
 	"OutboxQueueRestore":     {intent.EventRestored},
-	"ActRedriveAll":          {intent.EventRedriven},
 	"samekey.enqueue":        {intent.EventInserted},
-	"samekey.act_cancel":     {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.act_cancelled":  {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
 	"samekey.approve":        {intent.EventApproved},
-	"samekey.redrive":        {intent.EventRedriven},
-	"samekey.resolve":        {intent.EventResolved},
+	"samekey.act_redriven":   {intent.EventRedriven},
+	"samekey.act_resolved":   {intent.EventResolved},
 }
 
 func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
