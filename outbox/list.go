@@ -123,7 +123,7 @@ func (f Filter) actions() []string {
 	if f.Action != "" {
 		return []string{f.Action}
 	}
-	return slices.Concat([]string{}, f.Actions)
+	return append([]string{}, f.Actions...)
 }
 
 func (f Filter) check() error {
