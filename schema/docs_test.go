@@ -61,8 +61,10 @@ func TestActsInDocsRun(t *testing.T) {
 	}
 	_, rest, found := strings.Cut(string(text), "## What people do, in SQL")
 	_, rest, block := strings.Cut(rest, "```sql\n")
-	acts, _, closed := strings.Cut(rest, "```")
-	if !found || !block || !closed {
+	acts, rest, closed := strings.Cut(rest, "```")
+	_, rest, many := strings.Cut(rest, "```sql\n")
+	bulk, _, ended := strings.Cut(rest, "```")
+	if !found || !block || !closed || !many || !ended {
 		t.Fatal("the page has no acts in SQL")
 	}
 	db := samekeytest.NewDB(t)
@@ -71,6 +73,7 @@ func TestActsInDocsRun(t *testing.T) {
 	}
 	execSQL(t, db, `update samekey.outbox_queue set status = 'dead'`)
 	execSQL(t, db, acts)
+	execSQL(t, db, bulk)
 	if n := one[int](t, db.Pool, `select count(*)::int from samekey.outbox_history where db_user = session_user and actor = 'ada'`); n != 2 {
 		t.Errorf("%d acts of intents in the history, want 2", n)
 	}

@@ -561,6 +561,10 @@ CREATE OR REPLACE FUNCTION samekey.bulk_pick(act text, filter jsonb, after_id uu
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET plan_cache_mode TO 'force_custom_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_sort TO 'off'
+ SET jit TO 'off'
 AS $function$
 declare
     f        record;
@@ -609,6 +613,7 @@ CREATE OR REPLACE FUNCTION samekey.bulk_plan(act text, filter jsonb, outcome tex
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
 AS $function$
 declare
     f record;
@@ -682,6 +687,8 @@ CREATE OR REPLACE FUNCTION samekey.cause_groups(for_actions text[] DEFAULT NULL:
  LANGUAGE sql
  STABLE
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET jit TO 'off'
 AS $function$
     select q.status, q.action, q.last_code, q.cause, count(*)
     from samekey.outbox_queue q

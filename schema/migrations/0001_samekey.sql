@@ -1249,12 +1249,17 @@ begin
 end
 $$;
 
--- Locks the next batch and returns its ids. `offset 0` forces lookups by primary key in outbox. The statement is planned
--- for its arguments each time: without statistics of a state, another plan would read the queue for each batch.
+-- Locks the next batch and returns its ids. The settings make the planner read an index in the order of ids, whatever the
+-- statistics are: outbox_queue_attention, or for other states the primary key. So a run reads the queue once, and not
+-- once for each batch. `offset 0` forces lookups by primary key in outbox.
 create function samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text default null) returns uuid[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_custom_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+    set jit = off
 as $$
 declare
     f        record;
@@ -1305,6 +1310,7 @@ create function samekey.bulk_plan(act text, filter jsonb, outcome text default n
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_custom_plan
+    set jit = off
 as $$
 declare
     f record;
@@ -1411,12 +1417,15 @@ begin
 end
 $$;
 
--- Returns the groups of intents that rest with one cause, the largest first: of these actions, or of all. The filter of
--- an act on many intents takes the columns of a row. It reads one index, and no row of the queue that does not rest.
+-- Returns the groups of intents that rest with one cause, the largest first: for these actions, or all. The filter of
+-- an act on many intents takes the columns of a row. It reads one index, and no row of the queue that does not rest:
+-- before a vacuum, the planner would read the whole queue instead.
 create function samekey.cause_groups(for_actions text[] default null, max_count integer default 100)
     returns table (status text, action text, code text, cause text, intents bigint)
     language sql stable
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
 as $$
     select q.status, q.action, q.last_code, q.cause, count(*)
     from samekey.outbox_queue q
