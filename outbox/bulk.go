@@ -18,7 +18,7 @@ import (
 
 // Bulk is one act on many intents: [RedriveAll], [CancelAll] or [ResolveAll]. Look at [Bulk.Plan] before you run it.
 //
-// It works in batches of 500, oldest first, and each batch is a transaction: so nobody waits for it, and a run that is
+// It works in batches of 500, oldest first, and each batch is a transaction: so no worker waits for it, and a run that is
 // interrupted keeps what it has done. Start it again to continue: it leaves out what is done. Each intent gets its own
 // line in the history. Intents that the act on one of them would refuse are left alone, and so are intents that a
 // worker, another person or a writer with their ordering key holds at that moment: for those, run it again.
