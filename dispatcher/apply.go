@@ -13,7 +13,9 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
@@ -95,7 +97,7 @@ func (r *applyRunner) applied(c *claim, failures int, outcome string, err error)
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.
 func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
 	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
-		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: redact.WithoutURLs(err)}
 }
 
 // applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which
@@ -116,10 +118,10 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 	var promoted []string
 	var answer db.OutboxHistoryAnswerRow
 	var committed bool
-	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
+	written := &applyTx{of: c}
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
-		written.Tx = tx
+		written.begun(tx)
 		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
 			return fenced(err)
@@ -127,6 +129,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		if answer, err = q.OutboxHistoryAnswer(ctx, c.ID); err != nil {
 			return err
 		}
+		c.reference = answer.Reference
 		touch(tx.Conn())
 		if err := r.callApply(ctx, written, c, answer); err != nil {
 			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
@@ -217,18 +220,32 @@ func (r *applyRunner) callApply(ctx context.Context, tx *applyTx, c *claim, answ
 	return err
 }
 
-// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request from it,
-// writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
+// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request and the
+// intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
+//
+// It has no gate, unlike the transactions of processed. A statement of a goroutine that the Apply left behind makes the
+// finishing statement fail on a busy connection, or comes after the commit, when pgx refuses it.
 type applyTx struct {
 	pgx.Tx
-	key     samekey.Key
+	guard   guarded.Tx // of Tx
+	of      *claim
 	actions []string
 }
 
 var _ keyed.Queue = (*applyTx)(nil)
 
+// begun takes the transaction of this try.
+func (t *applyTx) begun(tx pgx.Tx) {
+	t.Tx, t.guard = tx, guarded.Tx{Inner: tx, Admit: guarded.Refuse(errApplyEnds)}
+}
+
 // RequestKey implements keyed.Tx.
-func (t *applyTx) RequestKey() samekey.Key { return t.key }
+func (t *applyTx) RequestKey() samekey.Key {
+	return samekey.Key{Scope: t.of.Scope, Value: t.of.IdemKey}
+}
+
+// RequestSubject implements keyed.Tx.
+func (t *applyTx) RequestSubject() string { return t.of.subject() }
 
 // Enqueue implements keyed.Queue: it queues nothing.
 func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }
@@ -244,22 +261,29 @@ func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
 // Rollback returns an error and does nothing, so that a deferred one is harmless.
 func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
 
-// Exec refuses a statement that ends the transaction.
+// The rest refuses a statement that ends the transaction.
+
 func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sqltext.EndsTransaction(sql) {
-		return pgconn.CommandTag{}, errApplyEnds
-	}
-	return t.Tx.Exec(ctx, sql, args...)
+	return t.guard.Exec(ctx, sql, args...)
 }
 
-// SendBatch refuses a batch with a statement that ends the transaction.
+func (t *applyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.guard.Query(ctx, sql, args...)
+}
+
+func (t *applyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.guard.QueryRow(ctx, sql, args...)
+}
+
 func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	for _, query := range batch.QueuedQueries {
-		if sqltext.EndsTransaction(query.SQL) {
-			return pgx.FailedBatchResults(batch, errApplyEnds)
-		}
+	return t.guard.Batch(ctx, t.Tx, batch)
+}
+
+func (t *applyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if sqltext.EndsTransaction(sql) {
+		return nil, errApplyEnds
 	}
-	return t.Tx.SendBatch(ctx, batch)
+	return t.Tx.Prepare(ctx, name, sql)
 }
 
 // errFenced means that another worker has taken the intent over, or finished it.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey/internal/cause"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
@@ -123,7 +124,7 @@ func causeOf(c *claim, err error) string {
 	case errors.As(err, &pgErr):
 		return errorText(err)
 	}
-	return c.withoutValues(withoutURL(err))
+	return c.withoutValues(redact.WithoutURLs(err))
 }
 
 // noMessage is the cause of a dead or parked intent whose last outcome has no message.
@@ -141,27 +142,24 @@ func (c *claim) restCause(err string, answer []byte) string {
 	return noMessage
 }
 
-// withoutValues removes the payload's values and the keys from a text.
+// withoutValues removes the payload's values, the keys, the subject and the vendor's reference from a text.
 func (c *claim) withoutValues(text string) string {
-	for _, value := range c.values() {
-		text = strings.ReplaceAll(text, value, "[removed]")
-	}
-	return clean(text, 500)
+	return clean(redact.Secrets{Shortest: shortestValue}.With(c.values()...).Text(text), 500)
 }
 
 // shortestValue is the length from which a value is removed from a text. Shorter values occur in every text.
 const shortestValue = 5
 
-// values must not be in a log: the texts and numbers of the payload, and the keys. The longest come first, so that no
-// part of a value is left.
+// values must not be in a log: the texts and numbers of the payload, the keys, the subject and the vendor's reference.
+// The longest come first, so that no part of a value is left.
 func (c *claim) values() []string {
-	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload)}
+	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload), c.subject(), c.reference}
 	decoder := json.NewDecoder(strings.NewReader(string(c.Payload)))
 	decoder.UseNumber()
 	for {
 		token, err := decoder.Token()
 		if err != nil {
-			break
+			return values
 		}
 		switch v := token.(type) {
 		case string: // members' names too: they may identify a customer
@@ -170,7 +168,4 @@ func (c *claim) values() []string {
 			values = append(values, v.String())
 		}
 	}
-	values = slices.DeleteFunc(values, func(v string) bool { return len(v) < shortestValue })
-	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
-	return slices.Compact(values)
 }

@@ -15,13 +15,19 @@ import (
 
 // What happens between a claim and its call: may the call be made, and with which bytes?
 
-// beforeCall decides whether a claimed intent is called at all. If ok is false, s holds the reason. The answer
-// depends on the row and the policy alone, so a claim asks once and keeps the answer.
-func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
+// beforeCall decides whether a claimed intent is called at all: if it is not, it returns the settlement that says why,
+// else nil. The answer depends on the row and the policy alone, so a claim asks once and keeps the answer.
+func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (resting *settlement) {
+	before := a.beforeSend
 	if row.Status == statusUnknown {
-		return a.beforeLookup(row)
+		before = a.beforeLookup
 	}
-	return a.beforeSend(row)
+	s, ok := before(row)
+	if ok {
+		return nil
+	}
+	rests := s // on the heap only here
+	return &rests
 }
 
 // beforeSend decides whether a pending intent is sent.
@@ -100,8 +106,8 @@ func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s sett
 		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
 	case c.unmarked: // which is logged already
 		return nil, d.notSent(ctx, c, "", nil)
-	case !c.calls:
-		return nil, c.resting
+	case c.resting != nil:
+		return nil, *c.resting
 	case c.Status == statusUnknown:
 		return d.prepareLookup(ctx, c)
 	}
@@ -136,11 +142,12 @@ func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settl
 	case err != nil:
 		return nil, d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
 	}
-	call := c.call()
-	var err error
-	if call.LastResponse, err = d.lastResponse(ctx, c); err != nil {
+	last, err := d.lastResponse(ctx, c)
+	if err != nil {
 		return nil, d.notSent(ctx, c, "dispatcher: the last response could not be read; nothing was looked up", err)
 	}
+	call := c.call()
+	call.LastResponse = last
 	return &call, settlement{}
 }
 
@@ -159,13 +166,15 @@ func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok b
 	return settlement{}, true
 }
 
-// lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
+// lastResponse is what the vendor last answered to an attempt; nil if nothing was kept. The claim learns the vendor's
+// last reference.
 func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := d.core.q.OutboxHistoryLastResponse(ctx, c.ID)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
+	last, err := d.core.q.OutboxHistoryLast(ctx, c.ID)
+	if errors.Is(err, pgx.ErrNoRows) { // finished by another worker
 		return nil, nil
-	case err != nil:
+	}
+	c.reference = last.Reference
+	if err != nil || last.Response == nil {
 		return nil, err
 	}
 	return &Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil

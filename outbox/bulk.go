@@ -213,6 +213,7 @@ func (f Filter) json(status Status) string {
 	members := map[string]any{}
 	for name, text := range map[string]string{
 		"status": string(status), "part": f.Part, "code": f.Code, "cause": f.Cause, "scope": f.Scope, "key": f.Key,
+		"subject": f.Subject, "reference": f.Reference,
 	} {
 		if text != "" {
 			members[name] = text

@@ -52,6 +52,9 @@ func TestBulkSelectsWhatTheFilterSays(t *testing.T) {
 		"no cause":      {outbox.Filter{Cause: "no route"}, `update samekey.outbox_queue set cause = null where id = $1`},
 		"scope":         {outbox.Filter{Scope: "acme/x"}, `update samekey.outbox set scope = 'acme/y' where id = $1`},
 		"key":           {outbox.Filter{Key: "one"}, `update samekey.outbox set idem_key = 'two' where id = $1`},
+		"subject":       {outbox.Filter{Subject: "booking/1"}, `update samekey.outbox set subject = 'booking/2' where id = $1`},
+		"no subject":    {outbox.Filter{Subject: "booking/1"}, `update samekey.outbox set subject = null where id = $1`},
+		"reference":     {outbox.Filter{Reference: "ch_1"}, `update samekey.outbox_history set reference = 'ch_2' where intent_id = $1`},
 		"from":          {outbox.Filter{From: time.Now().Add(-time.Hour)}, `update samekey.outbox set created_at = now() - interval '2 hours' where id = $1`},
 		"to":            {outbox.Filter{To: time.Now().Add(time.Hour)}, `update samekey.outbox set created_at = now() + interval '2 hours' where id = $1`},
 		"older than":    {outbox.Filter{OlderThan: time.Hour}, `update samekey.outbox set created_at = now() where id = $1`},
@@ -66,11 +69,12 @@ func TestBulkSelectsWhatTheFilterSays(t *testing.T) {
 				pair[i] = insert(t, on, outbox.Intent{Action: "charge_card"})
 				force(t, on, pair[i], outbox.StatusDead, true, true)
 				// The queue's action counts. The other column keeps the two rows apart.
-				dbtest.Exec(t, on, `update samekey.outbox set scope = 'acme/x', idem_key = 'one', part = 'p', action = 'a' || $2::int,
+				dbtest.Exec(t, on, `update samekey.outbox set scope = 'acme/x', idem_key = 'one', part = 'p', subject = 'booking/1', action = 'a' || $2::int,
 					created_at = created_at - case when $3 then interval '2 hours' else '0' end where id = $1`, pair[i], i, name == "older than")
 				dbtest.Exec(t, on, `update samekey.outbox_queue set cause = case when $2 then null else 'no route' end,
 					last_code = case when $3 then null else last_code end where id = $1`, pair[i], name == "without cause", name == "without code")
 			}
+			dbtest.Exec(t, on, `insert into samekey.outbox_history (intent_id, event, reference) select unnest($1::uuid[]), 'attempt', 'ch_1'`, pair)
 			dbtest.Exec(t, on, c.other, pair[0])
 			listed := c.filter
 			if listed.Status == "" {

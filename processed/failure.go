@@ -145,5 +145,5 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, began time.Ti
 // failureArgs are the arguments of ProcessedEventsInsertFailure.
 func (m *memory) failureArgs(ans answer) []any {
 	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, m.retain.Microseconds(),
-		ans.failed, ans.code, ans.header, ans.body}
+		ans.failed, ans.code, ans.header, ans.body, m.subject}
 }

@@ -63,7 +63,7 @@ func (m *memory) compare(record *db.ProcessedEventsFindRow) error {
 // recordArgs are the arguments of ProcessedEventsInsert.
 func (m *memory) recordArgs(began time.Time, ans answer) []any {
 	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, began, m.retain.Microseconds(),
-		ans.failed, ans.code, ans.header, ans.body}
+		ans.failed, ans.code, ans.header, ans.body, m.subject}
 }
 
 // insertRecord adds the record to a batch.

@@ -14,8 +14,8 @@ import (
 // Roles names the roles that use the tables. None of them owns the tables, and each must exist. An empty name gets no
 // grants. If one role has several names, it gets the grants of all of them.
 //
-// A login can be one of these roles or a member of some. The two-person rule compares logins: one login writes or redrives an
-// intent, and another one approves it.
+// A login can be one of these roles or a member of some. The two-person rule compares logins: the person who
+// approves an intent connects with another login than the one that wrote or redrove it.
 type Roles struct {
 	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
 	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
@@ -37,17 +37,17 @@ type Roles struct {
 func (r Roles) names() []string { return []string{r.App, r.Worker, r.Operator, r.Approver} }
 
 // enqueues are the functions that write an intent, one per type of payload.
-const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
-	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
-	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
-	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text)`
+const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
 
 // appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
 // versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
 // creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
 	`grant execute on function ` + endpointActs + ` to %s`,
@@ -63,7 +63,7 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // those of a person's act, so the worker cannot write an approval.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
@@ -84,7 +84,7 @@ var workerGrants = []string{
 // readGrants are the rights of people who look: everything but the secrets of endpoints.
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.cause_groups to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
 	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,

@@ -62,6 +62,7 @@ var functionRights = map[string]string{
 	"headers_refusal":   "",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
+	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",

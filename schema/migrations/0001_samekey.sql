@@ -17,14 +17,18 @@
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
 --
--- To write an intent in SQL, call samekey.enqueue. To find an intent, read outbox by idem_key and join the others by
--- id:
+-- To write an intent in SQL, call samekey.enqueue. To find what happened to a thing of the application, read outbox by
+-- its subject (or by idem_key) and join the others by id:
 --
---   select o.id, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code
+--   select o.id, o.action, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code,
+--          (select r.reference from samekey.outbox_history r
+--           where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference
 --   from samekey.outbox o
 --   left join samekey.outbox_queue q on q.id = o.id
 --   left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
---   where o.idem_key = 'order-42';
+--   where o.subject = 'booking/42';
+--
+-- To find the intent behind a vendor's id, such as ch_123 in its dashboard, read outbox_history by reference.
 --
 -- Do not change rows by hand: call the functions samekey.redrive, resolve, cancel, approve, .. (see "Acts" below), which
 -- check the state and record who did it and why.
@@ -70,6 +74,7 @@ create table samekey.outbox (
     ordering_key  text        collate "C", -- intents with the same ordering key are sent one after another
     requested_by  text,                   -- who asked for the effect; this person may not approve it
     written_by    text        not null default session_user, -- the login that wrote the intent; it may not approve it
+    subject       text        collate "C", -- the application's own name of what the effect is about, such as booking/42
     trace_context text,                   -- the W3C traceparent of the writer
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
@@ -78,6 +83,8 @@ create table samekey.outbox (
     -- idem_key is first, so that this index also finds an intent by its key alone.
     constraint outbox_once unique (idem_key, scope, action, part)
 );
+-- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
+create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The work queue: one narrow row per unfinished intent, deleted when the intent is finished. It has no foreign key to
@@ -205,6 +212,7 @@ create table samekey.outbox_sends (
 create table samekey.processed_events (
     idem_key         text        collate "C" not null,
     scope            text        collate "C" not null,
+    subject          text        collate "C",  -- the application's own name of what the request is about
     payload_hash     bytea       not null,     -- the fingerprint of the first request with this key
     hash_version     smallint    not null,
     failed           boolean     not null default false, -- the stored response is a business error
@@ -223,9 +231,11 @@ create table samekey.processed_events (
          and octet_length(scope) <= 255 and scope ~ '^[!-~]([ -~]*[!-~])?$'),
     constraint processed_events_length check
         (octet_length(payload_hash) = 32 and coalesce(octet_length(response_headers), 0) <= 65536
-         and coalesce(octet_length(response_body), 0) <= 1048576)
+         and coalesce(octet_length(response_body), 0) <= 1048576
+         and coalesce(octet_length(subject), 0) <= 255)
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
+create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Webhook receivers: many endpoints behind one destination. Each attempt reads its endpoint's row. Nothing is sent to a
@@ -356,6 +366,16 @@ as $$
         || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')), 'hex'), 8)
 $$;
 
+-- Returns the 8 hex digits that logs and errors print instead of a subject or a vendor's reference. Use it to find what
+-- a log line is about: select id from samekey.outbox where samekey.text_hash(subject) = '0a1b2c3d'.
+create function samekey.text_hash(value text) returns text
+    language sql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
+$$;
+
 -- Returns a version 7 UUID. (Postgres has uuidv7() since version 18.)
 create function samekey.uuidv7() returns uuid
     language plpgsql volatile parallel safe
@@ -475,7 +495,7 @@ $$;
 -- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
 -- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
 create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
-    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text) returns void
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
@@ -486,7 +506,8 @@ declare
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, max_bytes, required) loop
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
         v_wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
@@ -495,7 +516,7 @@ begin
                 then 'must be printable ASCII without spaces at the ends'
             when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
                 then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by')
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
                  and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
                 then 'contains a control or invisible character: use printable text'
             when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
@@ -579,7 +600,7 @@ $$;
 -- scope belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent
 -- transaction interferes. Errors go to the server's log, so the only value that they contain is the action.
 --
--- An empty part, ordering_key, trace_context or requested_by means none. The function runs as its owner: a role needs
+-- An empty part, ordering_key, trace_context, requested_by or subject means none. The function runs as its owner: a role needs
 -- EXECUTE and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a
 -- key at the vendor, or one effect would change its key between two attempts.
 create function samekey.enqueue(
@@ -596,7 +617,8 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -617,8 +639,8 @@ begin
        and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
        and octet_length(enqueue.payload) <= 1048576
        and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by) collate "C"
+       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
+       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
            !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
        and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
                 else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
@@ -633,7 +655,7 @@ begin
        and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
        and samekey.own_scope(enqueue.scope) is not null) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
-            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
 
     -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
@@ -641,12 +663,12 @@ begin
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                             due_at, deadline, trace_context, requested_by)
+                                             due_at, deadline, trace_context, requested_by, subject)
             values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
                     samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
                     enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
                     coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-                    nullif(enqueue.requested_by collate "C", ''))
+                    nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
@@ -660,12 +682,12 @@ begin
     end if;
 
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context, requested_by)
+                                     ordering_key, due_at, deadline, trace_context, requested_by, subject)
     values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
             enqueue.ordering_key, coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-            nullif(enqueue.requested_by collate "C", ''))
+            nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
     on conflict on constraint outbox_once do nothing
     returning o.id, o.due_at into v_id, v_due;
     if v_id is null then
@@ -727,7 +749,8 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
@@ -737,7 +760,7 @@ begin
             using errcode = '22023', column = 'payload';
     end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -755,13 +778,14 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -779,13 +803,14 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -795,7 +820,7 @@ $$;
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
 --
 -- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
--- actor. The history also keeps db_user, the login of the session (session_user), which a caller cannot choose.
+-- actor. The history also keeps db_user, the login of the session (session_user), which no caller can choose.
 --
 -- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
 -- that, the workers find it within half a second. Errors:
@@ -1118,7 +1143,7 @@ $$;
 -- passed.
 --
 -- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
--- are logins of the database, which a caller cannot choose. The actor whom the writer named as requested_by is refused too.
+-- are logins of the database, which no caller can choose. The actor whom the writer named as requested_by is refused too.
 create function samekey.approve(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1191,6 +1216,8 @@ $$;
 --   code        the code of the last outcome; null: none
 --   cause       the cause, as samekey.cause_groups returns it; null: none
 --   scope, key  of the intent
+--   subject     what the intent is about
+--   reference   the vendor's own id in any of its answers
 --   from, to    written at or after this time, and before that time
 --   older_than  written longer ago than this interval
 --
@@ -1199,7 +1226,7 @@ $$;
 
 -- Returns the filter's conditions, checked.
 create function samekey.bulk_filter(act text, filter jsonb, out statuses text[], out actions text[], out part text, out code text, out cause text,
-    out scope text, out key text, out written_from timestamptz, out written_to timestamptz, out of_outbox boolean)
+    out scope text, out key text, out subject text, out reference text, out written_from timestamptz, out written_to timestamptz, out of_outbox boolean)
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
 as $$
@@ -1216,7 +1243,7 @@ begin
     end if;
     for m in select e.key as name, e.value #>> '{}' as text, jsonb_typeof(e.value) as kind, e.value from jsonb_each(filter) e loop
         v_wrong := case
-            when m.name not in ('status', 'action', 'part', 'code', 'cause', 'scope', 'key', 'from', 'to', 'older_than') then 'is not a member of a filter'
+            when m.name not in ('status', 'action', 'part', 'code', 'cause', 'scope', 'key', 'subject', 'reference', 'from', 'to', 'older_than') then 'is not a member of a filter'
             when m.name in ('code', 'cause') and m.kind = 'null' then null
             when m.name = 'action' and m.kind = 'array' then case when exists (
                 select from jsonb_array_elements(m.value) a where jsonb_typeof(a.value) <> 'string') then 'must be a string, or an array of strings' end
@@ -1237,6 +1264,8 @@ begin
     cause := case when filter ? 'cause' then coalesce(filter ->> 'cause', '') end;
     scope := filter ->> 'scope';
     key := filter ->> 'key';
+    subject := filter ->> 'subject';
+    reference := filter ->> 'reference';
     begin
         v_field := 'from'; written_from := (filter ->> 'from')::timestamptz;
         v_field := 'to'; written_to := (filter ->> 'to')::timestamptz;
@@ -1245,7 +1274,7 @@ begin
         raise exception 'samekey: %: filter: "%" must be %', act, v_field, case v_field when 'older_than' then 'an interval, as in 2 hours' else 'a time, as in 2026-05-01 10:00:00+00' end
             using errcode = '22023', column = 'filter';
     end;
-    of_outbox := coalesce(part, scope, key) is not null or written_from is not null or written_to is not null;
+    of_outbox := coalesce(part, scope, key, subject, reference) is not null or written_from is not null or written_to is not null;
 end
 $$;
 
@@ -1291,6 +1320,9 @@ begin
                     and (f.part is null or o.part = f.part collate "C")
                     and (f.scope is null or o.scope = f.scope collate "C")
                     and (f.key is null or o.idem_key = f.key collate "C")
+                    and (f.subject is null or o.subject = f.subject collate "C")
+                    and (f.reference is null or exists (select from samekey.outbox_history h
+                                                        where h.intent_id = o.id and h.reference = f.reference collate "C"))
                     and (f.written_from is null or o.created_at >= f.written_from)
                     and (f.written_to is null or o.created_at < f.written_to)
                   offset 0))
@@ -1336,6 +1368,9 @@ begin
                 and (f.part is null or o.part = f.part collate "C")
                 and (f.scope is null or o.scope = f.scope collate "C")
                 and (f.key is null or o.idem_key = f.key collate "C")
+                and (f.subject is null or o.subject = f.subject collate "C")
+                and (f.reference is null or exists (select from samekey.outbox_history h
+                                                    where h.intent_id = o.id and h.reference = f.reference collate "C"))
                 and (f.written_from is null or o.created_at >= f.written_from)
                 and (f.written_to is null or o.created_at < f.written_to)
               offset 0))) p;
