@@ -50,7 +50,8 @@
 // # Look at an intent
 //
 // [Get] returns an intent with its payload and its history: each attempt, each answer of the vendor, each decision and
-// who made it. [List] finds intents by state, action, key, scope, part, age or error code, newest first. Intents that
+// who made it. [List] finds intents by subject (your own name of the thing, such as "booking/42"), by the vendor's
+// reference (such as "ch_123"), and by state, action, key, scope, part, age or error code, newest first. Intents that
 // wait for a person are in the states parked, dead and awaiting_approval.
 //
 // # Decide about an intent

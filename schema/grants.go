@@ -85,7 +85,7 @@ var workerGrants = []string{
 // readGrants are the rights of people who look: everything but the secrets of endpoints.
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.delivery_key, samekey.key_hash to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
 	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,

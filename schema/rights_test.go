@@ -57,6 +57,7 @@ var functionRights = map[string]string{
 	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
+	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",

@@ -186,7 +186,7 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     expires_at timestamp with time zone not null
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
     constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
-    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND ((COALESCE(octet_length(subject), 1) >= 1) AND (COALESCE(octet_length(subject), 1) <= 255))))
+    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND (COALESCE(octet_length(subject), 0) <= 255)))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
     CREATE INDEX processed_events_subject ON samekey.processed_events USING btree (subject) WHERE (subject IS NOT NULL)
 

@@ -230,7 +230,7 @@ create table samekey.processed_events (
     constraint processed_events_length check
         (octet_length(payload_hash) = 32 and coalesce(octet_length(response_headers), 0) <= 65536
          and coalesce(octet_length(response_body), 0) <= 1048576
-         and coalesce(octet_length(subject), 1) between 1 and 255)
+         and coalesce(octet_length(subject), 0) <= 255)
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
 create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
