@@ -64,19 +64,23 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // those of a person's act, so the worker cannot write an approval.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
+	`grant select, insert, update on samekey.actions to %s`,
+	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
-	`grant select on samekey.migrations, samekey.river_migration to %s`,
+	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
+	`grant execute on function samekey.check_deployment to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
@@ -88,17 +92,17 @@ var readGrants = []string{
 	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
+	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 
 var operatorGrants = []string{
-	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.pause, samekey.resume to %s`,
+	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 
 var approverGrants = []string{
-	`grant execute on function samekey.approve to %s`,
+	`grant execute on function samekey.approve, samekey.replace, samekey.replace_payload to %s`,
 }
 
 // Grants returns the SQL that gives the roles what they need in the schema, and revokes everything else they had there.

@@ -8,11 +8,14 @@
 --   outbox_queue      the work that is left: one row per unfinished intent, with its state and its lease
 --   outbox_history    what happened to an intent, one row per event
 --   outbox_sends      the rendered request of an intent, stored before the first attempt
+--   outbox_attention  what the application has yet to learn: an intent needs a person, or was cancelled
+--   actions           what the workers have registered about their actions
 --   processed_events  one row per idempotency key: the request's hash and the stored response
 --   endpoints         webhook receivers: URL, signing secrets, stopped or not
 --   pauses            which destinations and actions are paused, by whom and why
 --   rate_limits       how much of a destination's rate is used, for all workers together
 --   workers           the running workers
+--   deployment        which deployment this database belongs to
 --   outbox_stats      counts per action and state, for dashboards
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
@@ -172,8 +175,8 @@ create table samekey.outbox_history (
 
     -- A person's act has its login. Only the functions of the acts can write one: the worker's role may not.
     constraint outbox_history_event check
-        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored')
-              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled') end),
+        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored', 'held')
+              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'replaced') end),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
          'absent', 'accepted', 'not_sent')),
@@ -203,6 +206,37 @@ create table samekey.outbox_sends (
     constraint outbox_sends_request_length check (octet_length(request) <= 2097152),
     constraint outbox_sends_id_length      check (octet_length(message_id) between 1 and 998)
 );
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- What the workers have registered about actions, for statements that run outside a worker.
+create table samekey.actions (
+    action     text        collate "C" primary key,
+    attention  boolean     not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    changed_at timestamptz not null default clock_timestamp()
+);
+
+-- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
+-- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
+-- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
+-- interleavings.
+create table samekey.outbox_attention (
+    id            bigint      generated always as identity primary key,
+    intent_id     uuid        not null,
+    action        text        collate "C" not null,
+    status        text        collate "C" not null,
+    event         text        collate "C" not null, -- what led there, as in outbox_history
+    code          text        collate "C",
+    error         text,
+    actor         text,                     -- the person who did it; null: a worker
+    reason        text,
+    at            timestamptz not null default clock_timestamp(), -- when the intent came to this status
+    due_at        timestamptz not null default clock_timestamp(), -- the function is not called before
+    attempts_used integer     not null default 0, -- calls of the function that failed
+
+    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
+);
+create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
@@ -317,6 +351,22 @@ create table samekey.workers (
     constraint workers_name_length check (octet_length(name) between 1 and 255)
 );
 
+-- Which deployment (production, staging, ...) this database belongs to, and which database it is. A copy of the database
+-- has the row of the original, so workers see that it is a copy and deliver nothing. See samekey.check_deployment.
+--
+-- The table has one row. It has no constraint for that, on purpose: a dump of the data that is restored into another
+-- deployment's tables adds a second row, and then nothing is claimed either.
+create table samekey.deployment (
+    id                uuid        primary key default gen_random_uuid(), -- changes with each samekey.adopt. Claims compare it
+    name              text        collate "C", -- null: the first worker that starts gives the database its name
+    system_identifier bigint,                  -- of the server; null: the server does not tell it
+    database_oid      oid         not null,
+    test              boolean     not null default false, -- made by samekeytest.NewDB: any worker may deliver here
+    adopted_at        timestamptz not null default clock_timestamp(),
+    adopted_by        text        not null default session_user,
+    constraint deployment_name check (name ~ '^[a-z0-9][a-z0-9_-]{0,55}$')
+);
+
 -- Counts of unfinished intents by action and state, refreshed by a periodic job.
 create table samekey.outbox_stats (
     action        text        collate "C" not null,
@@ -347,6 +397,20 @@ declare
         || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')
         || int4send(octet_length(convert_to(action, 'UTF8')))   || convert_to(action, 'UTF8')
         || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16);
+begin
+    return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
+$$;
+
+-- Derives the delivery key of an intent that replaces another one, from the key of that one. The vendor remembers the
+-- first key with the first request, so the successor needs a key of its own, and the same one if the replacement is lost
+-- in a failover and made again.
+create function samekey.replacement_key(delivery_key uuid) returns uuid
+    language plpgsql immutable parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d bytea := substring(sha256(convert_to('samekey/replacement/v1', 'UTF8') || uuid_send(delivery_key)) from 1 for 16);
 begin
     return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
 end
@@ -398,6 +462,33 @@ as $$ select pg_catalog.hashtextextended(ordering_key collate pg_catalog."C", 82
 create function samekey.worker_class() returns integer
     language sql immutable parallel safe
 as $$ select 1935764331 $$;
+
+-- Writes the attention event of an intent, if its action has an Attention function. Each statement and each function
+-- that makes an intent dead, parked, awaiting_approval or cancelled calls it for that intent, with what it writes to
+-- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written.
+create function samekey.note_attention(
+    intent_id uuid,
+    action    text,
+    status    text,
+    event     text,
+    code      text default null,
+    error     text default null,
+    actor     text default null,
+    reason    text default null
+) returns boolean
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Services that share a database. A connection that sets samekey.service can use only keys whose scope starts with that
@@ -490,23 +581,21 @@ begin
 end
 $$;
 
--- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
--- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
-create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
-    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
+-- Returns the first argument that breaks a rule and what is wrong with it, or nulls.
+create function samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text,
+    out field text, out wrong text)
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_field text;
-    v_wrong text;
-    t       record;
+    t record;
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
                                    ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
                                    ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
-        v_wrong := case
+        wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
             when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
@@ -523,40 +612,59 @@ begin
                  !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
                 then 'must be a media type, as in application/json'
         end;
-        v_field := t.field;
-        exit when v_wrong is not null;
+        field := t.field;
+        exit when wrong is not null;
     end loop;
-    if v_wrong is null then
-        v_field := 'payload';
-        v_wrong := case
+    if wrong is null then
+        field := 'payload';
+        wrong := case
             when payload is null then 'is required: pass {} if the effect needs none'
             when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
             when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
                 then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
     end if;
-    if v_wrong is null then
-        v_field := 'headers';
-        v_wrong := samekey.headers_refusal(headers);
+    if wrong is null then
+        field := 'headers';
+        wrong := samekey.headers_refusal(headers);
     end if;
-    if v_wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'due_at';
-        v_wrong := 'is not between the years 1970 and 9999: omit it to send now';
-    elsif v_wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'deadline';
-        v_wrong := 'is not between the years 1970 and 9999: omit it for none';
-    elsif v_wrong is null and deadline <= due_at then
-        v_field := 'deadline';
-        v_wrong := 'must be after due_at, or the intent is never sent';
-    elsif v_wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
-        v_field := 'id';
-        v_wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
+    if wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'due_at';
+        wrong := 'is not between the years 1970 and 9999: omit it to send now';
+    elsif wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'deadline';
+        wrong := 'is not between the years 1970 and 9999: omit it for none';
+    elsif wrong is null and deadline <= due_at then
+        field := 'deadline';
+        wrong := 'must be after due_at, or the intent is never sent';
+    elsif wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
+        field := 'id';
+        wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
     end if;
-    raise exception 'samekey: enqueue: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    if wrong is null then
+        field := null;
+    end if;
 end
 $$;
 
--- Handles an intent that exists already: returns its id, or raises. It runs as a statement of its own, since the row
--- may be newer than the snapshot of the insert that met it.
+-- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
+-- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
+create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v record;
+begin
+    select r.* into v from samekey.intent_refusal(scope, idem_key, action, payload, part, content_type, headers,
+        ordering_key, due_at, deadline, trace_context, id, requested_by, subject) r;
+    raise exception 'samekey: enqueue: % %', v.field, v.wrong using errcode = '22023', column = v.field;
+end
+$$;
+
+-- Handles an intent that exists already: returns its id, or raises. If the intent was replaced, it returns the last
+-- successor: a repeated request has the first payload, and the effect is now the successor's. It runs as a statement of
+-- its own, since the row may be newer than the snapshot of the insert that met it.
 create function samekey.enqueue_duplicate(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean) returns uuid
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -566,7 +674,7 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select o.id, o.payload = enqueue_duplicate.payload into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -1045,6 +1153,7 @@ begin
     delete from samekey.outbox_queue q where q.id = act_cancel.id;
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    perform samekey.note_attention(act_cancel.id, v_row.action, 'cancelled', act_cancel.event, actor => act_cancel.actor, reason => act_cancel.reason);
     if v_row.ordering_key is not null then
         -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
         with promoted as (
@@ -1096,14 +1205,18 @@ create function samekey.approve(id uuid, actor text, reason text) returns text[]
 as $$
 declare
     v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
-    v_written   text;
+    v_written   text[];
     v_requested text;
     v_redrove   text;
 begin
-    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    -- A successor has the author of its payload and each login that replaced it on the way.
+    select array_agg(p.written_by), max(o.requested_by) into v_written, v_requested
+    from samekey.outbox o
+    join samekey.outbox p on p.idem_key = o.idem_key and p.scope = o.scope and p.action = o.action and p.part = o.part and p.revision <= o.revision
+    where o.id = approve.id;
     select h.db_user into v_redrove from samekey.outbox_history h
     where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
-    if session_user in (v_written, v_redrove) or actor = v_requested then
+    if session_user = any (v_written) or session_user = v_redrove or actor = v_requested then
         raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
             using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
                 when actor = v_requested then 'its requester cannot approve it: another person has to'
@@ -1158,6 +1271,16 @@ begin
     if v_wrong is not null then
         raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
     end if;
+    -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
+    -- is held.
+    if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
+        perform samekey.act_check('resolve', actor, reason);
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+                nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+        perform samekey.hold_successor(resolve.id);
+        return '{}';
+    end if;
     v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
     update samekey.outbox_queue q
     set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
@@ -1175,7 +1298,127 @@ begin
     insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
     values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
             nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    if not v_sent and v_row.status = 'unknown' then -- the others were at rest before
+        perform samekey.note_attention(resolve.id, v_row.action, 'parked', 'resolved', resolve.code, null, resolve.actor, resolve.reason);
+    end if;
     return case when v_sent then array[v_row.action] else '{}' end;
+end
+$$;
+
+-- Replaces a dead or parked intent that no vendor acted on: cancels it and writes its successor, with the same key,
+-- action and part, and a delivery key derived from the first one's. The successor takes the first one's place in its
+-- order, is rendered again and needs an approval of its own. Returns the successor's id.
+--
+-- Each attempt must have been unsent, or answered by "the vendor did not act"; otherwise a person resolves the intent as
+-- not sent first. (The lines of the history before first_sent_at do not count: no vendor had acted by then.)
+--
+-- Two people, or a person and a worker: see the interleavings of acts above. OutboxQueueHoldSuccessor has those of a
+-- late answer.
+create function samekey.act_replace(id uuid, payload bytea, content_type text, deadline timestamptz, actor text, reason text) returns uuid
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row      samekey.outbox_queue := samekey.act_lock('replace', act_replace.id, actor, reason, '{parked,dead}');
+    v_old      samekey.outbox;
+    v_new      uuid := samekey.uuidv7();
+    v_payload  bytea;
+    v_type     text;
+    v_deadline timestamptz;
+    v_refusal  record;
+begin
+    if v_row.first_sent_at is not null and exists (
+        select from samekey.outbox_history h
+        where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
+          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))) then
+        perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
+            'resolve it; resolved as not sent, it can be replaced');
+    end if;
+
+    select o.* into v_old from samekey.outbox o where o.id = act_replace.id;
+    v_payload := coalesce(act_replace.payload, v_old.payload);
+    v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
+    v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
+    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
+    if v_refusal.field is not null then
+        raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
+    elsif v_deadline <= clock_timestamp() then
+        raise exception 'samekey: replace: deadline has passed: pass a later one, or infinity for none' using errcode = '22023', column = 'deadline';
+    end if;
+
+    delete from samekey.outbox_queue q where q.id = act_replace.id;
+    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+    values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
+    perform samekey.note_attention(act_replace.id, v_row.action, 'cancelled', 'replaced', actor => act_replace.actor, reason => act_replace.reason);
+    insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
+                                trace_context, due_at, deadline, subject, replaces, revision)
+    values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
+            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
+            v_old.id, v_old.revision + 1);
+    insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
+    values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
+    return v_new;
+end
+$$;
+
+-- The act with the same payload, which an operator may do. Without a deadline, the successor has that of the first one.
+create function samekey.replace(id uuid, actor text, reason text, deadline timestamptz default null) returns uuid
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return samekey.act_replace(replace.id, null, null, replace.deadline, replace.actor, replace.reason);
+end
+$$;
+
+-- The act with another payload: a new effect, so it needs the approver. Without a content_type, it is the first one's.
+create function samekey.replace_payload(id uuid, payload bytea, actor text, reason text, content_type text default null,
+    deadline timestamptz default null) returns uuid
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if replace_payload.payload is null then
+        raise exception 'samekey: replace: payload is required: call samekey.replace for the same payload' using errcode = '22023', column = 'payload';
+    end if;
+    return samekey.act_replace(replace_payload.id, replace_payload.payload, replace_payload.content_type, replace_payload.deadline,
+        replace_payload.actor, replace_payload.reason);
+end
+$$;
+
+-- Parks the last successor of an intent that was delivered after all, before the successor is sent. Returns the
+-- successor and its status before; held is false if it is being sent, may have been sent, or is finished. Returns no row
+-- for an intent without a successor. The caller has a snapshot that is younger than the replacement.
+create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean) returns setof record
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select s.id into successor
+    from samekey.outbox o
+    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+    where o.id = hold_successor.id and s.revision > o.revision
+    order by s.revision desc
+    limit 1;
+    if successor is null then
+        return;
+    end if;
+    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
+    if held then
+        update samekey.outbox_queue q
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        where q.id = successor;
+        insert into samekey.outbox_history (intent_id, event, outcome, code)
+        values (successor, 'held', 'parked', 'predecessor_delivered');
+        perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
+            'predecessor_delivered');
+    elsif status is null then
+        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+    end if;
+    return next;
 end
 $$;
 
@@ -1326,6 +1569,120 @@ begin
     return found;
 end
 $$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- The deployment. A worker delivers only if the database is the one that its configuration names, and not a copy.
+--
+--   what was done                                 system identifier   database oid   rows   found by
+--   dump and restore, logical replication         another             another        1      the identity
+--   create database ... template                  the same            another        1      the identity
+--   pg_upgrade                                    another             either         1      the identity
+--   data restored into another deployment         -                   -              2      the number of rows
+--   snapshot, pg_basebackup, restored backup      the same            the same       1      the name, if it differs
+--   failover to a physical replica                the same            the same       1      nothing: it is the original
+--
+-- In each case but the last two, a person decides by samekey.adopt that workers may deliver what the copy contains.
+
+-- Returns what tells this database from its copies. The functions below run as their owner, so that the answer is the
+-- same for each role. Postgres lets every role call pg_control_system. Where it was revoked from the owner, or a
+-- compatible server lacks it, the system identifier is null and does not count.
+create function samekey.this_database(out system_identifier bigint, out database_oid oid)
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+    select c.system_identifier into system_identifier from pg_control_system() c;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+end
+$$;
+
+-- Reports whether a worker of the deployment may deliver what is in this database: problem is null, and id is what its
+-- claims compare. Otherwise problem is 'unnamed' (the worker names no deployment), 'missing' (the table has no row),
+-- 'several' (it has more than one), 'copy' or 'name' (it belongs to another deployment); belongs_to is the name in the
+-- row. A worker calls it at its start, when its session is connected again, and with each heartbeat. The first call in
+-- a new database sets the name. Interleavings: queries/deployment.sql.
+create function samekey.check_deployment(deployment text, out id uuid, out belongs_to text, out problem text)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows integer;
+    d      samekey.deployment;
+    this   record;
+begin
+    select count(*) into v_rows from samekey.deployment;
+    select * into d from samekey.deployment limit 1;
+    id := d.id;
+    belongs_to := d.name;
+    if v_rows <> 1 then
+        problem := case v_rows when 0 then 'missing' else 'several' end;
+        select string_agg(coalesce(x.name, '(no name)'), ', ' order by x.name) into belongs_to from samekey.deployment x;
+        return;
+    elsif d.test then
+        return;
+    elsif coalesce(deployment, '') collate "C" = '' then
+        problem := 'unnamed';
+        return;
+    end if;
+    this := samekey.this_database();
+    if d.database_oid <> this.database_oid or d.system_identifier <> this.system_identifier then
+        problem := 'copy';
+        return;
+    end if;
+    if d.name is null then
+        update samekey.deployment x set name = deployment where x.id = d.id and x.name is null;
+        select x.id, x.name into id, belongs_to from samekey.deployment x; -- a concurrent worker may have been first
+    end if;
+    if belongs_to collate "C" is distinct from deployment then
+        problem := 'name';
+    end if;
+end
+$$;
+
+-- Makes this database the deployment's: from now on its workers deliver what is in it, whatever deployment it was
+-- copied from. Returns how many intents are unfinished; those that are due are sent. For the owner of the tables, or a
+-- role with a grant of its own.
+--
+-- It raises 55006 while a worker of another deployment is at work here: stop it first. If nothing changes, running
+-- workers are no obstacle.
+create function samekey.adopt(deployment text) returns bigint
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    this     record;
+    v_worker text;
+begin
+    if (deployment collate "C" ~ '^[a-z0-9][a-z0-9_-]{0,55}$') is not true then
+        raise exception 'samekey: adopt: deployment must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in production'
+            using errcode = '22023', column = 'deployment';
+    end if;
+    lock table samekey.deployment in exclusive mode; -- against another adopt; claims go on reading
+    this := samekey.this_database();
+    if (select count(*) from samekey.deployment) <> 1
+       or not exists (select from samekey.deployment d
+                      where d.name = deployment collate "C" and not d.test and d.database_oid = this.database_oid
+                        and d.system_identifier is not distinct from this.system_identifier) then
+        select coalesce(w.name, held.objid::text) into v_worker
+        from pg_locks held left join samekey.workers w on w.id = held.objid::bigint
+        where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objsubid = 2
+          and held.granted and held.mode = 'ExclusiveLock' and held.database = this.database_oid
+        limit 1;
+        if found then
+            raise exception 'samekey: adopt: the worker "%" is at work in this database', v_worker
+                using errcode = 'object_in_use', hint = 'Check that this is the right database. If it is, stop its workers first.';
+        end if;
+        delete from samekey.deployment;
+        insert into samekey.deployment (name, system_identifier, database_oid)
+        values (deployment, this.system_identifier, this.database_oid);
+    end if;
+    return (select count(*) from samekey.outbox_queue);
+end
+$$;
+
+insert into samekey.deployment (system_identifier, database_oid) select t.system_identifier, t.database_oid from samekey.this_database() t;
 
 -- No function is executable by PUBLIC. schema.Grant gives the application's role and the worker's role what they need.
 revoke all on all functions in schema samekey from public;
