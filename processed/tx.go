@@ -41,6 +41,9 @@ func (t *runTx) RequestKey() samekey.Key { return t.q.key }
 
 func (t *runTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) { return t.q.enqueue(in) }
 
+// MustBeNew is part of keyed.MustBeNew.
+func (t *runTx) MustBeNew(in keyed.Intent) bool { return t.q.mustBeNew(in) }
+
 func (t *runTx) Wrote(action string) { t.q.wrote(action) }
 
 // spoil keeps Run from committing.

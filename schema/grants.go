@@ -28,6 +28,10 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text)`
 
+// stepFunctions are what processed.Steps calls.
+const stepFunctions = `samekey.operation_start, samekey.operation_release, samekey.operation_complete, samekey.step_lock, samekey.step_put, ` +
+	`samekey.call_mark, samekey.call_put, samekey.call_end`
+
 // appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
 // versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
 // creates ids, derives delivery keys and finds the key of a log line with the rest.
@@ -35,6 +39,8 @@ var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
+	`grant execute on function ` + stepFunctions + ` to %s`,
+	`grant select on samekey.operation_steps to %s`,
 	`grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at), insert, update, delete on samekey.endpoints to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
@@ -54,6 +60,9 @@ var workerGrants = []string{
 	`grant select, insert, update, delete on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
+	`grant select, delete on samekey.operation_steps to %s`,
+	`grant select on samekey.operations to %s`,
+	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,

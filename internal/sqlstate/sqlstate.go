@@ -24,6 +24,7 @@ const (
 	IntentConflict  = "SK001"
 	IntentExists    = "SK002"
 	OtherService    = "SK003" // the scope is of another service
+	OperationLost   = "SK020" // another call has taken the operation over
 )
 
 // Of returns the SQLSTATE of err, or "" where the error is not the database's. pgx and lib/pq both have the method.
