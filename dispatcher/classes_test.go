@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -49,7 +50,10 @@ func (b *bundle) approved(d *dispatcher.Dispatcher) uuid.UUID {
 
 func (b *bundle) approve(id uuid.UUID) {
 	b.Helper()
-	if err := outbox.Approve(b.ctx, b.db.Pool, id, by); err != nil {
+	if b.approver == nil {
+		b.approver = dbtest.Approver(b, b.db)
+	}
+	if err := outbox.Approve(b.ctx, b.approver, id, by); err != nil {
 		b.Fatal(err)
 	}
 }

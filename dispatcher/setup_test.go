@@ -58,6 +58,8 @@ type bundle struct {
 	client *http.Client
 	keys   int
 	gates  []*gate // released before a dispatcher is stopped
+
+	approver *pgxpool.Pool // since the first approve
 }
 
 func setup(t *testing.T) *bundle { return setupVendor(t, nil) }

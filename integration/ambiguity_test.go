@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/dbtest"
@@ -47,6 +48,7 @@ var disasters = map[string]func(r *ambiguous){
 // ambiguous is one run: a non-idempotent or irreversible intent, and a worker that fails in the middle of its call.
 type ambiguous struct {
 	*bundle
+	approver   *pgxpool.Pool
 	proxy      *wiretest.Proxy // between the victim and its database
 	random     *rand.Rand
 	id         uuid.UUID
@@ -73,13 +75,13 @@ func TestSeededRunsNeverSendANonIdempotentWriteTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t, &samekeytest.VendorOptions{IgnoreKeys: true})
-			proxy := wiretest.Start(t, b.workerDSN)
+			approver, proxy := dbtest.Approver(t, b.DB), wiretest.Start(t, b.workerDSN)
 			for run := range cmp.Or(*seedRuns, dbtest.Size(102, 18)) / len(disasters) {
 				seed := uint64(run*len(disasters) + i + 1)
 				if *oneSeed != 0 && seed != *oneSeed {
 					continue
 				}
-				r := &ambiguous{bundle: b, proxy: proxy, random: rand.New(rand.NewPCG(seed, 5))}
+				r := &ambiguous{bundle: b, approver: approver, proxy: proxy, random: rand.New(rand.NewPCG(seed, 5))}
 				if !r.run(seed, name) {
 					t.Fatalf("seed %d", seed)
 				}
@@ -159,7 +161,7 @@ func (r *ambiguous) intoACall(item string) {
 	r.id, r.key = r.insert(item)
 	if config.Class == dispatcher.IrreversibleWrite {
 		r.status(r.id, outbox.StatusAwaitingApproval)
-		if err := outbox.Approve(r.t.Context(), r.Pool, r.id, outbox.By{Actor: "ann", Reason: "checked"}); err != nil {
+		if err := outbox.Approve(r.t.Context(), r.approver, r.id, outbox.By{Actor: "ann", Reason: "checked"}); err != nil {
 			r.t.Fatal(err)
 		}
 	}

@@ -62,26 +62,3 @@ type StateError struct {
 func (e *StateError) Error() string {
 	return fmt.Sprintf("outbox: %s intent %s: not possible while it is %s: %s", e.Verb, e.ID, e.Status, e.Do)
 }
-
-// advice returns what a person can do about an intent in this state.
-func advice(s Status) string {
-	switch s {
-	case StatusPending:
-		return "a worker will send it when it is due; Cancel takes it back if it was never sent"
-	case StatusBlocked:
-		return "it waits for earlier intents with its ordering key; Cancel removes it"
-	case StatusLeased:
-		return "a worker is sending it now: look again after the attempt"
-	case StatusUnknown:
-		return "the vendor may or may not have acted: wait for the lookup, or find out and Resolve it"
-	case StatusAnswered:
-		return "the vendor has answered, and a worker will run Apply and finish it"
-	case StatusAwaitingApproval:
-		return "Approve or Reject it"
-	case StatusParked, StatusDead:
-		return "Redrive or Resolve it; Cancel it if it was never sent, or is resolved as not sent"
-	case StatusDelivered, StatusRefused, StatusCancelled:
-		return "it is finished: for another effect, insert an intent under another key or part"
-	}
-	return "it lost its row in the queue: a worker's reconcile restores the row"
-}

@@ -187,7 +187,7 @@ func ExampleStateError() {
 	}
 	// Output:
 	// pending
-	// a worker will send it when it is due; Cancel takes it back if it was never sent
+	// a worker will send it when it is due; cancel takes it back if it was never sent
 }
 
 func ExampleList() {

@@ -48,6 +48,7 @@ func get(t testing.TB, on *samekeytest.DB, id uuid.UUID) outbox.Entry {
 func newGuardedDB(t testing.TB) *samekeytest.DB {
 	t.Helper()
 	on := samekeytest.NewDB(t)
+	dbtest.OtherWriter(t, on)
 	pairs := ""
 	for _, pair := range outbox.Transitions() {
 		pairs += fmt.Sprintf("'%s>%s',", pair[0], pair[1])

@@ -159,6 +159,9 @@ func (m *modal) decide(on outbox.DB) {
 	set(id, "dead")
 	m.ok("redrive", outbox.Redrive(m.Context(), on, id, ada))
 	set(id, "awaiting_approval")
+	if _, err := m.DB.Exec(m.Context(), `update samekey.outbox_history set db_user = 'another login' where event = 'redriven'`); err != nil {
+		m.Fatal(err)
+	}
 	m.ok("approve", outbox.Approve(m.Context(), on, id, ada))
 	set(id, "dead")
 	if n, err := outbox.RedriveAll(m.Context(), on, outbox.Filter{}, ada); err != nil || n != 1 {

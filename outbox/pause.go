@@ -7,12 +7,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/names"
-	"github.com/samekey/samekey/internal/wake"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // ErrPaused means that this target is paused already. That pause and its reason stay; [Pauses] returns them.
@@ -39,31 +38,17 @@ func (t Target) check() error {
 
 // Pause stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting
 // within a second. Running calls go on to their end, with their Apply. Due intents wait, use no attempt, and are
-// delivered after
-// [Resume]; their deadlines and key windows keep running. If until is zero, the pause lasts until [Resume]. Otherwise
+// delivered after [Resume]; their deadlines and key windows keep running. If until is zero, the pause lasts until [Resume]. Otherwise
 // until must be in the future, and the pause ends at that time.
 //
 // The pause is stored in the database and survives restarts. Pause does not check that the destination exists, so you
 // can pause it before its first worker starts. [ErrPaused] means that the target is paused already.
 func Pause(ctx context.Context, on DB, what Target, until time.Time, by By) error {
-	err := pauses(ctx, on, what, by, func(q *db.Queries) error {
-		p := db.PausesAddParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason}
-		if !until.IsZero() {
-			p.Until = &until
-		}
-		if err := q.PausesExpire(ctx); err != nil { // an ended pause would conflict with this one
-			return err
-		}
-		switch row, err := q.PausesAdd(ctx, p); {
-		case errors.Is(err, pgx.ErrNoRows):
-			return ErrPaused
-		case err != nil:
-			return err
-		case row.Past:
-			return errors.New("until is in the past")
-		}
-		return nil
-	})
+	p := db.ActPauseParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason}
+	if !until.IsZero() {
+		p.Until = &until
+	}
+	err := pauses(ctx, on, what, by, ErrPaused, func(q *db.Queries) error { return q.ActPause(ctx, p) })
 	if err != nil {
 		return fmt.Errorf("outbox: pause %s: %w", what, err)
 	}
@@ -74,12 +59,8 @@ func Pause(ctx context.Context, on DB, what Target, until time.Time, by By) erro
 // destination it also ends a pause that was made in River. Workers continue within a second. [ErrNotPaused] means that
 // there was no pause.
 func Resume(ctx context.Context, on DB, what Target, by By) error {
-	err := pauses(ctx, on, what, by, func(q *db.Queries) error {
-		ended, err := q.PausesEnd(ctx, db.PausesEndParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason})
-		if err == nil && ended == 0 {
-			err = ErrNotPaused
-		}
-		return err
+	err := pauses(ctx, on, what, by, ErrNotPaused, func(q *db.Queries) error {
+		return q.ActResume(ctx, db.ActResumeParams{Destination: what.Destination, Action: what.Action, Actor: by.Actor, Reason: by.Reason})
 	})
 	if err != nil {
 		return fmt.Errorf("outbox: resume %s: %w", what, err)
@@ -95,17 +76,23 @@ func (t Target) String() string {
 	return fmt.Sprintf("action %q of destination %q", t.Action, t.Destination)
 }
 
-// pauses changes pauses in one transaction, and wakes the workers.
-func pauses(ctx context.Context, on DB, what Target, by By, change func(*db.Queries) error) error {
+// pauses changes pauses in one transaction, and wakes the workers. refusal is the error if the present state does not
+// allow it.
+func pauses(ctx context.Context, on DB, what Target, by By, refusal error, change func(*db.Queries) error) error {
 	if err := errors.Join(what.check(), by.Validate()); err != nil {
 		return err
 	}
-	if err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) error { return change(db.New(tx)) }); err != nil {
+	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) error { return change(db.New(tx)) })
+	switch sqlstate.Of(err) {
+	case sqlstate.StateRefuses:
+		return refusal
+	case sqlstate.Denied:
+		return denied(err)
+	}
+	if err != nil {
 		return err
 	}
-	if pool, ok := on.(*pgxpool.Pool); ok {
-		wake.Flush(pool, "") // all workers; in a transaction of the caller, the next sweep sees it
-	}
+	flush(on, []string{""}) // all workers; in a transaction of the caller, the next sweep sees it
 	return nil
 }
 

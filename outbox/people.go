@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/intent"
 )
 
 // DB is where people's decisions are written: a *pgxpool.Pool, a *pgx.Conn, or a pgx.Tx, where the decision is part of
@@ -21,7 +20,8 @@ type DB interface {
 }
 
 // By names who decided, and why. Both are required and stay in the history. Write them for the next person who looks: a
-// name or a service in at most 255 bytes, and a sentence or a ticket in at most 4096.
+// name or a service in at most 255 bytes, and a sentence or a ticket in at most 4096. The history also keeps the login
+// of the database connection, which a caller cannot choose ([Event].DBUser).
 type By struct {
 	Actor  string
 	Reason string
@@ -29,25 +29,22 @@ type By struct {
 
 // Approve allows an intent that awaits approval to be sent, once. It becomes due now, or when the vendor's Retry-After
 // has passed. Any other state is a [*StateError]: of two people who approve or reject at the same time, one gets the
-// error. The actor in the intent's RequestedBy cannot approve it, and gets a [*StateError] too.
+// error.
+//
+// Two-person rule: the database login that wrote the intent, and the login that redrove it last, cannot approve it. So
+// the application, the operators and the approvers need logins of their own (schema.Roles). The actor in the intent's
+// RequestedBy cannot approve it either. Each of them gets a [*StateError].
 func Approve(ctx context.Context, on DB, id uuid.UUID, by By) error {
-	return decide(ctx, on, "approve", id, by, func(d *decision) error {
-		if err := d.in(StatusAwaitingApproval); err != nil {
-			return err
-		}
-		if d.row.RequestedBy != nil && *d.row.RequestedBy == by.Actor {
-			return d.refused(StatusAwaitingApproval, "its requester cannot approve it: another person has to")
-		}
-		d.due(d.row.Action)
-		return d.changed(d.q.OutboxOperatorApprove(ctx, db.OutboxOperatorApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
+	return act(ctx, on, "approve", id, by, func(q *db.Queries) ([]string, error) {
+		return q.ActApprove(ctx, db.ActApproveParams{ID: id, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
 // Reject finishes an intent that awaits approval as cancelled. It is not sent, and the next intent with its ordering
 // key follows. Any other state is a [*StateError].
 func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
-	return decide(ctx, on, "reject", id, by, func(d *decision) error {
-		return d.finish(ctx, intent.EventRejected, StatusAwaitingApproval)
+	return act(ctx, on, "reject", id, by, func(q *db.Queries) ([]string, error) {
+		return q.ActReject(ctx, db.ActRejectParams{ID: id, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
@@ -58,8 +55,8 @@ func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 // dead or parked after an attempt that the vendor may have received. Find out what the vendor did and [Resolve] it; an
 // intent that is resolved as not sent can be cancelled. [ErrNotFound] means that there is no such intent.
 func Cancel(ctx context.Context, on DB, id uuid.UUID, by By) error {
-	return decide(ctx, on, "cancel", id, by, func(d *decision) error {
-		return d.finish(ctx, intent.EventCancelled, StatusPending, StatusBlocked, StatusAwaitingApproval, StatusParked, StatusDead)
+	return act(ctx, on, "cancel", id, by, func(q *db.Queries) ([]string, error) {
+		return q.ActCancel(ctx, db.ActCancelParams{ID: id, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 

@@ -211,7 +211,7 @@ func TestRedriveOfAnUnrepeatableNeedsResolveAsNotSent(t *testing.T) {
 	w.settle(w.claimOne("wire_money", false), outbox.StatusUnknown, "unknown", "timeout")
 	w.settle(w.claimOne("wire_money", false), outbox.StatusParked, "unknown", "")
 	err := outbox.Redrive(t.Context(), on, id, ada)
-	if err == nil || !strings.Contains(err.Error(), "Resolve it") {
+	if err == nil || !strings.Contains(err.Error(), "resolve it") {
 		t.Fatalf("got %v, want a refusal that says to resolve it", err)
 	}
 	if n, err := outbox.RedriveAll(t.Context(), on, outbox.Filter{}, ada); n != 0 || err != nil {
@@ -237,7 +237,7 @@ func TestCancelOfASentIntentNeedsResolveAsNotSent(t *testing.T) {
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
 	w.settle(w.claimOne("charge_card", true), outbox.StatusDead, "dead", "404")
 	err := outbox.Cancel(t.Context(), on, id, ada)
-	if err == nil || !strings.Contains(err.Error(), "Redrive it, or Resolve it; resolved as not sent, it can be cancelled") {
+	if err == nil || !strings.Contains(err.Error(), "redrive it, or resolve it; resolved as not sent, it can be cancelled") {
 		t.Fatalf("got %v, want a refusal that says what can be done", err)
 	}
 	if err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.NotSent}, ada); err != nil {

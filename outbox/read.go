@@ -87,6 +87,7 @@ type Event struct {
 	ResponseType string
 
 	Actor, Reason string // of a person's decision
+	DBUser        string // the database login that made the decision
 
 	FinalStatus Status // the final state that this event put the intent in
 }
@@ -152,7 +153,7 @@ func event(r db.OutboxHistoryRow) Event {
 	return Event{
 		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
 		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
-		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), FinalStatus: Status(orZero(r.FinalStatus)),
+		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), DBUser: orZero(r.DbUser), FinalStatus: Status(orZero(r.FinalStatus)),
 	}
 }
 

@@ -21,15 +21,8 @@ import (
 // Any other state is a [*StateError], and so is an intent that may have been sent and must not be sent twice. Find out
 // what happened and [Resolve] it; an intent that is resolved as not sent can be redriven.
 func Redrive(ctx context.Context, on DB, id uuid.UUID, by By) error {
-	return decide(ctx, on, "redrive", id, by, func(d *decision) error {
-		if err := d.in(StatusParked, StatusDead); err != nil {
-			return err
-		}
-		if err := d.unsent(); err != nil {
-			return err
-		}
-		d.due(d.row.Action)
-		return d.changed(d.q.OutboxOperatorRedrive(ctx, db.OutboxOperatorRedriveParams{ID: id, Actor: by.Actor, Reason: by.Reason}))
+	return act(ctx, on, "redrive", id, by, func(q *db.Queries) ([]string, error) {
+		return q.ActRedrive(ctx, db.ActRedriveParams{ID: id, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
@@ -49,7 +42,7 @@ func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	}
 	var actions []string
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
-		actions, err = db.New(tx).OutboxOperatorRedriveAll(ctx, db.OutboxOperatorRedriveAllParams{
+		actions, err = db.New(tx).ActRedriveAll(ctx, db.ActRedriveAllParams{
 			Statuses: statuses, Action: f.Action, Code: f.Code, Scope: f.Scope, Part: f.Part, IdemKey: f.Key,
 			AgeUs: f.OlderThan.Microseconds(), MaxCount: f.limit(), Actor: by.Actor, Reason: by.Reason,
 		})

@@ -35,6 +35,9 @@ type Resolution struct {
 
 	// ResponseType is the media type of Response, at most 255 bytes.
 	ResponseType string
+
+	// Reference is the vendor's own id of what it did, such as "ch_123". At most 255 bytes of printable text.
+	Reference string
 }
 
 // Resolve records what really happened to an intent that is unknown, parked or dead. Any other state is a
@@ -50,17 +53,11 @@ func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) erro
 	if err := r.check(); err != nil {
 		return fmt.Errorf("outbox: resolve intent %s: %w", id, err)
 	}
-	return decide(ctx, on, "resolve", id, by, func(d *decision) error {
-		if err := d.in(StatusUnknown, StatusParked, StatusDead); err != nil {
-			return err
-		}
-		if r.Outcome != NotSent {
-			d.due(d.row.Action)
-		}
-		return d.changed(d.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{
-			ID: d.id, Outcome: string(r.Outcome), Code: r.Code, ResponseType: r.ResponseType, Response: r.Response,
-			Actor: by.Actor, Reason: by.Reason,
-		}))
+	return act(ctx, on, "resolve", id, by, func(q *db.Queries) ([]string, error) {
+		return q.ActResolve(ctx, db.ActResolveParams{
+			ID: id, Outcome: string(r.Outcome), Actor: by.Actor, Reason: by.Reason,
+			Code: r.Code, ResponseType: r.ResponseType, Response: r.Response, Reference: r.Reference,
+		})
 	})
 }
 
@@ -71,6 +68,9 @@ func (r Resolution) check() error {
 		return errors.New("Outcome must be Delivered, Refused or NotSent")
 	}
 	if err := checkText("Code", r.Code, 128); err != nil {
+		return err
+	}
+	if err := checkText("Reference", r.Reference, 255); err != nil {
 		return err
 	}
 	if len(r.Response) > maxPayload {

@@ -43,7 +43,7 @@ func ResolveStep(ctx context.Context, on samekey.Tx, key samekey.Key, step strin
 	if err != nil {
 		return fmt.Errorf("processed: resolve step %q: StepResolution: %w", step, err)
 	}
-	err = db.New(on).OperationStepsResolve(ctx, db.OperationStepsResolveParams{
+	err = db.New(on).ActResolveStep(ctx, db.ActResolveStepParams{
 		Scope: key.Scope, IdemKey: key.Value, Step: step, Outcome: outcome, Actor: by.Actor, Reason: by.Reason, Code: code, Result: result,
 	})
 	if err != nil {
@@ -72,7 +72,7 @@ func AbandonOperation(ctx context.Context, on samekey.Tx, key samekey.Key, answe
 	if answer == nil {
 		return errors.New("processed: abandon operation: answer is nil: give the failure that callers get")
 	}
-	err := db.New(on).OperationsAbandon(ctx, db.OperationsAbandonParams{
+	err := db.New(on).ActAbandonOperation(ctx, db.ActAbandonOperationParams{
 		Scope: key.Scope, IdemKey: key.Value, Actor: by.Actor, Reason: by.Reason, Code: int32(answer.Code), Body: answer.Body,
 	})
 	if err != nil {

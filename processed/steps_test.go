@@ -445,7 +445,7 @@ func TestMisusedStepsAreErrors(t *testing.T) {
 	own := errors.New("own")
 	var kept *processed.Operation
 	for want, fn := range map[string]func(ctx context.Context, op *processed.Operation) error{
-		"a name must match": func(ctx context.Context, op *processed.Operation) error { return one(ctx, op, "No") },
+		"a name must match":       func(ctx context.Context, op *processed.Operation) error { return one(ctx, op, "No") },
 		"not begin with samekey.": func(ctx context.Context, op *processed.Operation) error { return one(ctx, op, "samekey.x") },
 		"use another name": func(ctx context.Context, op *processed.Operation) error {
 			return errors.Join(one(ctx, op, "a"), one(ctx, op, "a"))

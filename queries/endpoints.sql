@@ -8,31 +8,6 @@
 --   the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
 --                                                           stopped
 
--- name: EndpointsPut :exec
--- It does not use `excluded`, which needs SELECT on secrets: the application's role does not have that right.
-insert into samekey.endpoints (destination, name, url, secrets)
-values (@destination, @name, @url, coalesce(@secrets::text[], '{}'))
-on conflict (destination, name) do update
-set url = @url, secrets = coalesce(@secrets::text[], '{}'), version = gen_random_uuid(), changed_at = clock_timestamp();
-
--- name: EndpointsStop :execrows
--- A person stops an endpoint. An endpoint that is stopped already keeps its reason.
-update samekey.endpoints
-set stopped_by  = case when stopped_at is null then @actor::text else stopped_by end,
-    stop_reason = coalesce(stop_reason, @reason::text),
-    stopped_at  = coalesce(stopped_at, clock_timestamp()),
-    version     = gen_random_uuid(),
-    changed_at  = clock_timestamp()
-where destination = @destination and name = @name;
-
--- name: EndpointsStart :execrows
-update samekey.endpoints
-set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp()
-where destination = @destination and name = @name;
-
--- name: EndpointsDelete :execrows
-delete from samekey.endpoints where destination = @destination and name = @name;
-
 -- name: EndpointsList :many
 -- One page, ordered by name.
 select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, changed_at
@@ -61,5 +36,5 @@ cross join lateral (
 -- name: EndpointsStopGone :execrows
 -- The receiver stops itself with a 410 to a request that was made from this version.
 update samekey.endpoints
-set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp()
+set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp(), changed_by = session_user
 where destination = @destination and name = @name and version = @version and stopped_at is null;

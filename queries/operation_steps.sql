@@ -45,7 +45,3 @@ select samekey.call_put(@scope::text, @idem_key::text, @fence::bigint, @lease_us
 -- name: OperationStepsEnd :exec
 select samekey.call_end(@scope::text, @idem_key::text, @fence::bigint, @lease_us::bigint, @position::smallint, @sends::int,
                         @unsent::boolean, @error::text);
-
--- name: OperationStepsResolve :exec
-select samekey.resolve_step(@scope::text, @idem_key::text, @step::text, @outcome::text, @actor::text, @reason::text,
-                            sqlc.narg('code')::int, sqlc.narg('result')::bytea);

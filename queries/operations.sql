@@ -62,6 +62,3 @@ select count(*)::bigint as operations
 from samekey.operations o
 join samekey.processed_events p on p.idem_key = o.idem_key and p.scope = o.scope
 where p.expires_at < clock_timestamp() and o.lease_until < clock_timestamp();
-
--- name: OperationsAbandon :exec
-select samekey.abandon_operation(@scope::text, @idem_key::text, @actor::text, @reason::text, @code::int, @body::bytea);

@@ -119,7 +119,7 @@ order by o.id desc;
 -- name: OutboxHistory :many
 -- The events of an intent, in order.
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.final_status, h.actor, h.reason
+       h.final_status, h.actor, h.reason, h.db_user
 from samekey.outbox_history h
 where h.intent_id = @id
 order by h.id;

@@ -20,30 +20,8 @@
 --   two sweeps copy at once                       the unique index keeps one copy
 --   no worker runs for a day, then one starts     it syncs before its River client starts, which deletes old rows
 
--- name: PausesAdd :one
--- A person pauses. Run PausesExpire first. No row: the same pause is in force.
-insert into samekey.pauses (destination, action, paused_by, reason, until)
-values (@destination::text, @action::text, @actor::text, @reason::text, sqlc.narg('until')::timestamptz)
-on conflict do nothing
-returning id, coalesce(until <= clock_timestamp(), false)::boolean as past;
-
--- name: PausesEnd :one
--- A person resumes: ends all pauses of this destination and action, and River's pause if it is for all actions.
-with ended as (
-    update samekey.pauses p
-    set ended_at = clock_timestamp(), ended_by = @actor::text, end_reason = @reason::text
-    where p.destination = @destination::text and p.action = @action::text and p.ended_at is null
-    returning p.id
-), river as (
-    update samekey.river_queue r
-    set paused_at = null, updated_at = clock_timestamp()
-    where @action::text = '' and r.name = 'samekey_' || @destination::text and r.paused_at is not null
-    returning r.name
-)
-select ((select count(*) from ended) + (select count(*) from river))::int as ended;
-
 -- name: PausesExpire :exec
--- Ends pauses whose "until" has passed. The claim ignores them anyway; a new pause of the same destination needs this.
+-- Ends pauses whose "until" has passed. The claim ignores them anyway.
 update samekey.pauses p
 set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
 where p.ended_at is null and p.until <= clock_timestamp();

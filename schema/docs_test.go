@@ -11,7 +11,7 @@ import (
 
 // Readers copy the grants from the page.
 func TestGrantsInDocsMatchCode(t *testing.T) {
-	const page, head, tail = "../docs/schema.md", "\"orders_worker\") -->\n```sql\n", "```\n"
+	const page, head, tail = "../docs/schema.md", "schema.Grants -->\n```sql\n", "```\n"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +21,7 @@ func TestGrantsInDocsMatchCode(t *testing.T) {
 	if !found || !closed {
 		t.Fatalf("%s has no block of grants", page)
 	}
-	want := schema.Grants("orders", "orders_worker")
+	want := schema.Grants(schema.Roles{App: "orders", Worker: "orders_worker", Operator: "orders_operator", Approver: "orders_approver"})
 	if got == want {
 		return
 	}

@@ -54,7 +54,7 @@ func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 
 func TestEachRoleManagesEndpoints(t *testing.T) {
 	b := setupGrants(t)
-	for name, pool := range map[string]*pgxpool.Pool{"app": b.app, "worker": b.worker} {
+	for name, pool := range map[string]*pgxpool.Pool{"app": b.app, "operator": b.operator} {
 		keepEndpoints(t, pool, name)
 		db := stdlib.OpenDBFromPool(pool)
 		tx, err := db.BeginTx(t.Context(), nil)
@@ -65,7 +65,7 @@ func TestEachRoleManagesEndpoints(t *testing.T) {
 		_ = tx.Rollback()
 		_ = db.Close()
 	}
-	// It may change the secrets, but must not be able to read them.
+	// They may change the secrets, but must not be able to read them.
 	for _, text := range []string{
 		`insert into samekey.endpoints as e (destination, name, url) values ('d', 'n', 'https://h') on conflict (destination, name) do update set url = e.secrets[1]`,
 		`insert into samekey.endpoints (destination, name, url, secrets) values ('d', 'n', 'https://h', '{s3cret}') returning secrets`,
@@ -81,8 +81,8 @@ func TestEachRoleManagesEndpoints(t *testing.T) {
 	}
 }
 
-// Programs in other languages write the table by SQL. The statements on the page work for the application's role and
-// change the version.
+// Programs in other languages call the functions. The statements on the page work for the application's role and change
+// the version.
 func TestEndpointSQLInDocsRunsAsApplication(t *testing.T) {
 	b := setupGrants(t)
 	page, err := os.ReadFile("../docs/vendors/webhooks.md")

@@ -4,23 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Roles names the two roles that use the tables. Neither owns them, and both must exist. An empty name gets no grants.
-// If one role has both names, it gets the grants of both.
+// Roles names the roles that use the tables. None of them owns the tables, and each must exist. An empty name gets no
+// grants. If one role has several names, it gets the grants of all of them.
+//
+// A login can be one of these roles or a member of some. The two-person rule compares logins: whoever writes or redrives
+// an intent connects with another login than whoever approves it.
 type Roles struct {
 	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
 	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
 	// read their secrets.
 	App string
-	// Worker is the role of the worker, and of operators who list, redrive and resolve intents. It can change the
-	// queue. It cannot change an intent, and can only add to the history, until it prunes both.
+	// Worker is the role of the worker. It can change the queue. It cannot change an intent, and can only add a worker's
+	// events to the history, until it prunes both. It makes no person's decision.
 	Worker string
+	// Operator is the role of people and programs that look at intents and decide: redrive, resolve, cancel, reject,
+	// pause, resume, and manage endpoints. It reads everything but the secrets of endpoints, and changes nothing by any
+	// other way than these functions.
+	Operator string
+	// Approver is the role of people and programs that approve irreversible effects. It reads what Operator reads.
+	// Approver does not include Operator.
+	Approver string
 }
+
+// names returns the names in a fixed order.
+func (r Roles) names() []string { return []string{r.App, r.Worker, r.Operator, r.Approver} }
 
 // enqueues are the functions that write an intent, one per type of payload.
 const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
@@ -41,28 +55,33 @@ var appGrants = []string{
 	`grant select, insert on samekey.processed_events to %s`,
 	`grant execute on function ` + stepFunctions + ` to %s`,
 	`grant select on samekey.operation_steps to %s`,
-	`grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at), insert, update, delete on samekey.endpoints to %s`,
+	endpointsWithoutSecrets,
+	`grant execute on function ` + endpointActs + ` to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 
+const endpointsWithoutSecrets = `grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at, changed_by) on samekey.endpoints to %s`
+
+const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpoint_start, samekey.endpoint_delete`
+
 // workerGrants: `for update` needs UPDATE on one column, so some grants name the most harmless column. An Apply may
-// call processed.Do in its transaction, which inserts into processed_events.
+// call processed.Do in its transaction, which inserts into processed_events. The columns of outbox_history leave out
+// those of a person's act, so the worker cannot write an approval.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
-	`grant select, insert, delete on samekey.outbox_history to %s`,
+	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
-	`grant select, insert, update, delete on samekey.endpoints to %s`,
+	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, delete on samekey.operation_steps to %s`,
-	`grant select on samekey.operations to %s`,
-	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
+	`grant select (idem_key, scope, lease_until) on samekey.operations to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
@@ -70,15 +89,34 @@ var workerGrants = []string{
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
 }
 
-// Grants returns the SQL that gives the application's role and the worker's role what they need in the schema, and
-// revokes everything else they had there. Run it in one transaction, as the owner of the tables, after each migration.
-// It may run any number of times. It quotes the names, and skips an empty one. Neither role may be the owner, who would
-// lose its own rights.
+// readGrants are the rights of people who look: everything but the secrets of endpoints.
+var readGrants = []string{
+	`grant usage on schema samekey to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash to %s`,
+	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events, samekey.operation_steps to %s`,
+	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,
+	endpointsWithoutSecrets,
+	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
+	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
+}
+
+var operatorGrants = []string{
+	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.pause, samekey.resume, samekey.resolve_step, samekey.abandon_operation to %s`,
+	`grant execute on function ` + endpointActs + ` to %s`,
+}
+
+var approverGrants = []string{
+	`grant execute on function samekey.approve to %s`,
+}
+
+// Grants returns the SQL that gives the roles what they need in the schema, and revokes everything else they had there.
+// Run it in one transaction, as the owner of the tables, after each migration. It may run any number of times. It quotes
+// the names, and skips an empty one. None of the roles may be the owner, who would lose its own rights.
 //
 // It does not know the application's own tables: if an Apply uses them, grant the worker's role access yourself.
-func Grants(app, worker string) string {
+func Grants(roles Roles) string {
 	var b strings.Builder
-	for _, role := range []string{app, worker} {
+	for _, role := range roles.names() {
 		if role != "" {
 			name := pgx.Identifier{role}.Sanitize()
 			fmt.Fprintf(&b, "revoke all on schema samekey from %[1]s;\n"+
@@ -87,23 +125,25 @@ func Grants(app, worker string) string {
 				"revoke all on all functions in schema samekey from %[1]s;\n", name)
 		}
 	}
-	write := func(role string, grants []string) {
-		for _, grant := range grants {
+	write := func(role string, lists ...[]string) {
+		for _, grant := range slices.Concat(lists...) {
 			if role != "" {
 				fmt.Fprintf(&b, grant+";\n", pgx.Identifier{role}.Sanitize())
 			}
 		}
 	}
-	write(app, appGrants)
-	write(worker, workerGrants)
+	write(roles.App, appGrants)
+	write(roles.Worker, workerGrants)
+	write(roles.Operator, readGrants, operatorGrants)
+	write(roles.Approver, readGrants, approverGrants)
 	return b.String()
 }
 
-// Grant runs the SQL of [Grants] in one transaction. The role of the pool must own the tables, and neither of the two
-// roles may. It may run in several processes at once, any number of times, and while the roles are in use.
+// Grant runs the SQL of [Grants] in one transaction. The role of the pool must own the tables, and none of the roles
+// may. It may run in several processes at once, any number of times, and while the roles are in use.
 func Grant(ctx context.Context, pool *pgxpool.Pool, roles Roles) error {
-	if roles.App == "" && roles.Worker == "" {
-		return errors.New("schema: Grant: Roles.App and Roles.Worker are empty: set at least one")
+	if roles == (Roles{}) {
+		return errors.New("schema: Grant: all Roles are empty: set at least one")
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
@@ -111,14 +151,14 @@ func Grant(ctx context.Context, pool *pgxpool.Pool, roles Roles) error {
 		}
 		var owns *string
 		err := tx.QueryRow(ctx, `select min(tableowner) from pg_tables where schemaname = 'samekey' and tableowner = any ($1)`,
-			[]string{roles.App, roles.Worker}).Scan(&owns)
+			roles.names()).Scan(&owns)
 		if err != nil {
 			return err
 		}
 		if owns != nil {
 			return fmt.Errorf("role %q owns tables of the schema and would lose its own rights: use another role", *owns)
 		}
-		_, err = tx.Exec(ctx, Grants(roles.App, roles.Worker))
+		_, err = tx.Exec(ctx, Grants(roles))
 		return err
 	})
 	if err != nil {

@@ -11,6 +11,7 @@ table samekey.endpoints
     stop_reason text
     created_at timestamp with time zone not null default clock_timestamp()
     changed_at timestamp with time zone not null default clock_timestamp()
+    changed_by text not null default SESSION_USER
     constraint endpoints_pkey PRIMARY KEY (destination, name)
     constraint endpoints_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
     constraint endpoints_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
@@ -84,6 +85,7 @@ table samekey.outbox
     headers jsonb not null default '{}'::jsonb
     ordering_key text collate "C"
     requested_by text
+    written_by text not null default SESSION_USER
     trace_context text
     due_at timestamp with time zone not null
     deadline timestamp with time zone
@@ -105,20 +107,28 @@ table samekey.outbox_history
     error text
     response_type text
     response bytea
+    reference text collate "C"
     actor text
     reason text
+    db_user text
     key_window_until timestamp with time zone
     constraint outbox_history_pkey PRIMARY KEY (intent_id, id)
     constraint outbox_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
     constraint outbox_history_code_length CHECK ((octet_length(code) <= 128))
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
-    constraint outbox_history_event CHECK ((event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'restored'::text])))
+    constraint outbox_history_event CHECK (
+CASE
+    WHEN (db_user IS NULL) THEN (event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'restored'::text]))
+    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text]))
+END)
     constraint outbox_history_final_status CHECK ((final_status = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
     constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'accepted'::text, 'not_sent'::text])))
     constraint outbox_history_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
+    constraint outbox_history_reference_length CHECK (((octet_length(reference) >= 1) AND (octet_length(reference) <= 255)))
     constraint outbox_history_response_length CHECK ((octet_length(response) <= 1048576))
     constraint outbox_history_type_length CHECK ((octet_length(response_type) <= 255))
     CREATE UNIQUE INDEX outbox_history_finish ON samekey.outbox_history USING btree (intent_id) WHERE (final_status IS NOT NULL)
+    CREATE INDEX outbox_history_reference ON samekey.outbox_history USING btree (reference, intent_id) WHERE (reference IS NOT NULL)
 
 table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_cost_delay=0
     id uuid not null
@@ -182,11 +192,13 @@ table samekey.pauses
     paused_at timestamp with time zone not null default clock_timestamp()
     paused_by text not null
     reason text not null
+    paused_db_user text
     until timestamp with time zone
     river_queue_created_at timestamp with time zone
     ended_at timestamp with time zone
     ended_by text
     end_reason text
+    ended_db_user text
     constraint pauses_pkey PRIMARY KEY (id)
     constraint pauses_action_name CHECK (((action = ''::text) OR (action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text)))
     constraint pauses_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
@@ -283,6 +295,198 @@ begin
     where p.idem_key = abandon_operation.idem_key collate "C" and p.scope = abandon_operation.scope collate "C" and p.completed_at is null;
     delete from samekey.operations o
     where o.idem_key = abandon_operation.idem_key collate "C" and o.scope = abandon_operation.scope collate "C";
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_cancel(act text, event text, id uuid, actor text, reason text, states text[])
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row      samekey.outbox_queue := samekey.act_lock(act, act_cancel.id, actor, reason, states);
+    v_promoted text[];
+begin
+    if v_row.first_sent_at is not null and v_row.status not in ('parked', 'dead') then
+        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+            'it may have been sent at an earlier attempt: wait until it is finished, dead or parked');
+    elsif v_row.first_sent_at is not null and v_row.safe_to_resend then
+        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+            'it may have been sent: redrive it, or resolve it; resolved as not sent, it can be cancelled');
+    end if;
+    perform samekey.act_unsent(act, v_row);
+    delete from samekey.outbox_queue q where q.id = act_cancel.id;
+    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+    values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    if v_row.ordering_key is not null then
+        -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
+        with promoted as (
+            update samekey.outbox_queue q
+            set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
+            where coalesce(q.status, '') = 'blocked'
+              and q.id = (select b.id from samekey.outbox_queue b
+                          where b.ordering_key = v_row.ordering_key and b.status = 'blocked' order by b.seq limit 1)
+              and (select count(*) from samekey.outbox_queue h
+                   where h.ordering_key = v_row.ordering_key and h.ordering_key is not null and h.status <> 'blocked') = 0
+            returning q.action
+        )
+        select array_agg(p.action) into v_promoted from promoted p;
+    end if;
+    return coalesce(v_promoted, '{}');
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_check(act text, actor text, reason text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field text;
+    v_wrong text;
+    t       record;
+begin
+    for t in select * from (values ('actor', actor, 255), ('reason', reason, 4096)) v (field, value, max_bytes) loop
+        v_field := t.field;
+        v_wrong := case
+            when coalesce(t.value, '') collate "C" !~ '[^\s\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]'
+                then 'is required: the next person who looks at the history needs it'
+            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
+        end;
+        exit when v_wrong is not null;
+    end loop;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_lock(act text, id uuid, actor text, reason text, states text[])
+ RETURNS samekey.outbox_queue
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row   samekey.outbox_queue;
+    v_final text;
+begin
+    perform samekey.act_check(act, actor, reason);
+    perform pg_advisory_xact_lock(samekey.ordering_lock(o.ordering_key))
+    from samekey.outbox o where o.id = act_lock.id and o.ordering_key is not null;
+    select q.* into v_row from samekey.outbox_queue q where q.id = act_lock.id for update;
+    if not found then
+        select coalesce(h.final_status, '') into v_final
+        from samekey.outbox o
+        left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
+        where o.id = act_lock.id;
+        if not found then
+            raise exception 'samekey: %: there is no intent %', act, act_lock.id
+                using errcode = 'SK010', hint = 'Its transaction did not commit, or it was pruned after its retention.';
+        end if;
+        perform samekey.act_refuse(act, act_lock.id, v_final);
+    elsif v_row.status <> all (states) then
+        perform samekey.act_refuse(act, act_lock.id, v_row.status);
+    end if;
+    return v_row;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_refuse(act text, id uuid, status text, hint text DEFAULT NULL::text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    raise exception 'samekey: %: intent % is %', act, id, coalesce(nullif(status, ''), 'not in the queue')
+        using errcode = 'SK011', constraint = status, hint = coalesce(hint, case
+            when status = 'pending' then 'a worker will send it when it is due; cancel takes it back if it was never sent'
+            when status = 'blocked' then 'it waits for earlier intents with its ordering key; cancel removes it'
+            when status = 'leased' then 'a worker is sending it now: look again after the attempt'
+            when status = 'unknown' then 'the vendor may or may not have acted: wait for the lookup, or find out and resolve it'
+            when status = 'answered' then 'the vendor has answered, and a worker will run Apply and finish it'
+            when status = 'awaiting_approval' then 'approve or reject it'
+            when status in ('parked', 'dead') then 'redrive or resolve it; cancel it if it was never sent, or is resolved as not sent'
+            when status in ('delivered', 'refused', 'cancelled') then 'it is finished: for another effect, insert an intent under another key or part'
+            else 'it lost its row in the queue: a worker''s reconcile restores the row' end);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_target(act text, destination text, action text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if coalesce(destination, '') collate "C" !~ '^[a-z0-9][a-z0-9_-]{0,55}$' then
+        raise exception 'samekey: %: destination must match ^[a-z0-9][a-z0-9_-]{0,55}$, as in stripe', act
+            using errcode = '22023', column = 'destination';
+    elsif coalesce(action, '') collate "C" !~ '^([a-z][a-z0-9_.-]{0,62})?$' then
+        raise exception 'samekey: %: action must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card', act
+            using errcode = '22023', column = 'action';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_text(value text, max_bytes integer)
+ RETURNS text
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return case
+        when octet_length(value) > max_bytes then format('has %s bytes, the limit is %s', octet_length(value), max_bytes)
+        when value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+            then 'contains a control or invisible character: use printable text' end;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_unsent(act text, q samekey.outbox_queue)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if q.first_sent_at is not null and not q.safe_to_resend then
+        perform samekey.act_refuse(act, q.id, q.status, 'it may have been sent and must not be sent twice: find out what the vendor did, '
+            'and resolve it; resolved as not sent, it can be redriven or cancelled');
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.approve(id uuid, actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
+    v_written   text;
+    v_requested text;
+    v_redrove   text;
+begin
+    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    select h.db_user into v_redrove from samekey.outbox_history h
+    where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
+    if session_user in (v_written, v_redrove) or actor = v_requested then
+        raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
+            using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
+                when actor = v_requested then 'its requester cannot approve it: another person has to'
+                when session_user = v_redrove then 'the login that redrove it cannot approve it: connect as another one'
+                else 'the login that wrote it cannot approve it: connect as another one' end;
+    end if;
+    update samekey.outbox_queue q
+    set status = 'pending', approved_at = clock_timestamp(), attempt = q.attempt + 1,
+        due_at = greatest(q.due_at, clock_timestamp()) -- the vendor may have asked for a wait
+    where q.id = approve.id;
+    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+    values (approve.id, 'approved', approve.actor, approve.reason, session_user);
+    return array[v_row.action];
 end
 $function$
 
@@ -383,6 +587,17 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return samekey.act_cancel('cancel', 'cancelled', id, actor, reason, '{pending,blocked,awaiting_approval,parked,dead}');
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.delivery_key(scope text, idem_key text, action text, part text)
  RETURNS uuid
  LANGUAGE plpgsql
@@ -398,6 +613,84 @@ declare
         || int4send(octet_length(convert_to(part, 'UTF8')))     || convert_to(part, 'UTF8')) from 1 for 16);
 begin
     return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_delete(destination text, name text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    delete from samekey.endpoints e
+    where e.destination = endpoint_delete.destination collate "C" and e.name = endpoint_delete.name collate "C";
+    return found;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_put(destination text, name text, url text, secrets text[] DEFAULT '{}'::text[])
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    perform samekey.act_target('endpoint_put', destination, '');
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('name', case when octet_length(name) not between 1 and 255 or name is null then 'must be text of 1 to 255 bytes' end),
+        ('url', case when url is null or octet_length(url) > 2048 or url !~ '^https?://' then 'must begin with https:// or http://, and have at most 2048 bytes' end),
+        ('secrets', case
+            when cardinality(secrets) > 8 or octet_length(array_to_string(secrets, '')) > 4096 then 'are too many or too long: at most 8, of 4096 bytes together'
+            when array_position(secrets, null) is not null or array_position(secrets, '') is not null then 'must not be empty or null'
+            when array_to_string(secrets, ' ') ~ '(^| )(v1a?,|whsk_|whpk_)' then 'must be of the form whsec_ and base64: v1, is the name of a signature, and whsk_ and whpk_ are ed25519 keys, which cannot sign'
+            end)) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: endpoint_put: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    insert into samekey.endpoints as e (destination, name, url, secrets)
+    values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'))
+    on conflict on constraint endpoints_pkey do update
+    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_start(destination text, name text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    update samekey.endpoints e
+    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
+    return found;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_stop(destination text, name text, actor text, reason text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    perform samekey.act_check('endpoint_stop', actor, reason);
+    update samekey.endpoints e
+    set stopped_by  = case when e.stopped_at is null then endpoint_stop.actor else e.stopped_by end,
+        stop_reason = coalesce(e.stop_reason, endpoint_stop.reason),
+        stopped_at  = coalesce(e.stopped_at, clock_timestamp()),
+        version     = gen_random_uuid(),
+        changed_at  = clock_timestamp(),
+        changed_by  = session_user
+    where e.destination = endpoint_stop.destination collate "C" and e.name = endpoint_stop.name collate "C";
+    return found;
 end
 $function$
 
@@ -715,15 +1008,9 @@ AS $function$
 #variable_conflict use_column
 declare
     v_until timestamptz;
-    t       record;
 begin
     operation_lock_idle.scope := samekey.own_scope(operation_lock_idle.scope);
-    for t in select * from (values ('actor', operation_lock_idle.actor, 255), ('reason', operation_lock_idle.reason, 4096)) v (field, value, max_bytes) loop
-        if coalesce(btrim(t.value), '') = '' or octet_length(t.value) > t.max_bytes then
-            raise exception 'samekey: %: % must have 1 to % bytes of text: the next person who looks needs it', operation_lock_idle.act, t.field, t.max_bytes
-                using errcode = '22023', column = t.field;
-        end if;
-    end loop;
+    perform samekey.act_check(operation_lock_idle.act, operation_lock_idle.actor, operation_lock_idle.reason);
     select o.lease_until into v_until
     from samekey.operations o
     where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C"
@@ -848,6 +1135,51 @@ AS $function$
                 else samekey.refuse_scope() end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.pause(destination text, actor text, reason text, action text DEFAULT ''::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    perform samekey.act_check('pause', actor, reason);
+    perform samekey.act_target('pause', destination, action);
+    if until <= clock_timestamp() then
+        raise exception 'samekey: pause: until is in the past' using errcode = '22023', column = 'until';
+    end if;
+    update samekey.pauses p -- an expired pause would conflict with the new one
+    set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
+    where p.destination = pause.destination collate "C" and p.action = coalesce(pause.action, '') collate "C"
+      and p.ended_at is null and p.until <= clock_timestamp();
+    insert into samekey.pauses (destination, action, paused_by, reason, paused_db_user, until)
+    values (pause.destination, coalesce(pause.action, ''), pause.actor, pause.reason, session_user, pause.until)
+    on conflict do nothing;
+    if not found then
+        raise exception 'samekey: pause: already paused'
+            using errcode = 'SK011', constraint = 'paused', hint = 'That pause and its reason stay: see samekey.pauses.';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.redrive(id uuid, actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', redrive.id, actor, reason, '{parked,dead}');
+begin
+    perform samekey.act_unsent('redrive', v_row);
+    update samekey.outbox_queue q
+    set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1
+    where q.id = redrive.id;
+    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+    values (redrive.id, 'redriven', redrive.actor, redrive.reason, session_user);
+    return array[v_row.action];
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text)
  RETURNS void
  LANGUAGE plpgsql
@@ -922,6 +1254,61 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.reject(id uuid, actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return samekey.act_cancel('reject', 'rejected', id, actor, reason, '{awaiting_approval}');
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, reason text, code text DEFAULT NULL::text, response_type text DEFAULT NULL::text, response bytea DEFAULT NULL::bytea, reference text DEFAULT NULL::text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row   samekey.outbox_queue;
+    v_sent  boolean := outcome <> 'not_sent';
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
+        ('code', samekey.act_text(code, 128)),
+        ('response_type', samekey.act_text(response_type, 255)),
+        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
+        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
+    update samekey.outbox_queue q
+    set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
+        due_at           = clock_timestamp(),
+        leased_by        = null,
+        lease_until      = null,
+        attempt          = q.attempt + 1,
+        attempts_used    = case when v_sent then 0 else q.attempts_used end,
+        no_resend        = v_sent and q.no_resend,
+        sent_unrendered  = v_sent and q.sent_unrendered,
+        first_sent_at    = case when v_sent then q.first_sent_at end,
+        key_window_until = case when v_sent then q.key_window_until end,
+        last_code        = coalesce(nullif(resolve.code, ''), q.last_code)
+    where q.id = resolve.id;
+    insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+    values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+            nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    return case when v_sent then array[v_row.action] else '{}' end;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.resolve_step(scope text, idem_key text, step text, outcome text, actor text, reason text, code integer DEFAULT NULL::integer, result bytea DEFAULT NULL::bytea)
  RETURNS void
  LANGUAGE plpgsql
@@ -970,6 +1357,36 @@ begin
         key_window_until = case when resolve_step.outcome <> 'not_sent' then s.key_window_until end,
         resolved_at = clock_timestamp(), resolved_by = resolve_step.actor, resolved_db_user = session_user, resolved_reason = resolve_step.reason
     where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.resume(destination text, actor text, reason text, action text DEFAULT ''::text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ended bigint;
+begin
+    perform samekey.act_check('resume', actor, reason);
+    perform samekey.act_target('resume', destination, action);
+    with ended as (
+        update samekey.pauses p
+        set ended_at = clock_timestamp(), ended_by = resume.actor, end_reason = resume.reason, ended_db_user = session_user
+        where p.destination = resume.destination collate "C" and p.action = coalesce(resume.action, '') collate "C" and p.ended_at is null
+        returning p.id
+    ), river as (
+        update samekey.river_queue r
+        set paused_at = null, updated_at = clock_timestamp()
+        where coalesce(resume.action, '') = '' and r.name = 'samekey_' || resume.destination and r.paused_at is not null
+        returning r.name
+    )
+    select (select count(*) from ended) + (select count(*) from river) into v_ended;
+    if v_ended = 0 then
+        raise exception 'samekey: resume: not paused'
+            using errcode = 'SK011', constraint = 'not_paused', hint = 'A pause of one action is ended with its action.';
+    end if;
 end
 $function$
 

@@ -2,7 +2,7 @@
 // file names the vendors and the requests to them.
 //
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
-//	worker migrate [-app-role r] [-worker-role r] [-print | -for tool -dir folder]
+//	worker migrate [-app-role r] [-worker-role r] [-operator-role r] [-approver-role r] [-print | -for tool -dir folder]
 //	worker config check [-config file]     print all mistakes in the file, with their lines
 //	worker pause -destination d -reason t  stop the calls to a destination, or of one -action, on every worker
 //	worker resume -destination d -reason t continue them

@@ -11,7 +11,8 @@ import (
 	"github.com/samekey/samekey/schema"
 )
 
-const migrateUsage = `usage: worker migrate [-app-role role] [-worker-role role] [-print | -for tool -dir folder]
+const migrateUsage = `usage: worker migrate [-app-role role] [-worker-role role] [-operator-role role] [-approver-role role]
+                      [-print | -for tool -dir folder]
 
 Creates or updates the tables of samekey and River in the Postgres schema "samekey", then grants the named roles what they
 need and no more. You can run it any number of times, and in several processes at once.
@@ -31,13 +32,16 @@ func (m *worker) migrate(args []string) int {
 	show := set.Bool("print", false, "print the statements and change nothing")
 	forTool := set.String("for", "", "write files for this `tool` instead: goose or golang-migrate")
 	dir := set.String("dir", "", "the existing `folder` of the tool's files")
-	app := set.String("app-role", "", "the application's existing `role`")
-	worker := set.String("worker-role", "", "the worker's existing `role`")
+	var roles schema.Roles
+	set.StringVar(&roles.App, "app-role", "", "the application's existing `role`")
+	set.StringVar(&roles.Worker, "worker-role", "", "the worker's existing `role`")
+	set.StringVar(&roles.Operator, "operator-role", "", "the existing `role` of people who redrive, resolve, cancel and pause")
+	set.StringVar(&roles.Approver, "approver-role", "", "the existing `role` of people who approve")
 	if code, done := m.flags(set, migrateUsage, args); done {
 		return code
 	}
 	if *forTool != "" || *dir != "" {
-		return m.migrateFiles(*forTool, *dir, schema.Roles{App: *app, Worker: *worker})
+		return m.migrateFiles(*forTool, *dir, roles)
 	}
 	if *show {
 		steps, err := schema.All()
@@ -48,10 +52,10 @@ func (m *worker) migrate(args []string) int {
 		for _, step := range steps {
 			m.print(m.stdout, fmt.Sprintf("-- %s\n%s\n\n", step.Name, step.SQL))
 		}
-		m.print(m.stdout, schema.Grants(*app, *worker))
+		m.print(m.stdout, schema.Grants(roles))
 		return 0
 	}
-	if err := m.migrateDatabase(schema.Roles{App: *app, Worker: *worker}); err != nil {
+	if err := m.migrateDatabase(roles); err != nil {
 		m.print(m.stderr, "worker: "+err.Error()+"\n")
 		if errors.Is(err, errDatabaseURL) {
 			return mistaken

@@ -41,7 +41,7 @@ func migrationFiles(dir string, t tool, roles schema.Roles) (names []string, err
 		for _, step := range steps {
 			last[step.Line] = fmt.Sprintf("%s_%04d", step.Line, step.Version)
 		}
-		steps = append(steps, schema.Migration{Name: "grants_of_" + last["samekey"] + "_" + last["river"], SQL: schema.Grants(roles.App, roles.Worker)})
+		steps = append(steps, schema.Migration{Name: "grants_of_" + last["samekey"] + "_" + last["river"], SQL: schema.Grants(roles)})
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -18,7 +18,7 @@ const pauseUsage = `usage: worker pause -destination name [-action name] [-for d
 Stops the calls to a destination, or of one of its actions, on every worker within a second. Intents that are due wait.
 
 environment:
-  DATABASE_URL  the database, with the worker's role
+  DATABASE_URL  the database, with the operator's role
 
 flags:
 `
@@ -28,7 +28,7 @@ const resumeUsage = `usage: worker resume -destination name [-action name] -reas
 Ends the pauses of a destination, including one made in River, or those of one of its actions.
 
 environment:
-  DATABASE_URL  the database, with the worker's role
+  DATABASE_URL  the database, with the operator's role
 
 flags:
 `

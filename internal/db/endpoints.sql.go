@@ -12,23 +12,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const EndpointsDelete = `-- name: EndpointsDelete :execrows
-delete from samekey.endpoints where destination = $1 and name = $2
-`
-
-type EndpointsDeleteParams struct {
-	Destination string
-	Name        string
-}
-
-func (q *Queries) EndpointsDelete(ctx context.Context, arg EndpointsDeleteParams) (int64, error) {
-	result, err := q.db.Exec(ctx, EndpointsDelete, arg.Destination, arg.Name)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
 const EndpointsForCalls = `-- name: EndpointsForCalls :many
 select e.name, e.url, e.secrets, e.version, e.stopped
 from unnest($1::text[]) as n (name)
@@ -174,95 +157,9 @@ func (q *Queries) EndpointsList(ctx context.Context, arg EndpointsListParams) ([
 	return items, nil
 }
 
-const EndpointsPut = `-- name: EndpointsPut :exec
-
-insert into samekey.endpoints (destination, name, url, secrets)
-values ($1, $2, $3, coalesce($4::text[], '{}'))
-on conflict (destination, name) do update
-set url = $3, secrets = coalesce($4::text[], '{}'), version = gen_random_uuid(), changed_at = clock_timestamp()
-`
-
-type EndpointsPutParams struct {
-	Destination string
-	Name        string
-	Url         string
-	Secrets     []string
-}
-
-// Webhook receivers behind a destination: URL, signing secrets, stopped or not. The interleavings:
-//
-//	an attempt reads the row; a person changes or starts    the attempt uses the row that it read. The 410 has an old
-//	the endpoint; the receiver answers 410 to the attempt   version and stops nothing: the next attempt asks again
-//	the endpoint is deleted and created again meanwhile     as above: the version is a new one
-//	two attempts get a 410 at once                          the second finds the endpoint stopped
-//	a person stops the endpoint during attempts             they end normally; no attempt starts after it
-//	the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
-//	                                                        stopped
-//
-// It does not use `excluded`, which needs SELECT on secrets: the application's role does not have that right.
-func (q *Queries) EndpointsPut(ctx context.Context, arg EndpointsPutParams) error {
-	_, err := q.db.Exec(ctx, EndpointsPut,
-		arg.Destination,
-		arg.Name,
-		arg.Url,
-		arg.Secrets,
-	)
-	return err
-}
-
-const EndpointsStart = `-- name: EndpointsStart :execrows
-update samekey.endpoints
-set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp()
-where destination = $1 and name = $2
-`
-
-type EndpointsStartParams struct {
-	Destination string
-	Name        string
-}
-
-func (q *Queries) EndpointsStart(ctx context.Context, arg EndpointsStartParams) (int64, error) {
-	result, err := q.db.Exec(ctx, EndpointsStart, arg.Destination, arg.Name)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
-const EndpointsStop = `-- name: EndpointsStop :execrows
-update samekey.endpoints
-set stopped_by  = case when stopped_at is null then $1::text else stopped_by end,
-    stop_reason = coalesce(stop_reason, $2::text),
-    stopped_at  = coalesce(stopped_at, clock_timestamp()),
-    version     = gen_random_uuid(),
-    changed_at  = clock_timestamp()
-where destination = $3 and name = $4
-`
-
-type EndpointsStopParams struct {
-	Actor       string
-	Reason      string
-	Destination string
-	Name        string
-}
-
-// A person stops an endpoint. An endpoint that is stopped already keeps its reason.
-func (q *Queries) EndpointsStop(ctx context.Context, arg EndpointsStopParams) (int64, error) {
-	result, err := q.db.Exec(ctx, EndpointsStop,
-		arg.Actor,
-		arg.Reason,
-		arg.Destination,
-		arg.Name,
-	)
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected(), nil
-}
-
 const EndpointsStopGone = `-- name: EndpointsStopGone :execrows
 update samekey.endpoints
-set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp()
+set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp(), changed_by = session_user
 where destination = $2 and name = $3 and version = $4 and stopped_at is null
 `
 

@@ -90,23 +90,29 @@ func (l *lives) step() {
 	case intent.EventOrphaned:
 		l.orphan(x)
 	case intent.EventApproved:
-		l.must(l.q.OutboxOperatorApprove(l.Context(), db.OutboxOperatorApproveParams{ID: x.id, Actor: "a", Reason: "r"}))
+		l.must(acted(l.q.ActApprove(l.Context(), db.ActApproveParams{ID: x.id, Actor: "a", Reason: "r"})))
 		l.moved(x, step.Event, intent.Pending)
 	case intent.EventRedriven:
-		l.must(l.q.OutboxOperatorRedrive(l.Context(), db.OutboxOperatorRedriveParams{ID: x.id, Actor: "a", Reason: "r"}))
+		l.unsend(x)
+		l.must(acted(l.q.ActRedrive(l.Context(), db.ActRedriveParams{ID: x.id, Actor: "a", Reason: "r"})))
 		l.moved(x, step.Event, intent.Pending)
 	case intent.EventResolved:
 		outcome := intent.OutcomeDelivered
 		if to != intent.Answered {
 			outcome = intent.OutcomeNotSent
 		}
-		l.must(l.q.OutboxOperatorResolve(l.Context(), db.OutboxOperatorResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"}))
+		l.must(acted(l.q.ActResolve(l.Context(), db.ActResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"})))
 		if x.held {
 			x.stale = append(x.stale, x.attempt)
 		}
 		l.moved(x, step.Event, to)
 	case intent.EventCancelled, intent.EventRejected:
-		l.must(l.q.OutboxOperatorCancel(l.Context(), db.OutboxOperatorCancelParams{ID: x.id, Event: step.Event, Actor: "a", Reason: "r"}))
+		l.unsend(x)
+		if step.Event == intent.EventCancelled {
+			l.must(acted(l.q.ActCancel(l.Context(), db.ActCancelParams{ID: x.id, Actor: "a", Reason: "r"})))
+		} else {
+			l.must(acted(l.q.ActReject(l.Context(), db.ActRejectParams{ID: x.id, Actor: "a", Reason: "r"})))
+		}
 		l.moved(x, step.Event, to)
 		l.promote(x.key)
 	}
@@ -118,7 +124,7 @@ func (l *lives) refused(x *life) {
 	l.Helper()
 	resolve := func(outcome string) func() (int64, error) {
 		return func() (int64, error) {
-			return l.q.OutboxOperatorResolve(l.Context(), db.OutboxOperatorResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"})
+			return acted(l.q.ActResolve(l.Context(), db.ActResolveParams{ID: x.id, Outcome: outcome, Actor: "a", Reason: "r"}))
 		}
 	}
 	for _, attempt := range []struct {
@@ -126,15 +132,21 @@ func (l *lives) refused(x *life) {
 		make  func() (int64, error)
 	}{
 		{intent.EventApproved, func() (int64, error) {
-			return l.q.OutboxOperatorApprove(l.Context(), db.OutboxOperatorApproveParams{ID: x.id, Actor: "a", Reason: "r"})
+			return acted(l.q.ActApprove(l.Context(), db.ActApproveParams{ID: x.id, Actor: "a", Reason: "r"}))
 		}},
 		{intent.EventResolved, resolve(intent.OutcomeDelivered)},
 		{intent.EventResolved, resolve(intent.OutcomeNotSent)},
-		{intent.EventRedriven, func() (int64, error) {
-			return l.q.OutboxOperatorRedrive(l.Context(), db.OutboxOperatorRedriveParams{ID: x.id, Actor: "a", Reason: "r"})
+		{intent.EventRejected, func() (int64, error) {
+			return acted(l.q.ActReject(l.Context(), db.ActRejectParams{ID: x.id, Actor: "a", Reason: "r"}))
+		}},
+		{intent.EventCancelled, func() (int64, error) {
+			return acted(l.q.ActCancel(l.Context(), db.ActCancelParams{ID: x.id, Actor: "a", Reason: "r"}))
 		}},
 		{intent.EventRedriven, func() (int64, error) {
-			rows, err := l.q.OutboxOperatorRedriveAll(l.Context(), db.OutboxOperatorRedriveAllParams{Statuses: []string{x.status}, MaxCount: 100, Actor: "a", Reason: "r"})
+			return acted(l.q.ActRedrive(l.Context(), db.ActRedriveParams{ID: x.id, Actor: "a", Reason: "r"}))
+		}},
+		{intent.EventRedriven, func() (int64, error) {
+			rows, err := l.q.ActRedriveAll(l.Context(), db.ActRedriveAllParams{Statuses: []string{x.status}, MaxCount: 100, Actor: "a", Reason: "r"})
 			return int64(len(rows)), err
 		}},
 		{intent.EventClaimed, func() (int64, error) { return l.claimable(x), nil }},
@@ -146,6 +158,11 @@ func (l *lives) refused(x *life) {
 			l.Fatalf("%q was %s: %d rows, %v", x.status, attempt.event, rows, err)
 		}
 	}
+}
+
+// unsend makes an intent unsent: what may have been sent is neither cancelled nor, perhaps, redriven.
+func (l *lives) unsend(x *life) {
+	l.exec(`update samekey.outbox_queue set first_sent_at = null, key_window_until = null where id = $1`, x.id)
 }
 
 // claimable claims an intent that must not be claimed, and returns how many rows that gave.

@@ -217,24 +217,3 @@ func (q *Queries) OperationStepsEnd(ctx context.Context, arg OperationStepsEndPa
 	_, err := q.db.Exec(ctx, OperationStepsEnd, arg.Scope, arg.IdemKey, arg.Fence, arg.LeaseUs, arg.Position, arg.Sends, arg.Unsent, arg.Error)
 	return err
 }
-
-const OperationStepsResolve = `-- name: OperationStepsResolve :exec
-select samekey.resolve_step($1::text, $2::text, $3::text, $4::text, $5::text, $6::text,
-                            $7::int, $8::bytea)
-`
-
-type OperationStepsResolveParams struct {
-	Scope   string
-	IdemKey string
-	Step    string
-	Outcome string
-	Actor   string
-	Reason  string
-	Code    *int32
-	Result  []byte
-}
-
-func (q *Queries) OperationStepsResolve(ctx context.Context, arg OperationStepsResolveParams) error {
-	_, err := q.db.Exec(ctx, OperationStepsResolve, arg.Scope, arg.IdemKey, arg.Step, arg.Outcome, arg.Actor, arg.Reason, arg.Code, arg.Result)
-	return err
-}

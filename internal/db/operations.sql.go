@@ -88,21 +88,3 @@ func (q *Queries) OperationsAbandoned(ctx context.Context) (int64, error) {
 	err := row.Scan(&operations)
 	return operations, err
 }
-
-const OperationsAbandon = `-- name: OperationsAbandon :exec
-select samekey.abandon_operation($1::text, $2::text, $3::text, $4::text, $5::int, $6::bytea)
-`
-
-type OperationsAbandonParams struct {
-	Scope   string
-	IdemKey string
-	Actor   string
-	Reason  string
-	Code    int32
-	Body    []byte
-}
-
-func (q *Queries) OperationsAbandon(ctx context.Context, arg OperationsAbandonParams) error {
-	_, err := q.db.Exec(ctx, OperationsAbandon, arg.Scope, arg.IdemKey, arg.Actor, arg.Reason, arg.Code, arg.Body)
-	return err
-}

@@ -171,7 +171,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 
 const OutboxHistory = `-- name: OutboxHistory :many
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.final_status, h.actor, h.reason
+       h.final_status, h.actor, h.reason, h.db_user
 from samekey.outbox_history h
 where h.intent_id = $1
 order by h.id
@@ -191,6 +191,7 @@ type OutboxHistoryRow struct {
 	FinalStatus  *string
 	Actor        *string
 	Reason       *string
+	DbUser       *string
 }
 
 // The events of an intent, in order.
@@ -217,6 +218,7 @@ func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHist
 			&i.FinalStatus,
 			&i.Actor,
 			&i.Reason,
+			&i.DbUser,
 		); err != nil {
 			return nil, err
 		}

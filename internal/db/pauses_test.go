@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // pauses returns the pauses in force and the ended ones, in order.
@@ -88,7 +89,7 @@ func TestPauseEndsAndIsDeletedAlone(t *testing.T) {
 	ctx := t.Context()
 	add := func(destination, action string, until *time.Time) {
 		t.Helper()
-		if _, err := s.q.PausesAdd(ctx, db.PausesAddParams{Destination: destination, Action: action, Actor: "ann", Reason: "r", Until: until}); err != nil {
+		if err := s.q.ActPause(ctx, db.ActPauseParams{Destination: destination, Action: action, Actor: "ann", Reason: "r", Until: until}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -97,22 +98,26 @@ func TestPauseEndsAndIsDeletedAlone(t *testing.T) {
 	add("bank", "charge", nil)
 	add("mail", "", &later)
 	s.exec(`insert into samekey.river_queue (name, updated_at, paused_at) values ('samekey_bank', now(), now()), ('samekey_mail', now(), now())`)
-	end := func(action string, want int32) {
+	end := func(action string) error {
 		t.Helper()
-		if n, err := s.q.PausesEnd(ctx, db.PausesEndParams{Destination: "bank", Action: action, Actor: "bob", Reason: "r"}); err != nil || n != want {
-			t.Errorf("the end of %q: %d, %v; want %d", action, n, err, want)
-		}
+		return s.q.ActResume(ctx, db.ActResumeParams{Destination: "bank", Action: action, Actor: "bob", Reason: "r"})
 	}
 	paused := func() string {
 		return s.text(`select coalesce(string_agg(name, ' ' order by name), '') from samekey.river_queue where paused_at is not null`)
 	}
-	end("charge", 1)
+	if err := end("charge"); err != nil {
+		t.Error(err)
+	}
 	if got := s.pauses() + "; " + paused(); got != "bank ann in force, bank charge ann bob, mail ann in force; samekey_bank samekey_mail" {
 		t.Error(got)
 	}
-	end("", 2) // River's too
+	if err := end(""); err != nil { // River's too
+		t.Error(err)
+	}
 	s.exec(`update samekey.pauses set ended_by = 'first' where destination = 'bank'`)
-	end("", 0)
+	if err := end(""); sqlstate.Of(err) != sqlstate.StateRefuses {
+		t.Errorf("ended twice: %v", err)
+	}
 	if got := s.pauses() + "; " + paused(); got != "bank ann first, bank charge ann first, mail ann in force; samekey_mail" {
 		t.Error(got)
 	}

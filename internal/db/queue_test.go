@@ -27,6 +27,7 @@ type queue struct {
 func newQueue(t *testing.T) *queue {
 	t.Helper()
 	on := samekeytest.NewDB(t)
+	dbtest.OtherWriter(t, on)
 	s := &queue{T: t, DB: on, q: db.New(on)}
 	s.live(7)
 	return s

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 // A release takes back expired leases. From a dead worker it also takes lookups, Applies and what is safe to resend.
@@ -193,6 +194,17 @@ func TestStatsFollowTheQueue(t *testing.T) {
 	take("charge pending 2 f f t")
 }
 
+// acted returns how many intents an act changed: none if their state does not allow it.
+func acted(_ []string, err error) (int64, error) {
+	if sqlstate.Of(err) == sqlstate.StateRefuses {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return 1, nil
+}
+
 // What operators change in a row besides its state.
 func TestOperatorChangesToARow(t *testing.T) {
 	s := newQueue(t)
@@ -200,17 +212,17 @@ func TestOperatorChangesToARow(t *testing.T) {
 	const known = `attempt = 3, attempts_used = 2, last_sent_attempt = 3, first_sent_at = now(), key_window_until = now() + interval '1 day', sent_unrendered = true, no_resend = true, approved_at = now(), last_code = 'absent'`
 	resolve := func(outcome, code string) func(uuid.UUID) (int64, error) {
 		return func(id uuid.UUID) (int64, error) {
-			return s.q.OutboxOperatorResolve(ctx, db.OutboxOperatorResolveParams{ID: id, Outcome: outcome, Code: code, Actor: "ann", Reason: "r"})
+			return acted(s.q.ActResolve(ctx, db.ActResolveParams{ID: id, Outcome: outcome, Code: code, Actor: "ann", Reason: "r"}))
 		}
 	}
 	redrive := func(id uuid.UUID) (int64, error) {
-		return s.q.OutboxOperatorRedrive(ctx, db.OutboxOperatorRedriveParams{ID: id, Actor: "ann", Reason: "r"})
+		return acted(s.q.ActRedrive(ctx, db.ActRedriveParams{ID: id, Actor: "ann", Reason: "r"}))
 	}
 	approve := func(id uuid.UUID) (int64, error) {
-		return s.q.OutboxOperatorApprove(ctx, db.OutboxOperatorApproveParams{ID: id, Actor: "ann", Reason: "r"})
+		return acted(s.q.ActApprove(ctx, db.ActApproveParams{ID: id, Actor: "ann", Reason: "r"}))
 	}
 	redriveAll := func(uuid.UUID) (int64, error) {
-		rows, err := s.q.OutboxOperatorRedriveAll(ctx, db.OutboxOperatorRedriveAllParams{Statuses: []string{"dead", "parked"}, MaxCount: 10, Actor: "ann", Reason: "r"})
+		rows, err := s.q.ActRedriveAll(ctx, db.ActRedriveAllParams{Statuses: []string{"dead", "parked"}, MaxCount: 10, Actor: "ann", Reason: "r"})
 		return int64(len(rows)), err
 	}
 	for _, c := range []struct {
@@ -225,7 +237,7 @@ func TestOperatorChangesToARow(t *testing.T) {
 		{"dead, not sent", `status = 'dead', `, resolve("not_sent", ""), []string{"status = 'dead'", "first_sent_at is null"}},
 		{"resolve what is pending", `status = 'pending', `, resolve("delivered", ""), nil},
 		{"resolve what is answered", `status = 'answered', `, resolve("delivered", ""), nil},
-		{"redrive", `status = 'dead', `, redrive, []string{"status = 'pending'", "attempt = 4", "attempts_used = 0", "approved_at is null", "first_sent_at is not null", "due_at <= clock_timestamp()"}},
+		{"redrive", `status = 'dead', safe_to_resend = true, `, redrive, []string{"status = 'pending'", "attempt = 4", "attempts_used = 0", "approved_at is null", "first_sent_at is not null", "due_at <= clock_timestamp()"}},
 		{"redrive what is unknown", `status = 'unknown', `, redrive, nil},
 		{"approve", `status = 'awaiting_approval', due_at = now() + interval '1 hour', `, approve, []string{"status = 'pending'", "attempt = 4", "approved_at is not null", "due_at > now() + interval '50 minutes'"}},
 		{"approve what is parked", `status = 'parked', `, approve, nil},
@@ -269,7 +281,7 @@ func TestOperatorChangesToARow(t *testing.T) {
 	}
 	within, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	rows, err := s.q.OutboxOperatorRedriveAll(within, db.OutboxOperatorRedriveAllParams{Statuses: []string{"dead"}, MaxCount: 10, Actor: "ann", Reason: "r"})
+	rows, err := s.q.ActRedriveAll(within, db.ActRedriveAllParams{Statuses: []string{"dead"}, MaxCount: 10, Actor: "ann", Reason: "r"})
 	if err != nil || len(rows) != 0 {
 		t.Errorf("redrive all of what another person holds: %v, %v", rows, err)
 	}

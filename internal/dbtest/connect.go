@@ -75,6 +75,17 @@ func Logins(t testing.TB, db *samekeytest.DB) (roles schema.Roles, appDSN, worke
 	return roles, appDSN, workerDSN
 }
 
+// Approver returns a pool of a login with the approver's rights. The test's own login wrote the intents, so it cannot
+// approve them.
+func Approver(t testing.TB, db *samekeytest.DB) *pgxpool.Pool {
+	t.Helper()
+	role, dsn := Login(t, db)
+	if err := schema.Grant(t.Context(), db.Pool, schema.Roles{Approver: role}); err != nil {
+		t.Fatal(err)
+	}
+	return Pool(t, dsn)
+}
+
 // LiveWorker holds a worker's session lock until the test ends. Without that lock, the worker's claims find nothing.
 func LiveWorker(t testing.TB, db *samekeytest.DB, worker int32) {
 	t.Helper()

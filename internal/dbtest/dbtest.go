@@ -85,6 +85,15 @@ func Insert(t testing.TB, db interface {
 	return id
 }
 
+// OtherWriter makes later intents of this database count as written by another login, so that the test's login may
+// approve them.
+func OtherWriter(t testing.TB, db interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}) {
+	t.Helper()
+	Exec(t, db, `alter table samekey.outbox alter written_by set default 'the application'`)
+}
+
 // Key returns a valid key. Its default scope is "acme", "orders.create".
 func Key(t testing.TB, value string, scope ...string) samekey.Key {
 	t.Helper()

@@ -70,24 +70,25 @@ func TestTableNamesEachStepOnce(t *testing.T) {
 	}
 }
 
-// events lists the events of each query that changes samekey.outbox_queue.
+// events lists the events of each query and each SQL function that changes samekey.outbox_queue.
 var events = map[string][]string{
-	"OutboxAnsweredClaim":      {intent.EventClaimed},
-	"OutboxQueueClaim":         {intent.EventClaimed},
-	"OutboxQueueMarkSending":   {intent.EventClaimed},
-	"OutboxQueueRenew":         {},
-	"OutboxQueueSettle":        {intent.EventAttempt, intent.EventLookup, intent.EventApply},
-	"OutboxQueueFinish":        {intent.EventApply},
-	"OutboxQueuePostpone":      {intent.EventPostponed},
-	"OutboxQueueSettleLate":    {intent.EventLate},
-	"OutboxQueuePromote":       {intent.EventPromoted},
-	"OutboxQueueRelease":       {intent.EventOrphaned},
-	"OutboxQueueRestore":       {intent.EventRestored},
-	"OutboxOperatorCancel":     {intent.EventRejected, intent.EventCancelled},
-	"OutboxOperatorApprove":    {intent.EventApproved},
-	"OutboxOperatorResolve":    {intent.EventResolved},
-	"OutboxOperatorRedrive":    {intent.EventRedriven},
-	"OutboxOperatorRedriveAll": {intent.EventRedriven},
+	"OutboxAnsweredClaim":    {intent.EventClaimed},
+	"OutboxQueueClaim":       {intent.EventClaimed},
+	"OutboxQueueMarkSending": {intent.EventClaimed},
+	"OutboxQueueRenew":       {},
+	"OutboxQueueSettle":      {intent.EventAttempt, intent.EventLookup, intent.EventApply},
+	"OutboxQueueFinish":      {intent.EventApply},
+	"OutboxQueuePostpone":    {intent.EventPostponed},
+	"OutboxQueueSettleLate":  {intent.EventLate},
+	"OutboxQueuePromote":     {intent.EventPromoted},
+	"OutboxQueueRelease":     {intent.EventOrphaned},
+	"OutboxQueueRestore":     {intent.EventRestored},
+	"ActRedriveAll":          {intent.EventRedriven},
+	"samekey.enqueue":        {intent.EventInserted},
+	"samekey.act_cancel":     {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.approve":        {intent.EventApproved},
+	"samekey.redrive":        {intent.EventRedriven},
+	"samekey.resolve":        {intent.EventResolved},
 }
 
 func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
@@ -190,7 +191,7 @@ func named(text string) (names []string) {
 	return names
 }
 
-// queries returns the statements of all query files, by name.
+// queries returns the statements of all query files, and the SQL functions of the migrations, by name.
 func queries(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../queries/*.sql")
@@ -206,6 +207,21 @@ func queries(t *testing.T) map[string]string {
 		for _, part := range strings.Split(string(content), "-- name: ")[1:] {
 			name, text, _ := strings.Cut(part, " ")
 			all[name] = text
+		}
+	}
+	migrations, err := filepath.Glob("../../schema/migrations/*.sql")
+	if err != nil || len(migrations) == 0 {
+		t.Fatalf("no migrations: %v", err)
+	}
+	for _, file := range migrations {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(content), "\ncreate function ")[1:] {
+			name, text, _ := strings.Cut(part, "(")
+			text, _, _ = strings.Cut(text, "\n$$;\n")
+			all[name] += text // a name may have several functions
 		}
 	}
 	return all

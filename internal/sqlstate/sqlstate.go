@@ -24,6 +24,9 @@ const (
 	IntentConflict  = "SK001"
 	IntentExists    = "SK002"
 	OtherService    = "SK003" // the scope is of another service
+	NotFound        = "SK010" // an act: there is no such intent
+	StateRefuses    = "SK011" // an act: the present state does not allow it
+	SecondPerson    = "SK012" // an act: another login has to approve
 	OperationLost   = "SK020" // another call has taken the operation over
 )
 

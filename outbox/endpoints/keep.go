@@ -24,7 +24,7 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 	err := e.check()
 	if err == nil {
 		secrets := append([]string{}, e.Secrets...)
-		err = db.New(on).EndpointsPut(ctx, db.EndpointsPutParams{Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: secrets})
+		err = db.New(on).ActEndpointPut(ctx, db.ActEndpointPutParams{Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: secrets})
 	}
 	if err != nil {
 		return fmt.Errorf("endpoints: put %v: %w", e, err)
@@ -36,8 +36,8 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 // were claimed just before may still be sent. An endpoint that is stopped already keeps its StoppedBy and StopReason.
 // [ErrNotFound] means that there is no such endpoint.
 func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
-	return change("stop", destination, name, by.Validate(), func() (int64, error) {
-		return db.New(on).EndpointsStop(ctx, db.EndpointsStopParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
+	return change("stop", destination, name, by.Validate(), func() (bool, error) {
+		return db.New(on).ActEndpointStop(ctx, db.ActEndpointStopParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
@@ -45,24 +45,24 @@ func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbo
 // (outbox.RedriveAll with Code "endpoint_stopped"). An endpoint that is not stopped is unchanged. [ErrNotFound] means
 // that there is no such endpoint.
 func Start(ctx context.Context, on samekey.Tx, destination, name string) error {
-	return change("start", destination, name, nil, func() (int64, error) {
-		return db.New(on).EndpointsStart(ctx, db.EndpointsStartParams{Destination: destination, Name: name})
+	return change("start", destination, name, nil, func() (bool, error) {
+		return db.New(on).ActEndpointStart(ctx, db.ActEndpointStartParams{Destination: destination, Name: name})
 	})
 }
 
 // Delete deletes an endpoint. Its unfinished intents become dead, unsent, with the code "endpoint_missing".
 // [ErrNotFound] means that there is no such endpoint.
 func Delete(ctx context.Context, on samekey.Tx, destination, name string) error {
-	return change("delete", destination, name, nil, func() (int64, error) {
-		return db.New(on).EndpointsDelete(ctx, db.EndpointsDeleteParams{Destination: destination, Name: name})
+	return change("delete", destination, name, nil, func() (bool, error) {
+		return db.New(on).ActEndpointDelete(ctx, db.ActEndpointDeleteParams{Destination: destination, Name: name})
 	})
 }
 
-func change(verb, destination, name string, bad error, write func() (int64, error)) error {
+func change(verb, destination, name string, bad error, write func() (bool, error)) error {
 	err := errors.Join(checkName(destination, name), bad)
 	if err == nil {
-		var n int64
-		if n, err = write(); err == nil && n == 0 {
+		var found bool
+		if found, err = write(); err == nil && !found {
 			err = ErrNotFound
 		}
 	}

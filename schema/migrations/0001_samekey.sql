@@ -70,6 +70,7 @@ create table samekey.outbox (
     headers       jsonb       not null default '{}',
     ordering_key  text        collate "C", -- intents with the same ordering key are sent one after another
     requested_by  text,                   -- who asked for the effect; this person may not approve it
+    written_by    text        not null default session_user, -- the login that wrote the intent; it may not approve it
     trace_context text,                   -- the W3C traceparent of the writer
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
@@ -153,14 +154,17 @@ create table samekey.outbox_history (
     error            text,
     response_type    text,
     response         bytea,
-    actor            text,                     -- the person who did it
+    reference        text        collate "C",  -- the vendor's own id of what it did, such as ch_123
+    actor            text,                     -- the person who did it, as the caller named them
     reason           text,
+    db_user          text,                     -- the login (session_user) of a person's act; null for a worker's event
     key_window_until timestamptz,              -- of the event with a final_status: do not prune before
     primary key (intent_id, id),
 
-    constraint outbox_history_event check (event in
-        ('attempt', 'lookup', 'apply', 'orphaned', 'late',
-         'approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'restored')),
+    -- A person's act has its login. Only the functions of the acts can write one: the worker's role may not.
+    constraint outbox_history_event check
+        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored')
+              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled') end),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
          'absent', 'accepted', 'not_sent')),
@@ -169,10 +173,12 @@ create table samekey.outbox_history (
     constraint outbox_history_error_length    check (octet_length(error) <= 4096),
     constraint outbox_history_response_length check (octet_length(response) <= 1048576),
     constraint outbox_history_type_length     check (octet_length(response_type) <= 255),
+    constraint outbox_history_reference_length check (octet_length(reference) between 1 and 255),
     constraint outbox_history_actor_length    check (octet_length(actor) between 1 and 255),
     constraint outbox_history_reason_length   check (octet_length(reason) between 1 and 4096)
 );
 create unique index outbox_history_finish on samekey.outbox_history (intent_id) where final_status is not null;
+create index outbox_history_reference on samekey.outbox_history (reference, intent_id) where reference is not null;
 
 -- The rendered request of an intent, stored before the first attempt if the action renders one. Every attempt sends
 -- these bytes, even if the configuration has changed since.
@@ -291,6 +297,7 @@ create table samekey.endpoints (
     stop_reason text,
     created_at  timestamptz not null default clock_timestamp(),
     changed_at  timestamptz not null default clock_timestamp(),
+    changed_by  text        not null default session_user, -- the login that changed it last
     primary key (destination, name),
 
     constraint endpoints_destination_name   check (destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'),
@@ -314,13 +321,15 @@ create table samekey.pauses (
     destination            text        collate "C" not null,
     action                 text        collate "C" not null default '', -- '': all actions
     paused_at              timestamptz not null default clock_timestamp(),
-    paused_by              text        not null,
+    paused_by              text        not null,   -- the person, as the caller named them
     reason                 text        not null,
+    paused_db_user         text,                   -- the person's login (session_user); null if copied from River
     until                  timestamptz,            -- null: until someone resumes it
     river_queue_created_at timestamptz,            -- null: not copied from River
     ended_at               timestamptz,            -- null: in force
     ended_by               text,
     end_reason             text,
+    ended_db_user          text,                   -- null if the pause ended by itself or in River
 
     constraint pauses_destination_name  check (destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'),
     constraint pauses_action_name       check (action = '' or action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
@@ -1121,8 +1130,7 @@ begin
 end
 $$;
 
--- What a person decides about an operation. Errors: SK010 there is no such operation or step; SK011 the state does not
--- allow it (the error's constraint is the state); 22023 an invalid argument, which is the error's column.
+-- What a person decides about an operation: acts, with the arguments and the errors of the acts below.
 
 -- Locks an operation on which no call works.
 create function samekey.operation_lock_idle(act text, scope text, idem_key text, actor text, reason text) returns void
@@ -1132,15 +1140,9 @@ as $$
 #variable_conflict use_column
 declare
     v_until timestamptz;
-    t       record;
 begin
     operation_lock_idle.scope := samekey.own_scope(operation_lock_idle.scope);
-    for t in select * from (values ('actor', operation_lock_idle.actor, 255), ('reason', operation_lock_idle.reason, 4096)) v (field, value, max_bytes) loop
-        if coalesce(btrim(t.value), '') = '' or octet_length(t.value) > t.max_bytes then
-            raise exception 'samekey: %: % must have 1 to % bytes of text: the next person who looks needs it', operation_lock_idle.act, t.field, t.max_bytes
-                using errcode = '22023', column = t.field;
-        end if;
-    end loop;
+    perform samekey.act_check(operation_lock_idle.act, operation_lock_idle.actor, operation_lock_idle.reason);
     select o.lease_until into v_until
     from samekey.operations o
     where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C"
@@ -1250,6 +1252,480 @@ begin
     where p.idem_key = abandon_operation.idem_key collate "C" and p.scope = abandon_operation.scope collate "C" and p.completed_at is null;
     delete from samekey.operations o
     where o.idem_key = abandon_operation.idem_key collate "C" and o.scope = abandon_operation.scope collate "C";
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Acts: what people do to intents, pauses and endpoints. Go, the command line, pages and psql call the same functions.
+-- Each function is one act: it locks, checks, changes, and records who did it. It runs as its owner, so a role needs
+-- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
+--
+-- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
+-- actor. The history also keeps db_user, the login of the session (session_user), which nobody can choose.
+--
+-- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
+-- that, the workers find it within half a second. Errors:
+--
+--   SK010  there is no such intent
+--   SK011  the present state does not allow the act. The error's constraint is the state, and the hint what is possible
+--   SK012  the two-person rule: another login has to approve. The error's constraint is the state
+--   22023  an invalid argument, which is the error's column
+--   42501  Postgres's own error: the role lacks the right. See schema.Roles
+--
+-- How acts on intents interleave with workers (queries/outbox_queue.sql) and with each other:
+--
+--  * A claim skips rows that are locked here. If the claim came first, act_lock waits for its commit and sees the
+--    result: leased, or still unknown or answered with a lease.
+--  * A settle, a release or a late answer that waits for a row locked here checks the row again after the commit. Each
+--    act raises the attempt, so it matches no row, and its answer is kept as a late one. If the settle came first,
+--    act_lock sees its outcome, or no row.
+--  * The sweep skips locked rows and compares the lease, which each act removes.
+--  * A late answer to the attempt that was sent last still resolves a parked intent, even if a person said that it was
+--    not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
+--    recorded.
+--  * Two people: the second waits for the commit of the first and sees the result.
+--  * A transaction that finishes an ordered intent takes the lock of its ordering key before any row lock, as a settle
+--    does; otherwise the two could deadlock. The ordering key is read from outbox, where it never changes. An intent
+--    that left its order has none in the queue and promotes no other.
+--  * Reconcile sees the queue row and the finishing event in one snapshot: one of them is always there.
+
+-- Refuses an actor or a reason that the next person could not use.
+create function samekey.act_check(act text, actor text, reason text) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_field text;
+    v_wrong text;
+    t       record;
+begin
+    for t in select * from (values ('actor', actor, 255), ('reason', reason, 4096)) v (field, value, max_bytes) loop
+        v_field := t.field;
+        v_wrong := case
+            when coalesce(t.value, '') collate "C" !~ '[^\s\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]'
+                then 'is required: the next person who looks at the history needs it'
+            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
+        end;
+        exit when v_wrong is not null;
+    end loop;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$$;
+
+-- Returns what is wrong with a text that is shown to people, or null.
+create function samekey.act_text(value text, max_bytes integer) returns text
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return case
+        when octet_length(value) > max_bytes then format('has %s bytes, the limit is %s', octet_length(value), max_bytes)
+        when value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+            then 'contains a control or invisible character: use printable text' end;
+end
+$$;
+
+-- Refuses the name of a destination or of an action. An empty action means all.
+create function samekey.act_target(act text, destination text, action text) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(destination, '') collate "C" !~ '^[a-z0-9][a-z0-9_-]{0,55}$' then
+        raise exception 'samekey: %: destination must match ^[a-z0-9][a-z0-9_-]{0,55}$, as in stripe', act
+            using errcode = '22023', column = 'destination';
+    elsif coalesce(action, '') collate "C" !~ '^([a-z][a-z0-9_.-]{0,62})?$' then
+        raise exception 'samekey: %: action must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card', act
+            using errcode = '22023', column = 'action';
+    end if;
+end
+$$;
+
+-- Raises SK011 for an intent in this state. Without a hint, it is what a person can do about the state.
+create function samekey.act_refuse(act text, id uuid, status text, hint text default null) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception 'samekey: %: intent % is %', act, id, coalesce(nullif(status, ''), 'not in the queue')
+        using errcode = 'SK011', constraint = status, hint = coalesce(hint, case
+            when status = 'pending' then 'a worker will send it when it is due; cancel takes it back if it was never sent'
+            when status = 'blocked' then 'it waits for earlier intents with its ordering key; cancel removes it'
+            when status = 'leased' then 'a worker is sending it now: look again after the attempt'
+            when status = 'unknown' then 'the vendor may or may not have acted: wait for the lookup, or find out and resolve it'
+            when status = 'answered' then 'the vendor has answered, and a worker will run Apply and finish it'
+            when status = 'awaiting_approval' then 'approve or reject it'
+            when status in ('parked', 'dead') then 'redrive or resolve it; cancel it if it was never sent, or is resolved as not sent'
+            when status in ('delivered', 'refused', 'cancelled') then 'it is finished: for another effect, insert an intent under another key or part'
+            else 'it lost its row in the queue: a worker''s reconcile restores the row' end);
+end
+$$;
+
+-- Begins an act: locks the intent's ordering key and its row in the queue, and returns the row. Raises SK010 or SK011
+-- unless the intent is in one of the states.
+create function samekey.act_lock(act text, id uuid, actor text, reason text, states text[]) returns samekey.outbox_queue
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row   samekey.outbox_queue;
+    v_final text;
+begin
+    perform samekey.act_check(act, actor, reason);
+    perform pg_advisory_xact_lock(samekey.ordering_lock(o.ordering_key))
+    from samekey.outbox o where o.id = act_lock.id and o.ordering_key is not null;
+    select q.* into v_row from samekey.outbox_queue q where q.id = act_lock.id for update;
+    if not found then
+        select coalesce(h.final_status, '') into v_final
+        from samekey.outbox o
+        left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
+        where o.id = act_lock.id;
+        if not found then
+            raise exception 'samekey: %: there is no intent %', act, act_lock.id
+                using errcode = 'SK010', hint = 'Its transaction did not commit, or it was pruned after its retention.';
+        end if;
+        perform samekey.act_refuse(act, act_lock.id, v_final);
+    elsif v_row.status <> all (states) then
+        perform samekey.act_refuse(act, act_lock.id, v_row.status);
+    end if;
+    return v_row;
+end
+$$;
+
+-- Refuses an intent that may have been sent and must not be sent twice.
+create function samekey.act_unsent(act text, q samekey.outbox_queue) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if q.first_sent_at is not null and not q.safe_to_resend then
+        perform samekey.act_refuse(act, q.id, q.status, 'it may have been sent and must not be sent twice: find out what the vendor did, '
+            'and resolve it; resolved as not sent, it can be redriven or cancelled');
+    end if;
+end
+$$;
+
+-- Makes a dead or parked intent due now. It has all its attempts again, and the same delivery key and bytes. An
+-- irreversible action needs approval again. An intent that left its order stays out of it. Refuses an intent that may
+-- have been sent and must not be sent twice: resolve it first.
+create function samekey.redrive(id uuid, actor text, reason text) returns text[]
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', redrive.id, actor, reason, '{parked,dead}');
+begin
+    perform samekey.act_unsent('redrive', v_row);
+    update samekey.outbox_queue q
+    set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1
+    where q.id = redrive.id;
+    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+    values (redrive.id, 'redriven', redrive.actor, redrive.reason, session_user);
+    return array[v_row.action];
+end
+$$;
+
+-- Finishes an intent as cancelled, and promotes the next intent with its ordering key. For cancel and reject.
+create function samekey.act_cancel(act text, event text, id uuid, actor text, reason text, states text[]) returns text[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row      samekey.outbox_queue := samekey.act_lock(act, act_cancel.id, actor, reason, states);
+    v_promoted text[];
+begin
+    if v_row.first_sent_at is not null and v_row.status not in ('parked', 'dead') then
+        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+            'it may have been sent at an earlier attempt: wait until it is finished, dead or parked');
+    elsif v_row.first_sent_at is not null and v_row.safe_to_resend then
+        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+            'it may have been sent: redrive it, or resolve it; resolved as not sent, it can be cancelled');
+    end if;
+    perform samekey.act_unsent(act, v_row);
+    delete from samekey.outbox_queue q where q.id = act_cancel.id;
+    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+    values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    if v_row.ordering_key is not null then
+        -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
+        with promoted as (
+            update samekey.outbox_queue q
+            set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
+            where coalesce(q.status, '') = 'blocked'
+              and q.id = (select b.id from samekey.outbox_queue b
+                          where b.ordering_key = v_row.ordering_key and b.status = 'blocked' order by b.seq limit 1)
+              and (select count(*) from samekey.outbox_queue h
+                   where h.ordering_key = v_row.ordering_key and h.ordering_key is not null and h.status <> 'blocked') = 0
+            returning q.action
+        )
+        select array_agg(p.action) into v_promoted from promoted p;
+    end if;
+    return coalesce(v_promoted, '{}');
+end
+$$;
+
+-- Finishes an intent as cancelled. It is not sent, and the next intent with its ordering key follows. Refuses an intent
+-- that may have been sent: resolve it first.
+create function samekey.cancel(id uuid, actor text, reason text) returns text[]
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return samekey.act_cancel('cancel', 'cancelled', id, actor, reason, '{pending,blocked,awaiting_approval,parked,dead}');
+end
+$$;
+
+-- Finishes an intent that awaits approval as cancelled. It is not sent, and the next intent with its ordering key
+-- follows.
+create function samekey.reject(id uuid, actor text, reason text) returns text[]
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return samekey.act_cancel('reject', 'rejected', id, actor, reason, '{awaiting_approval}');
+end
+$$;
+
+-- Allows an intent that awaits approval to be sent, once. It becomes due now, or when the vendor's Retry-After has
+-- passed.
+--
+-- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
+-- are logins of the database, which nobody can choose. The actor whom the writer named as requested_by is refused too.
+create function samekey.approve(id uuid, actor text, reason text) returns text[]
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
+    v_written   text;
+    v_requested text;
+    v_redrove   text;
+begin
+    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    select h.db_user into v_redrove from samekey.outbox_history h
+    where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
+    if session_user in (v_written, v_redrove) or actor = v_requested then
+        raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
+            using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
+                when actor = v_requested then 'its requester cannot approve it: another person has to'
+                when session_user = v_redrove then 'the login that redrove it cannot approve it: connect as another one'
+                else 'the login that wrote it cannot approve it: connect as another one' end;
+    end if;
+    update samekey.outbox_queue q
+    set status = 'pending', approved_at = clock_timestamp(), attempt = q.attempt + 1,
+        due_at = greatest(q.due_at, clock_timestamp()) -- the vendor may have asked for a wait
+    where q.id = approve.id;
+    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+    values (approve.id, 'approved', approve.actor, approve.reason, session_user);
+    return array[v_row.action];
+end
+$$;
+
+-- Records what really happened to an intent that is unknown, parked or dead. outcome is delivered, refused or not_sent.
+--
+-- Delivered or refused: a worker reads the answer from the history, applies it and finishes the intent. Not sent: the
+-- vendor never saw the key, and never will. The intent forgets that it was sent, and rests until a person redrives or
+-- cancels it.
+--
+-- The other arguments are the evidence: the vendor's code, its answer (at most 1 MiB, without secrets) with its media
+-- type, and its own id of what it did. Empty means none.
+create function samekey.resolve(
+    id            uuid,
+    outcome       text,
+    actor         text,
+    reason        text,
+    code          text  default null,
+    response_type text  default null,
+    response      bytea default null,
+    reference     text  default null
+) returns text[]
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row   samekey.outbox_queue;
+    v_sent  boolean := outcome <> 'not_sent';
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
+        ('code', samekey.act_text(code, 128)),
+        ('response_type', samekey.act_text(response_type, 255)),
+        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
+        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
+    update samekey.outbox_queue q
+    set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
+        due_at           = clock_timestamp(),
+        leased_by        = null,
+        lease_until      = null,
+        attempt          = q.attempt + 1,
+        attempts_used    = case when v_sent then 0 else q.attempts_used end,
+        no_resend        = v_sent and q.no_resend,
+        sent_unrendered  = v_sent and q.sent_unrendered,
+        first_sent_at    = case when v_sent then q.first_sent_at end,
+        key_window_until = case when v_sent then q.key_window_until end,
+        last_code        = coalesce(nullif(resolve.code, ''), q.last_code)
+    where q.id = resolve.id;
+    insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+    values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+            nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    return case when v_sent then array[v_row.action] else '{}' end;
+end
+$$;
+
+-- Stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
+-- second. Without until, it lasts until samekey.resume. The destination need not exist yet.
+--
+-- Errors: SK011 with the constraint "paused" if it is paused already: that pause and its reason stay. queries/pauses.sql
+-- has the interleavings.
+create function samekey.pause(
+    destination text,
+    actor       text,
+    reason      text,
+    action      text        default '',
+    until       timestamptz default null
+) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform samekey.act_check('pause', actor, reason);
+    perform samekey.act_target('pause', destination, action);
+    if until <= clock_timestamp() then
+        raise exception 'samekey: pause: until is in the past' using errcode = '22023', column = 'until';
+    end if;
+    update samekey.pauses p -- an expired pause would conflict with the new one
+    set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
+    where p.destination = pause.destination collate "C" and p.action = coalesce(pause.action, '') collate "C"
+      and p.ended_at is null and p.until <= clock_timestamp();
+    insert into samekey.pauses (destination, action, paused_by, reason, paused_db_user, until)
+    values (pause.destination, coalesce(pause.action, ''), pause.actor, pause.reason, session_user, pause.until)
+    on conflict do nothing;
+    if not found then
+        raise exception 'samekey: pause: already paused'
+            using errcode = 'SK011', constraint = 'paused', hint = 'That pause and its reason stay: see samekey.pauses.';
+    end if;
+end
+$$;
+
+-- Ends the pauses of exactly this destination and action, and River's pause if it is for all actions. Workers continue
+-- within a second. Errors: SK011 with the constraint "not_paused" if there is none.
+create function samekey.resume(
+    destination text,
+    actor       text,
+    reason      text,
+    action      text default ''
+) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ended bigint;
+begin
+    perform samekey.act_check('resume', actor, reason);
+    perform samekey.act_target('resume', destination, action);
+    with ended as (
+        update samekey.pauses p
+        set ended_at = clock_timestamp(), ended_by = resume.actor, end_reason = resume.reason, ended_db_user = session_user
+        where p.destination = resume.destination collate "C" and p.action = coalesce(resume.action, '') collate "C" and p.ended_at is null
+        returning p.id
+    ), river as (
+        update samekey.river_queue r
+        set paused_at = null, updated_at = clock_timestamp()
+        where coalesce(resume.action, '') = '' and r.name = 'samekey_' || resume.destination and r.paused_at is not null
+        returning r.name
+    )
+    select (select count(*) from ended) + (select count(*) from river) into v_ended;
+    if v_ended = 0 then
+        raise exception 'samekey: resume: not paused'
+            using errcode = 'SK011', constraint = 'not_paused', hint = 'A pause of one action is ended with its action.';
+    end if;
+end
+$$;
+
+-- Adds a webhook receiver, or replaces the URL and the secrets of an existing one. A stopped one stays stopped. The
+-- errors (22023) contain neither the URL nor a secret.
+--
+-- The functions of endpoints raise no error if there is no such endpoint, but return false: a caller's transaction goes
+-- on. No function returns a secret.
+create function samekey.endpoint_put(destination text, name text, url text, secrets text[] default '{}') returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    perform samekey.act_target('endpoint_put', destination, '');
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('name', case when octet_length(name) not between 1 and 255 or name is null then 'must be text of 1 to 255 bytes' end),
+        ('url', case when url is null or octet_length(url) > 2048 or url !~ '^https?://' then 'must begin with https:// or http://, and have at most 2048 bytes' end),
+        ('secrets', case
+            when cardinality(secrets) > 8 or octet_length(array_to_string(secrets, '')) > 4096 then 'are too many or too long: at most 8, of 4096 bytes together'
+            when array_position(secrets, null) is not null or array_position(secrets, '') is not null then 'must not be empty or null'
+            when array_to_string(secrets, ' ') ~ '(^| )(v1a?,|whsk_|whpk_)' then 'must be of the form whsec_ and base64: v1, is the name of a signature, and whsk_ and whpk_ are ed25519 keys, which cannot sign'
+            end)) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: endpoint_put: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    insert into samekey.endpoints as e (destination, name, url, secrets)
+    values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'))
+    on conflict on constraint endpoints_pkey do update
+    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user;
+end
+$$;
+
+-- Stops an endpoint: nothing is sent to it after the commit. One that is stopped already keeps its reason.
+create function samekey.endpoint_stop(destination text, name text, actor text, reason text) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform samekey.act_check('endpoint_stop', actor, reason);
+    update samekey.endpoints e
+    set stopped_by  = case when e.stopped_at is null then endpoint_stop.actor else e.stopped_by end,
+        stop_reason = coalesce(e.stop_reason, endpoint_stop.reason),
+        stopped_at  = coalesce(e.stopped_at, clock_timestamp()),
+        version     = gen_random_uuid(),
+        changed_at  = clock_timestamp(),
+        changed_by  = session_user
+    where e.destination = endpoint_stop.destination collate "C" and e.name = endpoint_stop.name collate "C";
+    return found;
+end
+$$;
+
+-- Allows calls to a stopped endpoint again. Its dead intents stay dead until they are redriven.
+create function samekey.endpoint_start(destination text, name text) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update samekey.endpoints e
+    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
+    return found;
+end
+$$;
+
+-- Deletes an endpoint. Its unfinished intents become dead, unsent.
+create function samekey.endpoint_delete(destination text, name text) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from samekey.endpoints e
+    where e.destination = endpoint_delete.destination collate "C" and e.name = endpoint_delete.name collate "C";
+    return found;
 end
 $$;
 
