@@ -34,7 +34,7 @@ select samekey.step_put(@scope::text, @idem_key::text, @fence::bigint, @lease_us
                         @failed::boolean, sqlc.narg('code')::int, sqlc.narg('result')::bytea);
 
 -- name: OperationStepsMark :one
-select verdict, sends, wait_us
+select verdict::text as verdict, sends::int as sends, wait_us::bigint as wait_us
 from samekey.call_mark(@scope::text, @idem_key::text, @fence::bigint, @lease_us::bigint, @position::smallint, @name::text,
                        @timeout_us::bigint, @window_us::bigint, @settle_us::bigint, @can_lookup::boolean, @absent::boolean, @resend_absent::boolean);
 

@@ -44,7 +44,7 @@
 --  * Prune deletes completed records only, with their steps. An operation in progress is kept however old it is.
 
 -- name: OperationsStart :one
-select outcome, retry_us
+select outcome::text as outcome, retry_us::bigint as retry_us
 from samekey.operation_start(@scope::text, @idem_key::text, @payload_hash::bytea, @hash_version::smallint, @retain_us::bigint,
                              @fence::bigint, @lease_us::bigint);
 

@@ -12,7 +12,33 @@ import (
 	"github.com/google/uuid"
 )
 
+const ActAbandonOperation = `-- name: ActAbandonOperation :exec
+select samekey.abandon_operation($1::text, $2::text, $3::text, $4::text, $5::int, $6::bytea)
+`
+
+type ActAbandonOperationParams struct {
+	Scope   string
+	IdemKey string
+	Actor   string
+	Reason  string
+	Code    int32
+	Body    []byte
+}
+
+func (q *Queries) ActAbandonOperation(ctx context.Context, arg ActAbandonOperationParams) error {
+	_, err := q.db.Exec(ctx, ActAbandonOperation,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.Body,
+	)
+	return err
+}
+
 const ActApprove = `-- name: ActApprove :one
+
 select samekey.approve($1::uuid, $2::text, $3::text)::text[]
 `
 
@@ -22,25 +48,10 @@ type ActApproveParams struct {
 	Reason string
 }
 
+// Acts: what people do. Each act is one SQL function, so that Go, the command line, pages and psql do the same. The
+// migration has the functions, their errors and the interleavings. An act of an intent returns the actions to wake.
 func (q *Queries) ActApprove(ctx context.Context, arg ActApproveParams) ([]string, error) {
 	row := q.db.QueryRow(ctx, ActApprove, arg.ID, arg.Actor, arg.Reason)
-	var column_1 []string
-	err := row.Scan(&column_1)
-	return column_1, err
-}
-
-const ActReject = `-- name: ActReject :one
-select samekey.reject($1::uuid, $2::text, $3::text)::text[]
-`
-
-type ActRejectParams struct {
-	ID     uuid.UUID
-	Actor  string
-	Reason string
-}
-
-func (q *Queries) ActReject(ctx context.Context, arg ActRejectParams) ([]string, error) {
-	row := q.db.QueryRow(ctx, ActReject, arg.ID, arg.Actor, arg.Reason)
 	var column_1 []string
 	err := row.Scan(&column_1)
 	return column_1, err
@@ -63,76 +74,20 @@ func (q *Queries) ActCancel(ctx context.Context, arg ActCancelParams) ([]string,
 	return column_1, err
 }
 
-const ActRedrive = `-- name: ActRedrive :one
-select samekey.redrive($1::uuid, $2::text, $3::text)::text[]
+const ActEndpointDelete = `-- name: ActEndpointDelete :one
+select samekey.endpoint_delete($1::text, $2::text)::boolean
 `
 
-type ActRedriveParams struct {
-	ID     uuid.UUID
-	Actor  string
-	Reason string
+type ActEndpointDeleteParams struct {
+	Destination string
+	Name        string
 }
 
-func (q *Queries) ActRedrive(ctx context.Context, arg ActRedriveParams) ([]string, error) {
-	row := q.db.QueryRow(ctx, ActRedrive, arg.ID, arg.Actor, arg.Reason)
-	var column_1 []string
+func (q *Queries) ActEndpointDelete(ctx context.Context, arg ActEndpointDeleteParams) (bool, error) {
+	row := q.db.QueryRow(ctx, ActEndpointDelete, arg.Destination, arg.Name)
+	var column_1 bool
 	err := row.Scan(&column_1)
 	return column_1, err
-}
-
-const ActResolve = `-- name: ActResolve :one
-select samekey.resolve($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text, $7::bytea, $8::text)::text[]
-`
-
-type ActResolveParams struct {
-	ID           uuid.UUID
-	Outcome      string
-	Actor        string
-	Reason       string
-	Code         string
-	ResponseType string
-	Response     []byte
-	Reference    string
-}
-
-func (q *Queries) ActResolve(ctx context.Context, arg ActResolveParams) ([]string, error) {
-	row := q.db.QueryRow(ctx, ActResolve, arg.ID, arg.Outcome, arg.Actor, arg.Reason, arg.Code, arg.ResponseType, arg.Response, arg.Reference)
-	var column_1 []string
-	err := row.Scan(&column_1)
-	return column_1, err
-}
-
-const ActPause = `-- name: ActPause :exec
-select samekey.pause($1::text, $2::text, $3::text, $4::text, $5::timestamptz)
-`
-
-type ActPauseParams struct {
-	Destination string
-	Actor       string
-	Reason      string
-	Action      string
-	Until       *time.Time
-}
-
-func (q *Queries) ActPause(ctx context.Context, arg ActPauseParams) error {
-	_, err := q.db.Exec(ctx, ActPause, arg.Destination, arg.Actor, arg.Reason, arg.Action, arg.Until)
-	return err
-}
-
-const ActResume = `-- name: ActResume :exec
-select samekey.resume($1::text, $2::text, $3::text, $4::text)
-`
-
-type ActResumeParams struct {
-	Destination string
-	Actor       string
-	Reason      string
-	Action      string
-}
-
-func (q *Queries) ActResume(ctx context.Context, arg ActResumeParams) error {
-	_, err := q.db.Exec(ctx, ActResume, arg.Destination, arg.Actor, arg.Reason, arg.Action)
-	return err
 }
 
 const ActEndpointPut = `-- name: ActEndpointPut :exec
@@ -147,26 +102,13 @@ type ActEndpointPutParams struct {
 }
 
 func (q *Queries) ActEndpointPut(ctx context.Context, arg ActEndpointPutParams) error {
-	_, err := q.db.Exec(ctx, ActEndpointPut, arg.Destination, arg.Name, arg.Url, arg.Secrets)
+	_, err := q.db.Exec(ctx, ActEndpointPut,
+		arg.Destination,
+		arg.Name,
+		arg.Url,
+		arg.Secrets,
+	)
 	return err
-}
-
-const ActEndpointStop = `-- name: ActEndpointStop :one
-select samekey.endpoint_stop($1::text, $2::text, $3::text, $4::text)::boolean
-`
-
-type ActEndpointStopParams struct {
-	Destination string
-	Name        string
-	Actor       string
-	Reason      string
-}
-
-func (q *Queries) ActEndpointStop(ctx context.Context, arg ActEndpointStopParams) (bool, error) {
-	row := q.db.QueryRow(ctx, ActEndpointStop, arg.Destination, arg.Name, arg.Actor, arg.Reason)
-	var column_1 bool
-	err := row.Scan(&column_1)
-	return column_1, err
 }
 
 const ActEndpointStart = `-- name: ActEndpointStart :one
@@ -185,59 +127,67 @@ func (q *Queries) ActEndpointStart(ctx context.Context, arg ActEndpointStartPara
 	return column_1, err
 }
 
-const ActEndpointDelete = `-- name: ActEndpointDelete :one
-select samekey.endpoint_delete($1::text, $2::text)::boolean
+const ActEndpointStop = `-- name: ActEndpointStop :one
+select samekey.endpoint_stop($1::text, $2::text, $3::text, $4::text)::boolean
 `
 
-type ActEndpointDeleteParams struct {
+type ActEndpointStopParams struct {
 	Destination string
 	Name        string
+	Actor       string
+	Reason      string
 }
 
-func (q *Queries) ActEndpointDelete(ctx context.Context, arg ActEndpointDeleteParams) (bool, error) {
-	row := q.db.QueryRow(ctx, ActEndpointDelete, arg.Destination, arg.Name)
+func (q *Queries) ActEndpointStop(ctx context.Context, arg ActEndpointStopParams) (bool, error) {
+	row := q.db.QueryRow(ctx, ActEndpointStop,
+		arg.Destination,
+		arg.Name,
+		arg.Actor,
+		arg.Reason,
+	)
 	var column_1 bool
 	err := row.Scan(&column_1)
 	return column_1, err
 }
 
-const ActResolveStep = `-- name: ActResolveStep :exec
-select samekey.resolve_step($1::text, $2::text, $3::text, $4::text, $5::text, $6::text,
-                            $7::int, $8::bytea)
+const ActPause = `-- name: ActPause :exec
+select samekey.pause($1::text, $2::text, $3::text, $4::text, $5::timestamptz)
 `
 
-type ActResolveStepParams struct {
-	Scope   string
-	IdemKey string
-	Step    string
-	Outcome string
-	Actor   string
-	Reason  string
-	Code    *int32
-	Result  []byte
+type ActPauseParams struct {
+	Destination string
+	Actor       string
+	Reason      string
+	Action      string
+	Until       *time.Time
 }
 
-func (q *Queries) ActResolveStep(ctx context.Context, arg ActResolveStepParams) error {
-	_, err := q.db.Exec(ctx, ActResolveStep, arg.Scope, arg.IdemKey, arg.Step, arg.Outcome, arg.Actor, arg.Reason, arg.Code, arg.Result)
+func (q *Queries) ActPause(ctx context.Context, arg ActPauseParams) error {
+	_, err := q.db.Exec(ctx, ActPause,
+		arg.Destination,
+		arg.Actor,
+		arg.Reason,
+		arg.Action,
+		arg.Until,
+	)
 	return err
 }
 
-const ActAbandonOperation = `-- name: ActAbandonOperation :exec
-select samekey.abandon_operation($1::text, $2::text, $3::text, $4::text, $5::int, $6::bytea)
+const ActRedrive = `-- name: ActRedrive :one
+select samekey.redrive($1::uuid, $2::text, $3::text)::text[]
 `
 
-type ActAbandonOperationParams struct {
-	Scope   string
-	IdemKey string
-	Actor   string
-	Reason  string
-	Code    int32
-	Body    []byte
+type ActRedriveParams struct {
+	ID     uuid.UUID
+	Actor  string
+	Reason string
 }
 
-func (q *Queries) ActAbandonOperation(ctx context.Context, arg ActAbandonOperationParams) error {
-	_, err := q.db.Exec(ctx, ActAbandonOperation, arg.Scope, arg.IdemKey, arg.Actor, arg.Reason, arg.Code, arg.Body)
-	return err
+func (q *Queries) ActRedrive(ctx context.Context, arg ActRedriveParams) ([]string, error) {
+	row := q.db.QueryRow(ctx, ActRedrive, arg.ID, arg.Actor, arg.Reason)
+	var column_1 []string
+	err := row.Scan(&column_1)
+	return column_1, err
 }
 
 const ActRedriveAll = `-- name: ActRedriveAll :many
@@ -315,4 +265,103 @@ func (q *Queries) ActRedriveAll(ctx context.Context, arg ActRedriveAllParams) ([
 		return nil, err
 	}
 	return items, nil
+}
+
+const ActReject = `-- name: ActReject :one
+select samekey.reject($1::uuid, $2::text, $3::text)::text[]
+`
+
+type ActRejectParams struct {
+	ID     uuid.UUID
+	Actor  string
+	Reason string
+}
+
+func (q *Queries) ActReject(ctx context.Context, arg ActRejectParams) ([]string, error) {
+	row := q.db.QueryRow(ctx, ActReject, arg.ID, arg.Actor, arg.Reason)
+	var column_1 []string
+	err := row.Scan(&column_1)
+	return column_1, err
+}
+
+const ActResolve = `-- name: ActResolve :one
+select samekey.resolve($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text, $7::bytea, $8::text)::text[]
+`
+
+type ActResolveParams struct {
+	ID           uuid.UUID
+	Outcome      string
+	Actor        string
+	Reason       string
+	Code         string
+	ResponseType string
+	Response     []byte
+	Reference    string
+}
+
+func (q *Queries) ActResolve(ctx context.Context, arg ActResolveParams) ([]string, error) {
+	row := q.db.QueryRow(ctx, ActResolve,
+		arg.ID,
+		arg.Outcome,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.ResponseType,
+		arg.Response,
+		arg.Reference,
+	)
+	var column_1 []string
+	err := row.Scan(&column_1)
+	return column_1, err
+}
+
+const ActResolveStep = `-- name: ActResolveStep :exec
+select samekey.resolve_step($1::text, $2::text, $3::text, $4::text, $5::text, $6::text,
+                            $7::int, $8::bytea)
+`
+
+type ActResolveStepParams struct {
+	Scope   string
+	IdemKey string
+	Step    string
+	Outcome string
+	Actor   string
+	Reason  string
+	Code    *int32
+	Result  []byte
+}
+
+func (q *Queries) ActResolveStep(ctx context.Context, arg ActResolveStepParams) error {
+	_, err := q.db.Exec(ctx, ActResolveStep,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Step,
+		arg.Outcome,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.Result,
+	)
+	return err
+}
+
+const ActResume = `-- name: ActResume :exec
+select samekey.resume($1::text, $2::text, $3::text, $4::text)
+`
+
+type ActResumeParams struct {
+	Destination string
+	Actor       string
+	Reason      string
+	Action      string
+}
+
+func (q *Queries) ActResume(ctx context.Context, arg ActResumeParams) error {
+	_, err := q.db.Exec(ctx, ActResume,
+		arg.Destination,
+		arg.Actor,
+		arg.Reason,
+		arg.Action,
+	)
+	return err
 }

@@ -103,6 +103,7 @@ func (q *Queries) EndpointsGet(ctx context.Context, arg EndpointsGetParams) (End
 }
 
 const EndpointsList = `-- name: EndpointsList :many
+
 select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, changed_at
 from samekey.endpoints
 where destination = $1 and name > $2
@@ -127,6 +128,16 @@ type EndpointsListRow struct {
 	ChangedAt   time.Time
 }
 
+// Webhook receivers behind a destination: URL, signing secrets, stopped or not. The interleavings:
+//
+//	an attempt reads the row; a person changes or starts    the attempt uses the row that it read. The 410 has an old
+//	the endpoint; the receiver answers 410 to the attempt   version and stops nothing: the next attempt asks again
+//	the endpoint is deleted and created again meanwhile     as above: the version is a new one
+//	two attempts get a 410 at once                          the second finds the endpoint stopped
+//	a person stops the endpoint during attempts             they end normally; no attempt starts after it
+//	the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
+//	                                                        stopped
+//
 // One page, ordered by name.
 func (q *Queries) EndpointsList(ctx context.Context, arg EndpointsListParams) ([]EndpointsListRow, error) {
 	rows, err := q.db.Query(ctx, EndpointsList, arg.Destination, arg.AfterName, arg.MaxCount)

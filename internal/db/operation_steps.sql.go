@@ -10,52 +10,64 @@ import (
 	"time"
 )
 
-const OperationStepsList = `-- name: OperationStepsList :many
-select position, name, status, failed, code, result, (delivery_key is not null)::boolean as calls, coalesce(sends, 0)::int as sends
-from samekey.operation_steps
-where idem_key = $1::text and scope = $2::text
-order by position
+const OperationStepsAnswer = `-- name: OperationStepsAnswer :exec
+select samekey.call_put($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint,
+                        $6::boolean, $7::int, $8::bytea)
 `
 
-type OperationStepsListParams struct {
-	IdemKey string
-	Scope   string
-}
-
-type OperationStepsListRow struct {
+type OperationStepsAnswerParams struct {
+	Scope    string
+	IdemKey  string
+	Fence    int64
+	LeaseUs  int64
 	Position int16
-	Name     string
-	Status   string
 	Failed   bool
 	Code     *int32
 	Result   []byte
-	Calls    bool
-	Sends    int32
 }
 
-// The steps of an operation, in order, right after the call has taken it over.
+func (q *Queries) OperationStepsAnswer(ctx context.Context, arg OperationStepsAnswerParams) error {
+	_, err := q.db.Exec(ctx, OperationStepsAnswer,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Fence,
+		arg.LeaseUs,
+		arg.Position,
+		arg.Failed,
+		arg.Code,
+		arg.Result,
+	)
+	return err
+}
 
-const OperationStepsLock = `-- name: OperationStepsLock :one
-select samekey.step_lock($1::text, $2::text, $3::bigint) as locked, now()::timestamptz as began
+const OperationStepsEnd = `-- name: OperationStepsEnd :exec
+select samekey.call_end($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::int,
+                        $7::boolean, $8::text)
 `
 
-type OperationStepsLockParams struct {
-	Scope   string
-	IdemKey string
-	Fence   int64
+type OperationStepsEndParams struct {
+	Scope    string
+	IdemKey  string
+	Fence    int64
+	LeaseUs  int64
+	Position int16
+	Sends    int32
+	Unsent   bool
+	Error    string
 }
 
-type OperationStepsLockRow struct {
-	Locked bool
-	Began  time.Time
-}
-
-// The start of a step's transaction. The columns are those of ProcessedEventsTryLock.
-func (q *Queries) OperationStepsLock(ctx context.Context, arg OperationStepsLockParams) (OperationStepsLockRow, error) {
-	row := q.db.QueryRow(ctx, OperationStepsLock, arg.Scope, arg.IdemKey, arg.Fence)
-	var i OperationStepsLockRow
-	err := row.Scan(&i.Locked, &i.Began)
-	return i, err
+func (q *Queries) OperationStepsEnd(ctx context.Context, arg OperationStepsEndParams) error {
+	_, err := q.db.Exec(ctx, OperationStepsEnd,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Fence,
+		arg.LeaseUs,
+		arg.Position,
+		arg.Sends,
+		arg.Unsent,
+		arg.Error,
+	)
+	return err
 }
 
 const OperationStepsFind = `-- name: OperationStepsFind :one
@@ -86,64 +98,105 @@ type OperationStepsFindRow struct {
 
 // The columns are those of ProcessedEventsFind, so a step replays as a record does.
 func (q *Queries) OperationStepsFind(ctx context.Context, arg OperationStepsFindParams) (OperationStepsFindRow, error) {
-	row := q.db.QueryRow(ctx, OperationStepsFind, arg.IdemKey, arg.Scope, arg.Position, arg.Name)
+	row := q.db.QueryRow(ctx, OperationStepsFind,
+		arg.IdemKey,
+		arg.Scope,
+		arg.Position,
+		arg.Name,
+	)
 	var i OperationStepsFindRow
-	err := row.Scan(&i.PayloadHash, &i.HashVersion, &i.InProgress, &i.Failed, &i.ResponseCode, &i.ResponseHeaders, &i.ResponseBody)
+	err := row.Scan(
+		&i.PayloadHash,
+		&i.HashVersion,
+		&i.InProgress,
+		&i.Failed,
+		&i.ResponseCode,
+		&i.ResponseHeaders,
+		&i.ResponseBody,
+	)
 	return i, err
 }
 
-const OperationStepsPut = `-- name: OperationStepsPut :exec
-select samekey.step_put($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::text,
-                        $7::boolean, $8::int, $9::bytea)
-where case when now() = $10::timestamptz then clock_timestamp()
-           else ('samekey: this is not the transaction in which the step started'::text)::timestamptz end is not null
+const OperationStepsList = `-- name: OperationStepsList :many
+
+select position, name, status, failed, code, result, (delivery_key is not null)::boolean as calls, coalesce(sends, 0)::int as sends
+from samekey.operation_steps
+where idem_key = $1::text and scope = $2::text
+order by position
 `
 
-type OperationStepsPutParams struct {
-	Scope    string
-	IdemKey  string
-	Fence    int64
-	LeaseUs  int64
+type OperationStepsListParams struct {
+	IdemKey string
+	Scope   string
+}
+
+type OperationStepsListRow struct {
 	Position int16
 	Name     string
+	Status   string
 	Failed   bool
 	Code     *int32
 	Result   []byte
-	Began    time.Time
+	Calls    bool
+	Sends    int32
 }
 
-// The end of a step's transaction. It raises if this is not the transaction that took the lock: see
-// ProcessedEventsInsert.
-func (q *Queries) OperationStepsPut(ctx context.Context, arg OperationStepsPutParams) error {
-	_, err := q.db.Exec(ctx, OperationStepsPut, arg.Scope, arg.IdemKey, arg.Fence, arg.LeaseUs, arg.Position, arg.Name, arg.Failed, arg.Code, arg.Result, arg.Began)
-	return err
+// The steps of an operation: see operations.sql.
+// The steps of an operation, in order, right after the call has taken it over.
+func (q *Queries) OperationStepsList(ctx context.Context, arg OperationStepsListParams) ([]OperationStepsListRow, error) {
+	rows, err := q.db.Query(ctx, OperationStepsList, arg.IdemKey, arg.Scope)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OperationStepsListRow
+	for rows.Next() {
+		var i OperationStepsListRow
+		if err := rows.Scan(
+			&i.Position,
+			&i.Name,
+			&i.Status,
+			&i.Failed,
+			&i.Code,
+			&i.Result,
+			&i.Calls,
+			&i.Sends,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
-const OperationStepsPutFailure = `-- name: OperationStepsPutFailure :exec
-select samekey.step_put($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::text,
-                        $7::boolean, $8::int, $9::bytea)
+const OperationStepsLock = `-- name: OperationStepsLock :one
+select samekey.step_lock($1::text, $2::text, $3::bigint) as locked, now()::timestamptz as began
 `
 
-type OperationStepsPutFailureParams struct {
-	Scope    string
-	IdemKey  string
-	Fence    int64
-	LeaseUs  int64
-	Position int16
-	Name     string
-	Failed   bool
-	Code     *int32
-	Result   []byte
+type OperationStepsLockParams struct {
+	Scope   string
+	IdemKey string
+	Fence   int64
 }
 
-// A step that ended with a failure, in a transaction of its own: what the step wrote is rolled back.
-func (q *Queries) OperationStepsPutFailure(ctx context.Context, arg OperationStepsPutFailureParams) error {
-	_, err := q.db.Exec(ctx, OperationStepsPutFailure, arg.Scope, arg.IdemKey, arg.Fence, arg.LeaseUs, arg.Position, arg.Name, arg.Failed, arg.Code, arg.Result)
-	return err
+type OperationStepsLockRow struct {
+	Locked bool
+	Began  time.Time
+}
+
+// The start of a step's transaction. The columns are those of ProcessedEventsTryLock.
+func (q *Queries) OperationStepsLock(ctx context.Context, arg OperationStepsLockParams) (OperationStepsLockRow, error) {
+	row := q.db.QueryRow(ctx, OperationStepsLock, arg.Scope, arg.IdemKey, arg.Fence)
+	var i OperationStepsLockRow
+	err := row.Scan(&i.Locked, &i.Began)
+	return i, err
 }
 
 const OperationStepsMark = `-- name: OperationStepsMark :one
-select verdict, sends, wait_us
+select verdict::text as verdict, sends::int as sends, wait_us::bigint as wait_us
 from samekey.call_mark($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::text,
                        $7::bigint, $8::bigint, $9::bigint, $10::boolean, $11::boolean, $12::boolean)
 `
@@ -170,50 +223,92 @@ type OperationStepsMarkRow struct {
 }
 
 func (q *Queries) OperationStepsMark(ctx context.Context, arg OperationStepsMarkParams) (OperationStepsMarkRow, error) {
-	row := q.db.QueryRow(ctx, OperationStepsMark, arg.Scope, arg.IdemKey, arg.Fence, arg.LeaseUs, arg.Position, arg.Name, arg.TimeoutUs, arg.WindowUs, arg.SettleUs, arg.CanLookup, arg.Absent, arg.ResendAbsent)
+	row := q.db.QueryRow(ctx, OperationStepsMark,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Fence,
+		arg.LeaseUs,
+		arg.Position,
+		arg.Name,
+		arg.TimeoutUs,
+		arg.WindowUs,
+		arg.SettleUs,
+		arg.CanLookup,
+		arg.Absent,
+		arg.ResendAbsent,
+	)
 	var i OperationStepsMarkRow
 	err := row.Scan(&i.Verdict, &i.Sends, &i.WaitUs)
 	return i, err
 }
 
-const OperationStepsAnswer = `-- name: OperationStepsAnswer :exec
-select samekey.call_put($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint,
-                        $6::boolean, $7::int, $8::bytea)
+const OperationStepsPut = `-- name: OperationStepsPut :exec
+select samekey.step_put($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::text,
+                        $7::boolean, $8::int, $9::bytea)
+where case when now() = $10::timestamptz then clock_timestamp()
+           else ('samekey: this is not the transaction in which the step started'::text)::timestamptz end is not null
 `
 
-type OperationStepsAnswerParams struct {
+type OperationStepsPutParams struct {
 	Scope    string
 	IdemKey  string
 	Fence    int64
 	LeaseUs  int64
 	Position int16
+	Name     string
+	Failed   bool
+	Code     *int32
+	Result   []byte
+	Began    time.Time
+}
+
+// The end of a step's transaction. It raises if this is not the transaction that took the lock: see
+// ProcessedEventsInsert.
+func (q *Queries) OperationStepsPut(ctx context.Context, arg OperationStepsPutParams) error {
+	_, err := q.db.Exec(ctx, OperationStepsPut,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Fence,
+		arg.LeaseUs,
+		arg.Position,
+		arg.Name,
+		arg.Failed,
+		arg.Code,
+		arg.Result,
+		arg.Began,
+	)
+	return err
+}
+
+const OperationStepsPutFailure = `-- name: OperationStepsPutFailure :exec
+select samekey.step_put($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::text,
+                        $7::boolean, $8::int, $9::bytea)
+`
+
+type OperationStepsPutFailureParams struct {
+	Scope    string
+	IdemKey  string
+	Fence    int64
+	LeaseUs  int64
+	Position int16
+	Name     string
 	Failed   bool
 	Code     *int32
 	Result   []byte
 }
 
-func (q *Queries) OperationStepsAnswer(ctx context.Context, arg OperationStepsAnswerParams) error {
-	_, err := q.db.Exec(ctx, OperationStepsAnswer, arg.Scope, arg.IdemKey, arg.Fence, arg.LeaseUs, arg.Position, arg.Failed, arg.Code, arg.Result)
-	return err
-}
-
-const OperationStepsEnd = `-- name: OperationStepsEnd :exec
-select samekey.call_end($1::text, $2::text, $3::bigint, $4::bigint, $5::smallint, $6::int,
-                        $7::boolean, $8::text)
-`
-
-type OperationStepsEndParams struct {
-	Scope    string
-	IdemKey  string
-	Fence    int64
-	LeaseUs  int64
-	Position int16
-	Sends    int32
-	Unsent   bool
-	Error    string
-}
-
-func (q *Queries) OperationStepsEnd(ctx context.Context, arg OperationStepsEndParams) error {
-	_, err := q.db.Exec(ctx, OperationStepsEnd, arg.Scope, arg.IdemKey, arg.Fence, arg.LeaseUs, arg.Position, arg.Sends, arg.Unsent, arg.Error)
+// A step that ended with a failure, in a transaction of its own: what the step wrote is rolled back.
+func (q *Queries) OperationStepsPutFailure(ctx context.Context, arg OperationStepsPutFailureParams) error {
+	_, err := q.db.Exec(ctx, OperationStepsPutFailure,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Fence,
+		arg.LeaseUs,
+		arg.Position,
+		arg.Name,
+		arg.Failed,
+		arg.Code,
+		arg.Result,
+	)
 	return err
 }

@@ -524,7 +524,7 @@ const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 

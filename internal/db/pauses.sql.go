@@ -11,12 +11,35 @@ import (
 )
 
 const PausesExpire = `-- name: PausesExpire :exec
+
 update samekey.pauses p
 set ended_at = p.until, ended_by = 'samekey', end_reason = 'the pause expired'
 where p.ended_at is null and p.until <= clock_timestamp()
 `
 
-// Ends pauses whose "until" has passed. The claim ignores them anyway; a new pause of the same destination needs this.
+// Pauses of destinations and of single actions, with the person and the reason.
+//
+// A destination is paused while a row here is in force (not ended, and before its "until"), or while its queue is
+// paused in River (River UI, or River's QueuePause). The claim reads both in the statement that takes the leases. River
+// deletes the row of a queue that no client has used for a day, and a new row is not paused. So each sweep copies
+// River's pauses here (PausesSyncRiver); river_queue_created_at tells one row of River's from the next. The
+// interleavings:
+//
+//	a claim commits, then a pause                 its intents are called; later claims see the pause
+//	two people pause the same                     the first reason stays; the second person gets an error
+//	a person pauses what is paused in River       both are in force; each ends by itself
+//	a person resumes                              one statement ends the person's pause, the copy and River's pause
+//	deleted here by SQL, not paused in River      it is resumed; each worker's next sweep notices
+//	deleted here by SQL, paused in River          it stays paused and is copied again. To end it, resume
+//	resumed in River                              the same row is there and not paused: the copy ends
+//	River's row is deleted                        the copy stays in force, and the claim sees it
+//	River creates the row again, not paused       it is not the row that was copied: it is paused again
+//	a sweep copies River's pause while a person   the copy may be written last: the next sweep finds River's row not
+//	resumes                                       paused and ends the copy
+//	two sweeps copy at once                       the unique index keeps one copy
+//	no worker runs for a day, then one starts     it syncs before its River client starts, which deletes old rows
+//
+// Ends pauses whose "until" has passed. The claim ignores them anyway.
 func (q *Queries) PausesExpire(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, PausesExpire)
 	return err
