@@ -70,6 +70,8 @@ var (
 // This also holds if the function returned the database's error. Pause between attempts. For [Do], roll back and run
 // the whole transaction again.
 //
+// For [Steps], what finished steps stored stays, and the same call resumes behind them.
+//
 // It is false for the function's own errors (nothing was stored, but nothing is known about the cause), for
 // [ErrAmbiguous], [ErrAborted] and [ErrNested], and after the caller's context has ended, because the same call under
 // that context would fail again. It does not cover what the function committed by itself, past the transaction it was

@@ -52,7 +52,7 @@ func Step[T any](ctx context.Context, op *Operation, name string, fn func(ctx co
 			err = m.takenOver()
 		}
 		if err != nil {
-			return none, fmt.Errorf("processed: step %q: %w", name, err)
+			return none, fmt.Errorf("step %q: %w", name, err)
 		}
 		done = &ans
 	}

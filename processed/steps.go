@@ -84,8 +84,7 @@ func (m *memory) steps(ctx context.Context, pool *pgxpool.Pool, fn func(context.
 	}
 	completed := false
 	defer func() { // also when fn panics
-		op.gate.close()
-		if !completed {
+		if idle := op.gate.close(); idle && !completed { // otherwise a goroutine is in a step: the lease has to expire
 			op.release(ctx)
 		}
 	}()

@@ -27,7 +27,8 @@ import (
 //
 // A call that a person must approve first is an intent: its class is dispatcher.IrreversibleWrite.
 type VendorCall[T any] struct {
-	// Send calls the vendor, and passes it the delivery key as the idempotency key. Required. Its ctx ends after Timeout.
+	// Send calls the vendor, and passes it the delivery key as the idempotency key. Required. Its ctx ends Timeout after
+	// the mark began. Obey it: nothing may be sent later.
 	//
 	// Build the request from the operation's request and the results of earlier steps only. So a repetition sends the
 	// same bytes. To keep them the same across a deploy too, build them in a [Step] before the call.
@@ -114,7 +115,7 @@ func Call[T any](ctx context.Context, op *Operation, name string, call VendorCal
 		c := calling[T]{op: op, step: this, how: call, key: samekey.DeliveryKey(op.m.key, "step:"+name, "")}
 		ans, err := answer{}, error(nil)
 		if ans, value, err = c.run(ctx); err != nil {
-			return none, fmt.Errorf("processed: call %q: %w", name, err)
+			return none, fmt.Errorf("call %q: %w", name, err)
 		}
 		done = &ans
 	}
@@ -154,6 +155,9 @@ type calling[T any] struct {
 // run sends, looks up or gives up, as samekey.call_mark decides.
 func (c *calling[T]) run(ctx context.Context) (ans answer, value T, err error) {
 	for absent := false; ; {
+		// The time includes the mark, so that a process that was paused after the mark does not send later.
+		within, cancel := context.WithTimeout(ctx, c.how.Timeout)
+		defer cancel() //nolint:revive // at most twice
 		mark, err := c.mark(ctx, absent)
 		switch {
 		case err != nil:
@@ -163,10 +167,10 @@ func (c *calling[T]) run(ctx context.Context) (ans answer, value T, err error) {
 		case mark.Verdict == "wait":
 			return answer{}, value, &laterError{c.op.m.named(ErrInDoubt), time.Duration(mark.WaitUs) * time.Microsecond}
 		case mark.Verdict == "send":
-			value, err = c.within(ctx, c.how.Send)
+			value, err = c.make(within, c.how.Send)
 			return c.conclude(ctx, mark.Sends, value, err)
 		}
-		if value, err = c.within(ctx, c.how.Lookup); !errors.Is(err, ErrAbsent) {
+		if value, err = c.make(within, c.how.Lookup); !errors.Is(err, ErrAbsent) {
 			if errors.Is(err, ErrUnsent) { // of the lookup
 				err = fmt.Errorf("the lookup failed: %v", err) //nolint:errorlint // it tells nothing about the send
 			}
@@ -176,10 +180,11 @@ func (c *calling[T]) run(ctx context.Context) (ans answer, value T, err error) {
 	}
 }
 
-func (c *calling[T]) within(ctx context.Context, do func(context.Context, uuid.UUID) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.how.Timeout)
-	defer cancel()
-	return do(ctx, c.key)
+func (c *calling[T]) make(ctx context.Context, call func(context.Context, uuid.UUID) (T, error)) (none T, _ error) {
+	if ctx.Err() != nil {
+		return none, fmt.Errorf("%w: %w", ErrUnsent, ctx.Err())
+	}
+	return call(ctx, c.key)
 }
 
 // mark decides what to do. If that is to send, the step is marked as in flight. If the answer to the mark is lost,
@@ -205,6 +210,8 @@ func (c *calling[T]) mark(ctx context.Context, absent bool) (mark db.OperationSt
 
 // conclude stores what a send or a lookup found out.
 func (c *calling[T]) conclude(ctx context.Context, sends int32, value T, err error) (ans answer, kept T, _ error) {
+	ctx, cancel := grace(ctx)
+	defer cancel()
 	m := c.op.m
 	failure := m.failureOf(err)
 	switch {

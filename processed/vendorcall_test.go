@@ -532,3 +532,17 @@ func TestPruneKeepsOperationsInProgress(t *testing.T) {
 		t.Fatalf("expired: %+v, %d steps", got, b.count("samekey.operation_steps"))
 	}
 }
+
+// A process that was paused between the mark and the send sends nothing late.
+func TestCallPausedAfterItsMarkIsNotSent(t *testing.T) {
+	b := setup(t)
+	b.exec(`create function public.slow() returns trigger language plpgsql as $$ begin perform pg_sleep(0.3); return new; end $$`)
+	b.exec("create trigger slow before update on samekey.operation_steps for each row execute function public.slow()")
+	c := newCalled(b, processed.VendorCall[string]{Timeout: 200 * time.Millisecond})
+	if err := c.want(processed.ErrUnsent); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	b.exec("drop trigger slow on samekey.operation_steps")
+	c.call.Timeout = 0
+	c.want(nil, "send")
+}

@@ -170,7 +170,7 @@ func problemOfHandler(err error) Problem {
 		return problemUnavailable.after(processed.RetryAfter(err))
 	case errors.Is(err, processed.ErrParked):
 		return problemUnavailable.after(parkedWait)
-	case errors.Is(err, errStrayed), processed.SafeToRetry(err), isEnded(err):
+	case errors.Is(err, errStrayed), errors.Is(err, processed.ErrUnsent), processed.SafeToRetry(err), isEnded(err):
 		return problemUnavailable
 	}
 	return problemInternal
