@@ -679,3 +679,32 @@ func TestStepKeysAreDeliveryKeys(t *testing.T) {
 		t.Errorf("stored %v, sent %v", stored, got)
 	}
 }
+
+func TestVersionStepKeepsOperationsOnTheirWay(t *testing.T) {
+	b := setup(t)
+	own := errors.New("own")
+	var did []string
+	do := func(ctx context.Context, op *processed.Operation, name string) error {
+		_, err := processed.Step(ctx, op, name, func(context.Context, pgx.Tx) (int, error) { did = append(did, name); return 1, nil })
+		return err
+	}
+	release := func(newest int, end error) error {
+		_, err := processed.Steps(t.Context(), b.db.Pool, request(t, "k", `1`), func(ctx context.Context, op *processed.Operation) (int, error) {
+			version, err := processed.Step(ctx, op, "version", func(context.Context, pgx.Tx) (int, error) { return newest, nil })
+			if err != nil {
+				return 0, err
+			}
+			if version == 1 {
+				return version, errors.Join(do(ctx, op, "old"), end)
+			}
+			return version, errors.Join(do(ctx, op, "new"), end)
+		})
+		return err
+	}
+	if err := release(1, own); !errors.Is(err, own) {
+		t.Fatal(err)
+	}
+	if err := release(2, nil); err != nil || fmt.Sprint(did) != "[old]" {
+		t.Fatalf("%v, did %v", err, did)
+	}
+}

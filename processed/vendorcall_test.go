@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -545,4 +546,49 @@ func TestCallPausedAfterItsMarkIsNotSent(t *testing.T) {
 	b.exec("drop trigger slow on samekey.operation_steps")
 	c.call.Timeout = 0
 	c.want(nil, "send")
+}
+
+// People copy the statements from the page.
+func TestSQLOnTheStepsPageRuns(t *testing.T) {
+	page, err := os.ReadFile("../docs/steps.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := setup(t)
+	k := dbtest.Key(t, "5c1d3f0a", "acme", "book_seat")
+	for range 2 { // sent, then parked
+		_, err = processed.Steps(t.Context(), b.db.Pool, processed.Request{Key: k, Payload: []byte(`1`)}, func(ctx context.Context, op *processed.Operation) (int, error) {
+			return processed.Call(ctx, op, "charge", processed.VendorCall[int]{Send: func(context.Context, uuid.UUID) (int, error) { return 0, errTimeout }})
+		})
+	}
+	if !errors.Is(err, processed.ErrParked) {
+		t.Fatal(err)
+	}
+	statements := 0
+	for _, block := range strings.Split(string(page), "```sql\n")[1:] {
+		block, _, _ = strings.Cut(block, "```")
+		for statement := range strings.SplitSeq(block, ";\n") {
+			if strings.TrimSpace(statement) == "" {
+				continue
+			}
+			statements++
+			tx, err := b.db.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(statement, "abandon_operation") {
+				what := processed.StepResolution{NotSent: true}
+				if err := processed.ResolveStep(t.Context(), tx, k, "charge", what, processed.By{Actor: "ann", Reason: "asked"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tag, err := tx.Exec(t.Context(), statement); err != nil || tag.RowsAffected() != 1 {
+				t.Errorf("%s: %v, %v", statement, tag, err)
+			}
+			_ = tx.Rollback(t.Context())
+		}
+	}
+	if statements != 6 {
+		t.Errorf("%d statements", statements)
+	}
 }

@@ -56,8 +56,8 @@ select samekey.operation_complete(@scope::text, @idem_key::text, @fence::bigint,
                                   sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea);
 
 -- name: OperationsAbandoned :one
--- How many operations in progress are past their retention, with nobody at work: the worker reports them. The table
--- holds unfinished operations only.
+-- How many operations in progress are past their retention, and no call works on them: the worker reports them. The
+-- table holds unfinished operations only.
 select count(*)::bigint as operations
 from samekey.operations o
 join samekey.processed_events p on p.idem_key = o.idem_key and p.scope = o.scope

@@ -16,8 +16,8 @@ join samekey.processed_events p on p.idem_key = o.idem_key and p.scope = o.scope
 where p.expires_at < clock_timestamp() and o.lease_until < clock_timestamp()
 `
 
-// How many operations in progress are past their retention, with nobody at work: the worker reports them. The table
-// holds unfinished operations only.
+// How many operations in progress are past their retention, and no call works on them: the worker reports them. The
+// table holds unfinished operations only.
 func (q *Queries) OperationsAbandoned(ctx context.Context) (int64, error) {
 	row := q.db.QueryRow(ctx, OperationsAbandoned)
 	var operations int64

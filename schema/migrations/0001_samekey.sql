@@ -1214,7 +1214,7 @@ begin
 end
 $$;
 
--- Ends an operation that nobody will resume: its answer is the failure with this code and body, and the record can be
+-- Ends an operation that no caller will resume: its answer is the failure with this code and body, and the record can be
 -- pruned. No step may be in doubt. What its steps did stays. The act is stored as the last step, samekey.abandoned.
 create function samekey.abandon_operation(scope text, idem_key text, actor text, reason text, code integer, body bytea) returns void
     language plpgsql volatile security definer
