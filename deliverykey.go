@@ -1,10 +1,9 @@
 package samekey
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
-
 	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/internal/framed"
 )
 
 // DeliveryKey returns the key that the intent of this action and part under k carries to the vendor. It is equal for
@@ -40,18 +39,9 @@ func DeliveryKey(k Key, action, part string) uuid.UUID {
 
 // hashedUUID returns a UUID of version 8 derived from a label and texts.
 func hashedUUID(label string, texts ...string) uuid.UUID {
-	digest := sha256.Sum256(appendFramed([]byte(label), texts...))
+	digest := framed.Sum(label, texts...)
 	id := uuid.UUID(digest[:16])
 	id[6] = id[6]&0x0f | 0x80
 	id[8] = id[8]&0x3f | 0x80
 	return id
-}
-
-// appendFramed appends each text after its length, so that no two lists of texts give the same bytes.
-func appendFramed(b []byte, texts ...string) []byte {
-	for _, text := range texts {
-		b = binary.BigEndian.AppendUint32(b, uint32(len(text)))
-		b = append(b, text...)
-	}
-	return b
 }

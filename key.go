@@ -2,8 +2,6 @@ package samekey
 
 import (
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/internal/framed"
 )
 
 // maxKeyBytes bounds a value, and a scope: the limit of the tables' CHECKs.
@@ -131,8 +131,7 @@ func (k Key) IsZero() bool { return k == Key{} }
 // Hash returns 8 hex digits that stand for the key in logs and errors. They are equal for equal keys, on every machine
 // and in every release. Use them to correlate log lines, not as an identity: among 100,000 keys, two share a hash.
 func (k Key) Hash() string {
-	sum := sha256.Sum256(appendFramed([]byte("samekey/log/v1"), k.Scope, k.Value))
-	return hex.EncodeToString(sum[:4])
+	return framed.LogHash(k.Scope, k.Value)
 }
 
 // String returns "key:" and the hash; never the value or the scope.

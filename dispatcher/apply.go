@@ -116,7 +116,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 	var promoted []string
 	var answer db.OutboxHistoryAnswerRow
 	var committed bool
-	written := &applyTx{key: samekey.Key{Scope: c.Scope, Value: c.IdemKey}}
+	written := &applyTx{of: c}
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
 		written.Tx = tx
@@ -127,6 +127,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		if answer, err = q.OutboxHistoryAnswer(ctx, c.ID); err != nil {
 			return err
 		}
+		c.reference = answer.Reference
 		touch(tx.Conn())
 		if err := r.callApply(ctx, written, c, answer); err != nil {
 			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
@@ -217,18 +218,23 @@ func (r *applyRunner) callApply(ctx context.Context, tx *applyTx, c *claim, answ
 	return err
 }
 
-// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request from it,
-// writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
+// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request and the
+// intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
 type applyTx struct {
 	pgx.Tx
-	key     samekey.Key
+	of      *claim
 	actions []string
 }
 
 var _ keyed.Queue = (*applyTx)(nil)
 
 // RequestKey implements keyed.Tx.
-func (t *applyTx) RequestKey() samekey.Key { return t.key }
+func (t *applyTx) RequestKey() samekey.Key {
+	return samekey.Key{Scope: t.of.Scope, Value: t.of.IdemKey}
+}
+
+// RequestSubject implements keyed.Tx.
+func (t *applyTx) RequestSubject() string { return t.of.subject() }
 
 // Enqueue implements keyed.Queue: it queues nothing.
 func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }

@@ -33,7 +33,7 @@ func (d *destination) call(ctx context.Context, c *claim, call *Call) (outcome O
 	outcome = conclude(outcome, err, lookup, requests.Once && requests.Sent())
 	if outcome.mistake {
 		d.core.log.ErrorContext(ctx, "dispatcher: an action's function returned a wrong outcome; it counts as unknown",
-			append(c.attrs(), slog.String("error", outcome.reason.Error()))...)
+			append(c.attrs(), slog.String("error", causeOf(c, outcome.reason)))...)
 	}
 	return outcome, time.Since(began)
 }

@@ -125,7 +125,7 @@ func causeOf(c *claim, err error) string {
 	return c.withoutValues(withoutURL(err))
 }
 
-// withoutValues removes the payload's values and the keys from a text.
+// withoutValues removes the payload's values, the keys, the subject and the vendor's reference from a text.
 func (c *claim) withoutValues(text string) string {
 	for _, value := range c.values() {
 		text = strings.ReplaceAll(text, value, "[removed]")
@@ -136,10 +136,10 @@ func (c *claim) withoutValues(text string) string {
 // shortestValue is the length from which a value is removed from a text. Shorter values occur in every text.
 const shortestValue = 5
 
-// values must not be in a log: the texts and numbers of the payload, and the keys. The longest come first, so that no
-// part of a value is left.
+// values must not be in a log: the texts and numbers of the payload, the keys, the subject and the vendor's reference.
+// The longest come first, so that no part of a value is left.
 func (c *claim) values() []string {
-	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload)}
+	values := []string{c.IdemKey, c.CarriedKey, c.DeliveryKey.String(), string(c.Payload), c.subject(), c.reference}
 	decoder := json.NewDecoder(strings.NewReader(string(c.Payload)))
 	decoder.UseNumber()
 	for {

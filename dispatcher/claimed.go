@@ -10,6 +10,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/framed"
 	"github.com/samekey/samekey/internal/limit"
 )
 
@@ -27,6 +28,8 @@ type claim struct {
 
 	unloaded bool // of an answered intent: it has no payload until its Apply begins
 	unmarked bool // leased as unsent, and not marked since: it is not sent
+
+	reference string // the vendor's, as far as it is known
 
 	endpointName string
 	endpoint     *storedEndpoint // where the call goes; nil: not to a stored one
@@ -66,7 +69,7 @@ type storedEndpoint struct {
 
 // loaded takes what the claim left out.
 func (c *claim) loaded(row db.OutboxLoadRow) {
-	c.Scope, c.IdemKey, c.Part, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.DeliveryKey, row.CreatedAt
+	c.Scope, c.IdemKey, c.Part, c.Subject, c.DeliveryKey, c.CreatedAt = row.Scope, row.IdemKey, row.Part, row.Subject, row.DeliveryKey, row.CreatedAt
 	c.Payload, c.ContentType, c.Headers, c.TraceContext = row.Payload, row.ContentType, row.Headers, row.TraceContext
 	c.CarriedKey, c.RequestType, c.Request, c.MessageID = row.CarriedKey, row.RequestType, row.Request, row.MessageID
 	c.PastDeadline = row.Deadline != nil && !row.Deadline.After(c.Now)
@@ -76,8 +79,8 @@ func (c *claim) loaded(row db.OutboxLoadRow) {
 func (c *claim) call() Call {
 	call := Call{
 		ID: c.ID, DeliveryKey: c.DeliveryKey, Key: samekey.Key{Scope: c.Scope, Value: c.IdemKey},
-		Action: c.action.name, Part: c.Part, Attempt: int(c.Attempt), Payload: c.Payload, ContentType: c.ContentType,
-		Headers: map[string]string{}, CreatedAt: c.CreatedAt,
+		Action: c.action.name, Part: c.Part, Subject: c.subject(), Attempt: int(c.Attempt), Payload: c.Payload, ContentType: c.ContentType,
+		Headers: map[string]string{}, CreatedAt: c.CreatedAt, Reference: c.reference,
 	}
 	if c.TraceContext != nil {
 		call.TraceContext = *c.TraceContext
@@ -108,10 +111,24 @@ func (c *claim) call() Call {
 	return call
 }
 
+func (c *claim) subject() string {
+	if c.Subject == nil {
+		return ""
+	}
+	return *c.Subject
+}
+
 // attrs name a claim in logs.
 func (c *claim) attrs() []any {
-	return []any{slog.String("action", c.action.name), slog.Any("intent", c.ID), slog.Int("attempt", int(c.Attempt)),
-		slog.String("key", c.call().Key.Hash())}
+	attrs := []any{slog.String("action", c.action.name), slog.Any("intent", c.ID), slog.Int("attempt", int(c.Attempt)),
+		slog.String("key", samekey.Key{Scope: c.Scope, Value: c.IdemKey}.Hash())}
+	if subject := c.subject(); subject != "" {
+		attrs = append(attrs, slog.String("subject", framed.LogHash(subject)))
+	}
+	if c.reference != "" {
+		attrs = append(attrs, slog.String("reference", framed.LogHash(c.reference)))
+	}
+	return attrs
 }
 
 // where names whom a claim calls, in logs.

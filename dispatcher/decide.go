@@ -24,7 +24,7 @@ func (a *action) decide(row *db.OutboxQueueClaimRow, o Outcome) (s settlement) {
 func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 	p := a.policy
 	repeatable := p.Class.repeatable()
-	s := settlement{event: "attempt", attemptsUsed: int(row.AttemptsUsed), response: o.response, err: o.text(), wasSent: true}
+	s := settlement{event: "attempt", attemptsUsed: int(row.AttemptsUsed), response: o.response, reference: o.reference(), err: o.text(), wasSent: true}
 	switch o.kind {
 	case outcomeDelivered, outcomeRefused:
 		return a.finished(s, o.kind)
@@ -65,7 +65,7 @@ func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 // afterLookup decides what the outcome of a lookup means for its intent.
 func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 	p := a.policy
-	s := settlement{event: "lookup", attemptsUsed: int(row.AttemptsUsed) + 1, response: o.response, err: o.text()}
+	s := settlement{event: "lookup", attemptsUsed: int(row.AttemptsUsed) + 1, response: o.response, reference: o.reference(), err: o.text()}
 	absentBefore := row.LastCode != nil && *row.LastCode == outcomeAbsent
 	switch {
 	case o.kind == outcomeDelivered || o.kind == outcomeRefused:

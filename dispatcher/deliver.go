@@ -28,6 +28,7 @@ func (d *destination) attempt(c *claim) settlement {
 	outcome, took := d.call(ctx, c, call)
 	s = c.action.decide(&c.OutboxQueueClaimRow, outcome)
 	s.took = took
+	c.reference = or(s.reference, c.reference)
 	d.observe(c, s.response.Code, outcome)
 	d.stopIfGone(c, outcome)
 	return s

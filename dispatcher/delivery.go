@@ -50,7 +50,7 @@ type Delivery[T any] struct {
 
 	// Apply is the completion callback: it runs in the transaction that finishes the intent, whether it was delivered,
 	// refused or resolved by a person. Its rows and the end of the intent are committed together, once. It may insert
-	// further intents with package outbox, which take the key of the intent's own request.
+	// further intents with package outbox, which take the key of the intent's own request and its subject.
 	//
 	// After an error or a panic the transaction is rolled back, and Apply is tried again with backoff for as long as it
 	// takes; the vendor is not called again. Keep Apply short: it must not call out, and it ends at the policy's

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/internal/intent"
+	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/internal/unsent"
 	"github.com/samekey/samekey/internal/wire"
 )
 
 // Outcome is what a Send or a Lookup found out about a call. Make one with a constructor: [Delivered], [Refused],
 // [Accepted], [Retry], [Denied], [Dead], [Gone], [Unsent], [Unknown], [Stuck], or in a Lookup [Absent]. The methods add
-// to it: [Outcome.After], [Outcome.ForAccount], [Outcome.Because].
+// to it: [Outcome.After], [Outcome.ForAccount], [Outcome.Because], [Outcome.Reference].
 //
 // The zero Outcome means unknown, so a forgotten outcome never counts as delivered. So does any error that is returned
 // beside an outcome: see [Delivery].
@@ -22,9 +23,10 @@ type Outcome struct {
 	kind     string
 	response Response
 	after    time.Duration
-	account  bool  // the wait is for the whole destination
-	reason   error // for a person; never decides anything but the code of an unknown outcome
-	mistake  bool  // the function returned what it may not return
+	account  bool   // the wait is for the whole destination
+	refers   string // the vendor's reference
+	reason   error  // for a person; never decides anything but the code of an unknown outcome
+	mistake  bool   // the function returned what it may not return
 }
 
 // The kinds of outcome. The history and configuration files use the same names. Where the history uses another name for
@@ -133,6 +135,17 @@ func (o Outcome) Because(err error) Outcome {
 	return o
 }
 
+// Reference adds the vendor's own id of what it did, such as "ch_123". It is stored in the history with the answer,
+// whatever the outcome: outbox.List finds the intent by it, Apply gets it, and a later Lookup gets it as
+// [Call].Reference. An empty text adds nothing.
+//
+// It never costs an outcome: a character that is not printable becomes U+FFFD, and at most 255 bytes are kept. Logs show
+// a short hash of it.
+func (o Outcome) Reference(text string) Outcome {
+	o.refers = text
+	return o
+}
+
 // Response returns the vendor's response, for code that wraps a Send or a Lookup.
 func (o Outcome) Response() Response { return o.response }
 
@@ -214,6 +227,9 @@ func (o Outcome) code(fallback string) string {
 	}
 	return or(o.response.Code, fallback)
 }
+
+// reference is the vendor's reference as it is stored.
+func (o Outcome) reference() string { return clean(names.Printable(o.refers), referenceLimit) }
 
 // text is the reason for the history, without URLs, which may contain secrets.
 func (o Outcome) text() string {

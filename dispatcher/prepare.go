@@ -136,11 +136,12 @@ func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settl
 	case err != nil:
 		return nil, d.notSent(ctx, c, "dispatcher: the endpoint could not be read; nothing was looked up", err)
 	}
-	call := c.call()
-	var err error
-	if call.LastResponse, err = d.lastResponse(ctx, c); err != nil {
+	last, err := d.lastResponse(ctx, c)
+	if err != nil {
 		return nil, d.notSent(ctx, c, "dispatcher: the last response could not be read; nothing was looked up", err)
 	}
+	call := c.call()
+	call.LastResponse = last
 	return &call, settlement{}
 }
 
@@ -159,13 +160,15 @@ func (d *destination) mayCall(ctx context.Context, c *claim) (s settlement, ok b
 	return settlement{}, true
 }
 
-// lastResponse is what the vendor last answered to an attempt; nil if nothing was kept.
+// lastResponse is what the vendor last answered to an attempt; nil if nothing was kept. The claim learns the vendor's
+// last reference.
 func (d *destination) lastResponse(ctx context.Context, c *claim) (*Response, error) {
-	last, err := d.core.q.OutboxHistoryLastResponse(ctx, c.ID)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
+	last, err := d.core.q.OutboxHistoryLast(ctx, c.ID)
+	if errors.Is(err, pgx.ErrNoRows) { // finished by another worker
 		return nil, nil
-	case err != nil:
+	}
+	c.reference = last.Reference
+	if err != nil || last.Response == nil {
 		return nil, err
 	}
 	return &Response{Code: last.Code, ContentType: last.ResponseType, Body: last.Response}, nil

@@ -246,7 +246,8 @@ func TestSmallerBurstForgivesDebt(t *testing.T) {
 }
 
 // Two workers with different settings take in turn, as during a deploy. Each stays within its own rate, and neither
-// stops.
+// stops. A worker with a high rate leaves a fraction of a permit that it earned, and the other may complete it: on a busy
+// machine, one or two in 200 turns.
 func TestWorkersWithDifferentRates(t *testing.T) {
 	for name, test := range map[string]struct{ old, new dispatcher.Limits }{
 		"raised":         {dispatcher.Limits{Rate: 10.0 / 3600, Burst: 10}, dispatcher.Limits{Rate: 100, Burst: 10}},
@@ -269,9 +270,12 @@ func TestWorkersWithDifferentRates(t *testing.T) {
 			sum := int32(0)
 			for who, limits := range map[string]dispatcher.Limits{"old": test.old, "new": test.new} {
 				sum += given[who]
-				if most := float64(limits.Burst) + limits.Rate*passed.Seconds(); float64(given[who]) > most+0.01 {
+				if most := float64(limits.Burst) + limits.Rate*passed.Seconds(); float64(given[who]) > most+3 {
 					t.Errorf("the %s worker got %d permits in %v, more than %.1f", who, given[who], passed, most)
 				}
+			}
+			if most := float64(test.old.Burst+test.new.Burst) + (test.old.Rate+test.new.Rate)*passed.Seconds(); float64(sum) > most+0.01 {
+				t.Errorf("the workers got %v permits in %v, more than %.1f together", given, passed, most)
 			}
 			if least := max(test.old.Rate, test.new.Rate) * 10 * 0.9; float64(sum) < least {
 				t.Errorf("the workers got %v permits in %v, want at least %.1f", given, passed, least)

@@ -18,11 +18,12 @@ type settlement struct {
 	wasSent      bool          // the request may have left the worker
 	forbidResend bool          // after this, an absent lookup must not lead to another send
 
-	event    string
-	outcome  string
-	response Response
-	err      string
-	took     time.Duration
+	event     string
+	outcome   string
+	response  Response
+	reference string // the vendor's
+	err       string
+	took      time.Duration
 }
 
 func (s settlement) finishes() bool { return intent.IsFinished(s.status) }

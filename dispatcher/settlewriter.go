@@ -104,6 +104,7 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 		ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
 		Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
 		ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body,
+		Reference: r.reference,
 	})
 	switch {
 	case err != nil:
@@ -162,6 +163,7 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 		p.Errors = append(p.Errors, clean(r.err, errorLimit))
 		p.ResponseTypes = append(p.ResponseTypes, clean(r.response.ContentType, typeLimit))
 		p.Responses = append(p.Responses, r.response.Body)
+		p.VendorReferences = append(p.VendorReferences, r.reference)
 		p.TookUs = append(p.TookUs, r.took.Microseconds())
 	}
 	return p

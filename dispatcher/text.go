@@ -24,6 +24,8 @@ const (
 	codeLimit  = 128
 	errorLimit = 4096
 	typeLimit  = 255
+
+	referenceLimit = 255
 )
 
 // withoutURL is an error's text without the URLs that net/http puts into it: query and user may be secrets.

@@ -19,7 +19,8 @@ type Call struct {
 	DeliveryKey  uuid.UUID   // the idempotency key for the vendor
 	Key          samekey.Key // of the request that inserted the intent
 	Action, Part string
-	Attempt      int // grows with every claim; numbers may be missing
+	Subject      string // the application's own name of what the intent is about; may be empty
+	Attempt      int    // grows with every claim; numbers may be missing
 	Payload      []byte
 	ContentType  string
 	Headers      map[string]string // never nil
@@ -39,6 +40,12 @@ type Call struct {
 	// a person recorded that nothing was sent are not used. Its Body is cut at the policy's ResponseCap, so longer JSON
 	// does not parse.
 	LastResponse *Response
+
+	// Reference is the vendor's own id of what it did ([Outcome.Reference]), such as "ch_123". In a Lookup it is that of
+	// the last answer to an attempt or a lookup, such as the id of an operation in a 202, under the rules of
+	// LastResponse. In an Apply (Settled.Reference) it is the answer's, or else the last one before it. It is empty in a
+	// Send, and if no answer had one.
+	Reference string
 
 	TraceContext string    // W3C traceparent, or empty
 	CreatedAt    time.Time // by the database's clock

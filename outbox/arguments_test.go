@@ -28,8 +28,8 @@ func TestArgumentsOfAnyTextTypeAndCollation(t *testing.T) {
 		`varchar(80) collate "de-x-icu"`, `varchar`, `char(40)`, `name`, `text`}
 	for i, kind := range types {
 		table := fmt.Sprint("arguments_", i)
-		mustExec(t, on, fmt.Sprintf(`create table %s (scope %[2]s, key %[2]s, action %[2]s, part %[2]s, payload %[2]s, type %[2]s, ord %[2]s, trace %[2]s, by %[2]s)`, table, kind))
-		mustExec(t, on, fmt.Sprintf(`insert into %s values ('acme/orders', 'Order-%d', 'charge_card', 'line 1', '{"n": 1}', 'application/json', 'order-%[2]d', '00-1-2-01', 'ada')`, table, i))
+		mustExec(t, on, fmt.Sprintf(`create table %s (scope %[2]s, key %[2]s, action %[2]s, part %[2]s, payload %[2]s, type %[2]s, ord %[2]s, trace %[2]s, by %[2]s, subject %[2]s)`, table, kind))
+		mustExec(t, on, fmt.Sprintf(`insert into %s values ('acme/orders', 'Order-%d', 'charge_card', 'line 1', '{"n": 1}', 'application/json', 'order-%[2]d', '00-1-2-01', 'ada', 'booking/%[2]d')`, table, i))
 		first := uuid.Nil
 		for _, ordering := range []string{"null", "ord"} {
 			// Twice each: the second time meets the first's row.
@@ -37,7 +37,7 @@ func TestArgumentsOfAnyTextTypeAndCollation(t *testing.T) {
 				if ordering == "ord" && payload != "payload" {
 					continue
 				}
-				statement := fmt.Sprintf(`select samekey.enqueue(scope, key, action, %s, part || %s, type, '{}', %s, trace_context => trace, requested_by => by) from %s`,
+				statement := fmt.Sprintf(`select samekey.enqueue(scope, key, action, %s, part || %s, type, '{}', %s, trace_context => trace, requested_by => by, subject => subject) from %s`,
 					payload, map[string]string{"null": "''", "ord": "' ordered'"}[ordering], ordering, table)
 				var id uuid.UUID
 				if err := on.QueryRow(t.Context(), statement).Scan(&id); err != nil {
@@ -187,13 +187,13 @@ func TestSQLRefusesWhatGoCannotSay(t *testing.T) {
 	}
 	// What is absent has its default, as the zero value has in Go.
 	for _, arguments := range []string{
-		`'s', 'k', 'a', '{}', null, null, null, null, null, null, null, null, null, null`,
-		`'s', 'k', 'a', '{}', '', '', '{}', '', null, null, '', null, false, ''`,
+		`'s', 'k', 'a', '{}', null, null, null, null, null, null, null, null, null, null, null`,
+		`'s', 'k', 'a', '{}', '', '', '{}', '', null, null, '', null, false, '', ''`,
 	} {
 		mustExec(t, on, `select samekey.enqueue(`+arguments+`)`)
 	}
 	if n := count(t, on, `select count(*) from samekey.outbox join samekey.outbox_queue q using (id) where part = '' and content_type = 'application/json'
-		and headers = '{}' and q.ordering_key is null and trace_context is null and requested_by is null and q.status = 'pending'`); n != 1 {
+		and headers = '{}' and q.ordering_key is null and trace_context is null and requested_by is null and subject is null and q.status = 'pending'`); n != 1 {
 		t.Errorf("%d intents, want 1 with the defaults", n)
 	}
 }

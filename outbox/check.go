@@ -29,15 +29,12 @@ const (
 	maxHeaders     = 16384
 	maxTrace       = 512
 	maxRequestedBy = 255
+	maxReference   = 255
 )
 
 var (
 	mediaType = regexp.MustCompile("^" + names.TokenPattern + "/" + names.TokenPattern + `([ \t]*;[ \t]*` + names.TokenPattern + "=(" + names.TokenPattern + `|"([ !#-\[\]-~]|\\[ -~])*"))*$`)
 	jsonType  = regexp.MustCompile(`(?i)^(application/json|[^;]+\+json)[ \t]*(;|$)`)
-
-	// unprintable matches control characters, line separators, and invisible characters that change or hide other text.
-	// Unicode's own classes differ between releases of Go and Postgres.
-	unprintable = regexp.MustCompile(`[\x00-\x1f\x7f-\x{9f}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2060}-\x{206f}\x{feff}]`)
 )
 
 // Headers that the worker sets, or that concern one connection.
@@ -67,6 +64,7 @@ func (in Intent) checked() (keyed.Intent, error) {
 		checkTimes(in.DueAt, in.Deadline),
 		invalid("TraceContext", checkTrace(in.TraceContext)),
 		invalid("RequestedBy", checkText("RequestedBy", in.RequestedBy, maxRequestedBy)),
+		invalid("Subject", checkText("Subject", in.Subject, names.MaxSubject)),
 	); err != nil {
 		return keyed.Intent{}, err
 	}
@@ -77,7 +75,7 @@ func (in Intent) checked() (keyed.Intent, error) {
 	return keyed.Intent{
 		ID: id, Action: in.Action, Part: in.Part, Payload: payload, ContentType: contentType, Headers: headers,
 		OrderingKey: orNil(in.OrderingKey), DueAt: orNil(in.DueAt), Deadline: orNil(in.Deadline), TraceContext: orNil(in.TraceContext),
-		RequestedBy: orNil(in.RequestedBy),
+		RequestedBy: orNil(in.RequestedBy), Subject: orNil(in.Subject),
 	}, nil
 }
 
@@ -167,11 +165,8 @@ func visible(value string) bool {
 }
 
 func checkText(field, text string, limit int) error {
-	switch {
-	case len(text) > limit:
-		return fmt.Errorf("%s is %d bytes long, more than %d: shorten it, or use a digest", field, len(text), limit)
-	case !utf8.ValidString(text) || unprintable.MatchString(text):
-		return fmt.Errorf("%s must be printable text in valid UTF-8", field)
+	if err := names.CheckText(text, limit); err != nil {
+		return fmt.Errorf("%s %w", field, err)
 	}
 	return nil
 }

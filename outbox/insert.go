@@ -91,7 +91,7 @@ func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UU
 	return ids, nil
 }
 
-// prepare checks the intent and gives it its key.
+// prepare checks the intent and gives it its key and its subject.
 func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 	key := in.Key
 	if err := keyed.CheckTx(tx); err != nil {
@@ -105,6 +105,7 @@ func prepare(tx samekey.Tx, in Intent) (keyed.Intent, error) {
 		if key != t.RequestKey() {
 			return keyed.Intent{}, invalid("Key", errors.New("Key differs from the request's key: a repeated request must lead to the same delivery key; leave Key zero, and use Part for several intents"))
 		}
+		in.Subject = cmp.Or(in.Subject, t.RequestSubject())
 	default:
 		if key.IsZero() {
 			return keyed.Intent{}, invalid("Key", errors.New("Key is required outside processed.Run, Do and Apply: set the key of the operation that this effect belongs to"))

@@ -71,4 +71,11 @@ type Intent struct {
 	// RequestedBy is the actor who requested the effect, for an action that needs approval: this actor cannot [Approve]
 	// it. At most 255 bytes. If it is empty, any actor can.
 	RequestedBy string
+
+	// Subject is the application's own name of what the effect is about, such as "booking/42". [List] finds all intents
+	// of a subject, so "what happened to booking 42" is one lookup. In processed.Run, processed.Do and a handler's Apply
+	// an empty Subject takes the request's or the intent's; elsewhere it means none. It changes nothing about the
+	// delivery and is not compared when the same intent is inserted again. At most 255 bytes of printable text. Use an
+	// id and no personal data; logs show a short hash of it (samekey.text_hash in SQL).
+	Subject string
 }

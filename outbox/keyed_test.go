@@ -25,6 +25,8 @@ type keyedTx struct {
 
 func (t *keyedTx) RequestKey() samekey.Key { return t.key }
 
+func (t *keyedTx) RequestSubject() string { return "booking/42" }
+
 // queueTx is one that queues the first `room` intents.
 type queueTx struct {
 	keyedTx

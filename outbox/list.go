@@ -22,7 +22,9 @@ type Filter struct {
 	Key       string        // the key's value, in all scopes unless Scope is set
 	Scope     string        // as in samekey.Key: escaped and joined
 	Part      string        // such as the endpoint of a webhook
-	Code      string        // of the last outcome, such as "503"; needs a Status or a Key
+	Subject   string        // what the intents are about, such as "booking/42"
+	Reference string        // the vendor's id in any of its answers, such as "ch_123"
+	Code      string        // of the last outcome, such as "503"; needs a Status, Key, Subject or Reference
 	OlderThan time.Duration // inserted longer ago than this, by the database's clock
 
 	Limit int       // 1 to 1000; 0 means 100
@@ -43,7 +45,7 @@ type Page struct {
 // difference may be in either order.
 //
 // A page reads the rows that it returns, and the rows between them that Action, Code, Scope, Part or OlderThan leave
-// out. With a Key it reads only the intents of that key.
+// out. With a Key, a Subject or a Reference it reads only the intents of that key, subject or reference.
 //
 // List also works outside a transaction, with a pool or a connection.
 func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
@@ -78,9 +80,17 @@ func (f Filter) ids(ctx context.Context, q *db.Queries) ([]uuid.UUID, error) {
 		before = uuid.Max
 	}
 	switch status := string(f.Status); {
+	case f.Reference != "":
+		return q.OutboxListByReference(ctx, db.OutboxListByReferenceParams{
+			Reference: f.Reference, Before: before, Status: status, IdemKey: f.Key, Subject: f.Subject, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+		})
 	case f.Key != "":
 		return q.OutboxListByKey(ctx, db.OutboxListByKeyParams{
-			IdemKey: f.Key, Before: before, Status: status, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			IdemKey: f.Key, Before: before, Status: status, Subject: f.Subject, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+		})
+	case f.Subject != "":
+		return q.OutboxListBySubject(ctx, db.OutboxListBySubjectParams{
+			Subject: f.Subject, Before: before, Status: status, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
 		})
 	case status == "":
 		return q.OutboxListAll(ctx, db.OutboxListAllParams{
@@ -121,10 +131,11 @@ func (f Filter) check() error {
 		return errors.New("OlderThan is negative: give how long ago, such as time.Hour")
 	case f.Status != "" && !slices.Contains(unfinished, f.Status) && !f.Status.Finished():
 		return fmt.Errorf("Status is %q: give one of %v or %v", f.Status, unfinished, finished)
-	case f.Code != "" && f.Status == "" && f.Key == "":
-		return errors.New("Code needs a Status or a Key as well")
+	case f.Code != "" && f.Status == "" && f.Key == "" && f.Subject == "" && f.Reference == "":
+		return errors.New("Code needs a Status, a Key, a Subject or a Reference as well")
 	}
-	for field, text := range map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Part": f.Part, "Code": f.Code} {
+	for field, text := range map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Part": f.Part,
+		"Subject": f.Subject, "Reference": f.Reference, "Code": f.Code} {
 		if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 			return fmt.Errorf("%s must be text in valid UTF-8, without NUL", field)
 		}

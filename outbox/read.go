@@ -34,6 +34,12 @@ type Entry struct {
 	// RequestedBy is the actor who cannot approve it.
 	RequestedBy string
 
+	// Subject is the application's own name of what the intent is about.
+	Subject string
+
+	// Reference is the vendor's id of what it did, such as "ch_123": the last one in the intent's history.
+	Reference string
+
 	// Sent is the request that was stored before the first attempt; from Get only. It is zero if each attempt sends the
 	// payload as it is, under the plain delivery key.
 	Sent Sent
@@ -85,6 +91,7 @@ type Event struct {
 
 	Response     []byte
 	ResponseType string
+	Reference    string // the vendor's id of what it did
 
 	Actor, Reason string // of a person's decision
 	DBUser        string // the database login that made the decision
@@ -135,7 +142,7 @@ func entry(r db.OutboxEntriesRow) Entry {
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
-		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
+		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Subject: orZero(r.Subject), Reference: r.Reference, Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
 		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
 		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
@@ -153,7 +160,7 @@ func event(r db.OutboxHistoryRow) Event {
 	return Event{
 		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
 		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
-		ResponseType: orZero(r.ResponseType), Actor: orZero(r.Actor), Reason: orZero(r.Reason), DBUser: orZero(r.DbUser), FinalStatus: Status(orZero(r.FinalStatus)),
+		ResponseType: orZero(r.ResponseType), Reference: orZero(r.Reference), Actor: orZero(r.Actor), Reason: orZero(r.Reason), DBUser: orZero(r.DbUser), FinalStatus: Status(orZero(r.FinalStatus)),
 	}
 }
 

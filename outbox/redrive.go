@@ -44,7 +44,7 @@ func RedriveAll(ctx context.Context, on DB, f Filter, by By) (int, error) {
 	err := pgx.BeginFunc(ctx, on, func(tx pgx.Tx) (err error) {
 		actions, err = db.New(tx).ActRedriveAll(ctx, db.ActRedriveAllParams{
 			Statuses: statuses, Action: f.Action, Code: f.Code, Scope: f.Scope, Part: f.Part, IdemKey: f.Key,
-			AgeUs: f.OlderThan.Microseconds(), MaxCount: f.limit(), Actor: by.Actor, Reason: by.Reason,
+			Subject: f.Subject, Reference: f.Reference, AgeUs: f.OlderThan.Microseconds(), MaxCount: f.limit(), Actor: by.Actor, Reason: by.Reason,
 		})
 		return err
 	})

@@ -36,7 +36,8 @@ type Resolution struct {
 	// ResponseType is the media type of Response, at most 255 bytes.
 	ResponseType string
 
-	// Reference is the vendor's own id of what it did, such as "ch_123". At most 255 bytes of printable text.
+	// Reference is the vendor's id of what it did, such as "ch_123", for [Filter].Reference and the handler's Apply. At
+	// most 255 bytes of printable text.
 	Reference string
 }
 
@@ -70,7 +71,7 @@ func (r Resolution) check() error {
 	if err := checkText("Code", r.Code, 128); err != nil {
 		return err
 	}
-	if err := checkText("Reference", r.Reference, 255); err != nil {
+	if err := checkText("Reference", r.Reference, maxReference); err != nil {
 		return err
 	}
 	if len(r.Response) > maxPayload {

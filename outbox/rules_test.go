@@ -81,6 +81,8 @@ func rules() []rule {
 		{"ordering key of 255 bytes", func(in *outbox.Intent) { in.OrderingKey = strings.Repeat("o", 255) }, ""},
 		{"ordering key of 256 bytes", func(in *outbox.Intent) { in.OrderingKey = strings.Repeat("o", 256) }, "ordering_key"},
 		{"requested by 255 bytes", func(in *outbox.Intent) { in.RequestedBy = strings.Repeat("o", 255) }, ""},
+		{"subject of 255 bytes", func(in *outbox.Intent) { in.Subject = strings.Repeat("o", 255) }, ""},
+		{"subject of 256 bytes", func(in *outbox.Intent) { in.Subject = strings.Repeat("o", 256) }, "subject"},
 		{"requested by 256 bytes", func(in *outbox.Intent) { in.RequestedBy = strings.Repeat("o", 256) }, "requested_by"},
 
 		{"trace context", func(in *outbox.Intent) { in.TraceContext = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" }, ""},
@@ -129,10 +131,11 @@ func rules() []rule {
 		all = append(all, rule{fmt.Sprintf("part with %U", r), func(in *outbox.Intent) { in.Part = text }, "part"})
 		all = append(all, rule{fmt.Sprintf("ordering key with %U", r), func(in *outbox.Intent) { in.OrderingKey = text }, "ordering_key"})
 		all = append(all, rule{fmt.Sprintf("requested by with %U", r), func(in *outbox.Intent) { in.RequestedBy = text }, "requested_by"})
+		all = append(all, rule{fmt.Sprintf("subject with %U", r), func(in *outbox.Intent) { in.Subject = text }, "subject"})
 	}
 	for _, r := range []rune{' ', 0xa0, 0xad, 0x2010, 0x202f, 0x205f, 0x2070, 0xfffd} {
 		all = append(all, rule{fmt.Sprintf("part and others with %U", r), func(in *outbox.Intent) {
-			in.Part, in.OrderingKey, in.RequestedBy = "a"+string(r), "a"+string(r), "a"+string(r)
+			in.Part, in.OrderingKey, in.RequestedBy, in.Subject = "a"+string(r), "a"+string(r), "a"+string(r), "a"+string(r)
 		}, ""})
 	}
 	for _, text := range []string{`{"a":1,"a":2}`, `"\u0000"`, `["\ud800"]`, `1e400`, `-0`, `1.50E-7`, `null`, " {} \n\t\r", "\"\x7f\"", `"\ud83d\ude00"`,
@@ -165,12 +168,13 @@ type written struct {
 	contentType              string
 	headers                  map[string]string
 	ordering, trace, by      *string
+	subject                  *string
 	due, deadline            *time.Time
 }
 
 const enqueueByName = `select samekey.enqueue(scope => $1::text, idem_key => $2::text, action => $3::text, payload => $4::%s, part => $5::text,
 	content_type => $6::text, headers => $7::text::jsonb, ordering_key => $8::text, due_at => $9::timestamptz, deadline => $10::timestamptz,
-	trace_context => $11::text, requested_by => $12::text)`
+	trace_context => $11::text, requested_by => $12::text, subject => $13::text)`
 
 func bySQL(kind string) func(ctx context.Context, tx pgx.Tx, in outbox.Intent) error {
 	return func(ctx context.Context, tx pgx.Tx, in outbox.Intent) error {
@@ -190,7 +194,7 @@ func bySQL(kind string) func(ctx context.Context, tx pgx.Tx, in outbox.Intent) e
 			value = string(bytes)
 		}
 		_, err = tx.Exec(ctx, fmt.Sprintf(enqueueByName, kind), in.Key.Scope, in.Key.Value, in.Action, value, in.Part, in.ContentType,
-			strings.Replace(string(headers), "null", "{}", 1), in.OrderingKey, at(in.DueAt), at(in.Deadline), in.TraceContext, in.RequestedBy)
+			strings.Replace(string(headers), "null", "{}", 1), in.OrderingKey, at(in.DueAt), at(in.Deadline), in.TraceContext, in.RequestedBy, in.Subject)
 		return err
 	}
 }
@@ -290,10 +294,10 @@ func inRun(t *testing.T, on *samekeytest.DB, in outbox.Intent) (have written, er
 func readWritten(ctx context.Context, on samekey.Tx) (w written, err error) {
 	var headers []byte
 	err = on.QueryRow(ctx, `select o.scope, o.idem_key, o.action, o.part, o.delivery_key, o.payload, o.content_type, o.headers::text, o.ordering_key,
-			o.trace_context, o.requested_by, case when abs(extract(epoch from clock_timestamp() - o.due_at)) > 3600 then o.due_at end, o.deadline
+			o.trace_context, o.requested_by, o.subject, case when abs(extract(epoch from clock_timestamp() - o.due_at)) > 3600 then o.due_at end, o.deadline
 		from samekey.outbox o join samekey.outbox_queue q on q.id = o.id and q.due_at = o.due_at and q.action = o.action and q.status = 'pending'
 			and q.ordering_key is not distinct from o.ordering_key`).Scan(
-		&w.scope, &w.key, &w.action, &w.part, &w.deliveryKey, &w.payload, &w.contentType, &headers, &w.ordering, &w.trace, &w.by, &w.due, &w.deadline)
+		&w.scope, &w.key, &w.action, &w.part, &w.deliveryKey, &w.payload, &w.contentType, &headers, &w.ordering, &w.trace, &w.by, &w.subject, &w.due, &w.deadline)
 	if err == nil {
 		err = json.Unmarshal(headers, &w.headers)
 	}

@@ -119,6 +119,7 @@ func TestEveryErrorAboutAnIntentNamesItsField(t *testing.T) {
 		"Deadline":     func(in *outbox.Intent) { in.Deadline = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"TraceContext": func(in *outbox.Intent) { in.TraceContext = "\n" },
 		"RequestedBy":  func(in *outbox.Intent) { in.RequestedBy = strings.Repeat("x", 256) },
+		"Subject":      func(in *outbox.Intent) { in.Subject = strings.Repeat("x", 256) },
 		"Key":          func(in *outbox.Intent) { in.Key = samekey.Key{Scope: "other", Value: "k"} },
 	} {
 		in := good
@@ -169,6 +170,8 @@ type keepingTx struct {
 }
 
 func (t *keepingTx) RequestKey() samekey.Key { return samekey.Key{Scope: "acme/traps", Value: "k"} }
+
+func (t *keepingTx) RequestSubject() string { return "" }
 
 func (t *keepingTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	t.kept = in

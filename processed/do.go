@@ -84,6 +84,9 @@ const (
 )
 
 func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context, samekey.Tx) (answer, error)) (ans answer, err error) {
+	if outer, ok := tx.(keyed.Tx); ok {
+		m.subject = cmp.Or(m.subject, outer.RequestSubject())
+	}
 	found, began, locked, err := m.openInTx(ctx, tx)
 	if err != nil {
 		return answer{}, m.doError("look up", err)
@@ -241,7 +244,7 @@ func (m *memory) keep(ctx context.Context, tx samekey.Tx, began time.Time, ans a
 // owned returns the caller's transaction as fn sees it: it knows the key, and takes statements until fn has returned.
 func (m *memory) owned(tx samekey.Tx, inside *gate) samekey.Tx {
 	parent, _ := tx.(keyed.Queue)
-	known := doTx{guarded: guarded{inner: tx, gate: inside, admit: refuseEnd}, key: m.key, parent: parent}
+	known := doTx{guarded: guarded{inner: tx, gate: inside, admit: refuseEnd}, key: m.key, subject: m.subject, parent: parent}
 	if sender, ok := tx.(batcher); ok {
 		return doBatchTx{known, sender}
 	}
@@ -262,13 +265,16 @@ func refuseEnd(_ context.Context, sql string, _ []any) error {
 // workers to wake.
 type doTx struct {
 	guarded
-	key    samekey.Key
-	parent keyed.Queue // nil outside Run and Apply
+	key     samekey.Key
+	subject string
+	parent  keyed.Queue // nil outside Run and Apply
 }
 
 var _ keyed.Queue = doTx{}
 
 func (t doTx) RequestKey() samekey.Key { return t.key }
+
+func (t doTx) RequestSubject() string { return t.subject }
 
 func (t doTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) {
 	if t.gate.over() {

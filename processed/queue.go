@@ -29,6 +29,7 @@ import (
 type queue struct {
 	gate
 	key       samekey.Key
+	subject   string
 	immediate bool // outbox.Insert writes intents at once
 	unique    bool // no intent may exist already: see Step
 	intents   []keyed.Intent

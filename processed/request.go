@@ -11,6 +11,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/jsonvalue"
+	"github.com/samekey/samekey/internal/names"
 )
 
 // defaultRetain is 72 hours: a bug that is shipped on Friday and left a request half done is repeated on Monday, and
@@ -44,6 +45,12 @@ type Request struct {
 	// Whatever else distinguishes two requests (method, path, query) belongs in the payload too, or in the key's scope.
 	Payload any
 
+	// Subject is the application's own name of what the request is about, such as "booking/42". It is stored with the
+	// record, and intents that the request inserts have it unless they set their own: outbox.List finds them by it. It is
+	// not compared when the request is repeated. In Do inside another request, or inside an Apply, an empty Subject takes
+	// the outer one. At most 255 bytes of printable text; use an id, and no personal data.
+	Subject string
+
 	// Retain is how long the record is kept at least, counted from its commit by the database's clock: 1 minute to 10
 	// years, 0 for 72 hours. Keep it longer than anyone repeats the request: after Prune has deleted the record the key
 	// is new, and the request is done again.
@@ -58,6 +65,7 @@ type Request struct {
 // memory is a checked Request: what is remembered under which key.
 type memory struct {
 	key         samekey.Key
+	subject     string // empty: none
 	fingerprint samekey.Fingerprint
 	text        []byte // the JSON text behind the fingerprint; nil if the caller gave the fingerprint
 	retain      time.Duration
@@ -74,9 +82,12 @@ func (r Request) Validate() error {
 }
 
 func (r Request) checked(answers bool) (*memory, error) {
-	m := &memory{key: r.Key, retain: r.Retain, isolation: r.Isolation, answers: answers}
+	m := &memory{key: r.Key, subject: r.Subject, retain: r.Retain, isolation: r.Isolation, answers: answers}
 	if err := r.Key.Validate(); err != nil {
 		return nil, &RequestError{"Key", err}
+	}
+	if err := names.CheckText(r.Subject, names.MaxSubject); err != nil {
+		return nil, &RequestError{"Subject", err}
 	}
 	if m.retain == 0 {
 		m.retain = defaultRetain

@@ -156,7 +156,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 		return answer{}, err
 	}
 	conn := pooled.Conn()
-	q := &queue{key: m.key, immediate: immediate, unique: m.step != nil}
+	q := &queue{key: m.key, subject: m.subject, immediate: immediate, unique: m.step != nil}
 	var tx pgx.Tx
 	defer func() { // also when fn panics
 		if !q.close() {

@@ -112,7 +112,7 @@ func (m *memory) start(ctx context.Context, pool *pgxpool.Pool) (*Operation, *db
 		var found *db.ProcessedEventsFindRow
 		err := m.persist(ctx, pool, func(batch *pgx.Batch) {
 			batch.Queue(db.OperationsStart, m.key.Scope, m.key.Value, m.fingerprint.Hash[:], m.fingerprint.Version,
-				m.retain.Microseconds(), op.fence, stepLease.Microseconds()).
+				m.retain.Microseconds(), m.subject, op.fence, stepLease.Microseconds()).
 				QueryRow(func(row pgx.Row) error { return row.Scan(&begun.Outcome, &begun.RetryUs) })
 			m.queueFind(batch, &found)
 			op.queueStored(batch)

@@ -595,7 +595,7 @@ func TestAServiceCannotTouchTheOperationsOfAnother(t *testing.T) {
 	defer other.Release()
 	dbtest.Exec(t, other, "set samekey.service = 'billing'")
 	for _, call := range []string{
-		"operation_start($1, $2, sha256(''), 1::smallint, 1000000, 1, 1000000)", "operation_release($1, $2, 1)",
+		"operation_start($1, $2, sha256(''), 1::smallint, 1000000, '', 1, 1000000)", "operation_release($1, $2, 1)",
 		"operation_complete($1, $2, 1, 1, false, null, null, null)", "step_lock($1, $2, 1)",
 		"step_put($1, $2, 1, 1, 1::smallint, 'a', false, null, null)", "call_put($1, $2, 1, 1, 1::smallint, false, null, null)",
 		"call_mark($1, $2, 1, 1, 1::smallint, 'a', 1, 1, 1, false, false, false)", "call_end($1, $2, 1, 1, 1::smallint, 1, false, '')",
@@ -706,5 +706,17 @@ func TestVersionStepKeepsOperationsOnTheirWay(t *testing.T) {
 	}
 	if err := release(2, nil); err != nil || fmt.Sprint(did) != "[old]" {
 		t.Fatalf("%v, did %v", err, did)
+	}
+}
+
+func TestSubjectOfAnOperationIsThatOfItsIntents(t *testing.T) {
+	b := setup(t)
+	req := request(t, "k", `1`)
+	req.Subject = "booking/42"
+	if _, err := processed.Steps(t.Context(), b.db.Pool, req, newTrip(b).steps); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.count("samekey.processed_events p join samekey.outbox o using (idem_key, scope, subject) where subject = 'booking/42'"); n != 1 {
+		t.Errorf("%d intents", n)
 	}
 }

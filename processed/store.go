@@ -56,7 +56,7 @@ func (m *memory) queueRecord(batch *pgx.Batch, began time.Time, ans answer) {
 
 func (m *memory) recordArgs(began time.Time, ans answer) []any {
 	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, began, m.retain.Microseconds(),
-		ans.failed, ans.code, ans.header, ans.body}
+		ans.failed, ans.code, ans.header, ans.body, m.subject}
 }
 
 // insertFailure stores a failure in a transaction of its own. It affects no row if another attempt has stored an answer.
@@ -65,7 +65,7 @@ func (m *memory) insertFailure(ans answer) (sql string, args []any) {
 		return db.OperationStepsPutFailure, m.stepArgs(ans)
 	}
 	return db.ProcessedEventsInsertFailure, []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version,
-		m.retain.Microseconds(), ans.failed, ans.code, ans.header, ans.body}
+		m.retain.Microseconds(), ans.failed, ans.code, ans.header, ans.body, m.subject}
 }
 
 func (m *memory) stepArgs(ans answer) []any {

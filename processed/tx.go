@@ -39,6 +39,8 @@ func newRunTx(ctx context.Context, tx pgx.Tx, q *queue, nest int) *runTx {
 
 func (t *runTx) RequestKey() samekey.Key { return t.q.key }
 
+func (t *runTx) RequestSubject() string { return t.q.subject }
+
 func (t *runTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) { return t.q.enqueue(in) }
 
 // MustBeNew is part of keyed.MustBeNew.

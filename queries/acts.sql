@@ -49,7 +49,7 @@ with picked as materialized (
     select array(
         select q.id
         from samekey.outbox_queue q
-        cross join lateral (select o.scope, o.idem_key, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+        cross join lateral (select o.scope, o.idem_key, o.part, o.subject, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
         where q.status in ('parked', 'dead') and q.status = any (@statuses::text[])
           and (q.safe_to_resend or q.first_sent_at is null)
           and (@action::text = '' or q.action = @action)
@@ -57,6 +57,8 @@ with picked as materialized (
           and (@scope::text = '' or o.scope = @scope)
           and (@part::text = '' or o.part = @part)
           and (@idem_key::text = '' or o.idem_key = @idem_key)
+          and (@subject::text = '' or o.subject = @subject)
+          and (@reference::text = '' or q.id in (select r.intent_id from samekey.outbox_history r where r.reference = @reference::text and r.reference is not null))
           and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
         order by q.id
         limit @max_count

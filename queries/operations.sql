@@ -45,7 +45,7 @@
 
 -- name: OperationsStart :one
 select outcome::text as outcome, retry_us::bigint as retry_us
-from samekey.operation_start(@scope::text, @idem_key::text, @payload_hash::bytea, @hash_version::smallint, @retain_us::bigint,
+from samekey.operation_start(@scope::text, @idem_key::text, @payload_hash::bytea, @hash_version::smallint, @retain_us::bigint, @subject::text,
                              @fence::bigint, @lease_us::bigint);
 
 -- name: OperationsRelease :exec

@@ -5,7 +5,7 @@
 select samekey.enqueue(@scope::text, @idem_key::text, @action::text, @payload::bytea, @part::text, @content_type::text,
                        (@headers::text)::jsonb, sqlc.narg('ordering_key')::text, sqlc.narg('due_at')::timestamptz,
                        sqlc.narg('deadline')::timestamptz, sqlc.narg('trace_context')::text, @id::uuid,
-                       @must_be_new::boolean, sqlc.narg('requested_by')::text)::uuid;
+                       @must_be_new::boolean, sqlc.narg('requested_by')::text, sqlc.narg('subject')::text)::uuid;
 
 -- Lists. Each OutboxList query returns ids, newest first, from one index in that order, so a page costs its own rows
 -- and those that its filters drop. OutboxEntries then reads the intents. The cursor is the last id of a page. The order
@@ -40,6 +40,46 @@ left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is n
 where o.idem_key = @idem_key
   and o.id < @before
   and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
+  and (@action::text = '' or o.action = @action)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@subject::text = '' or o.subject = @subject)
+  and (@part::text = '' or o.part = @part)
+  and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by o.id desc
+limit @max_count;
+
+-- name: OutboxListBySubject :many
+-- Intents of one subject. outbox_subject has them in the order of the page.
+select o.id
+from samekey.outbox o
+left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = o.id offset 0) q on true
+left join lateral (select x.final_status, x.code from samekey.outbox_history x
+                   where x.intent_id = o.id and x.final_status is not null offset 0) h on true
+where o.subject = @subject::text and o.subject is not null
+  and o.id < @before
+  and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
+  and (@action::text = '' or o.action = @action)
+  and (@scope::text = '' or o.scope = @scope)
+  and (@part::text = '' or o.part = @part)
+  and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
+  and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+order by o.id desc
+limit @max_count;
+
+-- name: OutboxListByReference :many
+-- Intents that a vendor's answer named by this reference. Several events of one intent may have it. The array forces
+-- lookups by primary key regardless of statistics.
+select o.id
+from samekey.outbox o
+left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = o.id offset 0) q on true
+left join lateral (select x.final_status, x.code from samekey.outbox_history x
+                   where x.intent_id = o.id and x.final_status is not null offset 0) h on true
+where o.id = any (array(select r.intent_id from samekey.outbox_history r
+                        where r.reference = @reference::text and r.reference is not null and r.intent_id < @before))
+  and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
+  and (@idem_key::text = '' or o.idem_key = @idem_key)
+  and (@subject::text = '' or o.subject = @subject)
   and (@action::text = '' or o.action = @action)
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
@@ -105,10 +145,12 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when @with_payload::boolean then o.payload end)::bytea as payload,
        o.content_type, o.headers, o.ordering_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
-       coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
+       coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.subject, o.created_at,
        q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
        q.approved_at, q.safe_to_resend, q.last_code,
-       h.final_status, h.at as finished_at, h.code as finished_code
+       h.final_status, h.at as finished_at, h.code as finished_code,
+       coalesce((select r.reference from samekey.outbox_history r
+                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -119,14 +161,14 @@ order by o.id desc;
 -- name: OutboxHistory :many
 -- The events of an intent, in order.
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.final_status, h.actor, h.reason, h.db_user
+       h.final_status, h.actor, h.reason, h.db_user, h.reference
 from samekey.outbox_history h
 where h.intent_id = @id
 order by h.id;
 
 -- name: OutboxLoad :many
 -- Reads the payloads that a claim did not return. It takes no locks, so a slow reader delays no other worker.
-select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
+select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest(@ids::uuid[]) as i (id)
 cross join lateral (select * from samekey.outbox x where x.id = i.id offset 0) o

@@ -79,6 +79,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
        c.now::timestamptz as now, c.payload_deferred::boolean as payload_deferred, c.bytes::bigint as bytes, c.has_more::boolean as has_more,
        coalesce(o.scope, '')::text as scope, coalesce(o.idem_key, '')::text as idem_key, coalesce(o.part, '')::text as part,
+       o.subject,
        coalesce(o.delivery_key, c.id)::uuid as delivery_key, coalesce(o.content_type, '')::text as content_type, o.trace_context,
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
@@ -125,7 +126,8 @@ with u as materialized (
            unnest(@forbid_resend::boolean[]) as forbid_resend,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
-           unnest(@responses::bytea[]) as response, unnest(@took_us::bigint[]) as took_us
+           unnest(@responses::bytea[]) as response, unnest(@vendor_references::text[]) as reference,
+           unnest(@took_us::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -157,10 +159,10 @@ with u as materialized (
     union all
     select id, attempt, key_window_until from kept
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker,
-                                    started_at, final_status, key_window_until)
+insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt,
+                                    worker, started_at, final_status, key_window_until)
 select u.id, u.event, nullif(u.outcome, ''), nullif(u.code, ''), nullif(u.error, ''), nullif(u.response_type, ''),
-       nullif(u.response, ''), u.attempt, @worker::int, clock_timestamp() - u.took_us * interval '1 microsecond',
+       nullif(u.response, ''), nullif(u.reference, ''), u.attempt, @worker::int, clock_timestamp() - u.took_us * interval '1 microsecond',
        case when u.status in ('delivered', 'refused') then u.status end, s.key_window_until
 from settled s
 join u on u.id = s.id and u.attempt = s.attempt
@@ -199,9 +201,9 @@ with recorded as materialized (
       and not (select r.already from recorded r)
     returning q.id
 ), logged as (
-    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
+    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt, worker)
     select @id::uuid, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), nullif(@error::text, ''),
-           nullif(@response_type::text, ''), nullif(@response::bytea, ''), @attempt::int, @worker::int
+           nullif(@response_type::text, ''), nullif(@response::bytea, ''), nullif(@reference::text, ''), @attempt::int, @worker::int
     where exists (select from samekey.outbox o where o.id = @id::uuid) -- otherwise it was pruned
       and not (select r.already from recorded r)
     returning intent_id

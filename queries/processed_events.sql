@@ -25,12 +25,12 @@ where idem_key = @idem_key::text and scope = @scope::text;
 -- of the transaction, so the check needs neither a lock nor a transaction id. The cast raises: the text is not a time,
 -- and it is evaluated in that case only.
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body, subject)
 select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint,
        case when now() = @began::timestamptz then clock_timestamp()
             else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
-       sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea;
+       sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea, nullif(@subject::text, '');
 
 -- name: ProcessedEventsSetLockTimeout :exec
 -- Before a batch that may wait for the lock of an ordering key: limits the wait to the caller's deadline, or to the
@@ -48,10 +48,10 @@ select case when now() = @began::timestamptz then clock_timestamp()
 -- name: ProcessedEventsInsertFailure :execrows
 -- A failure is the only row of its transaction, so it may lose. No row: another first attempt won.
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body, subject)
 select @idem_key::text, @scope::text, @payload_hash::bytea, @hash_version::smallint, clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * @retain_us::bigint), @failed::boolean,
-       sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea
+       sqlc.narg('code')::int, sqlc.narg('headers')::bytea, sqlc.narg('body')::bytea, nullif(@subject::text, '')
 on conflict (idem_key, scope) do nothing;
 
 -- name: ProcessedEventsPrune :one

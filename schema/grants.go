@@ -37,10 +37,10 @@ type Roles struct {
 func (r Roles) names() []string { return []string{r.App, r.Worker, r.Operator, r.Approver} }
 
 // enqueues are the functions that write an intent, one per type of payload.
-const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
-	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
-	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text), ` +
-	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text)`
+const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
 
 // stepFunctions are what processed.Steps calls.
 const stepFunctions = `samekey.operation_start, samekey.operation_release, samekey.operation_complete, samekey.step_lock, samekey.step_put, ` +
@@ -51,7 +51,7 @@ const stepFunctions = `samekey.operation_start, samekey.operation_release, samek
 // creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
 	`grant select, insert on samekey.processed_events to %s`,
 	`grant execute on function ` + stepFunctions + ` to %s`,
 	`grant select on samekey.operation_steps to %s`,
@@ -69,7 +69,7 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // those of a person's act, so the worker cannot write an approval.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,

@@ -76,6 +76,7 @@ var functionRights = map[string]string{
 	"resume":            "operator",
 
 	"river_job_state_in_bitmask": "public",
+	"text_hash":                  "app worker",
 	"uuidv7":                     "app worker",
 	"worker_class":               "worker",
 }

@@ -86,12 +86,14 @@ table samekey.outbox
     ordering_key text collate "C"
     requested_by text
     written_by text not null default SESSION_USER
+    subject text collate "C"
     trace_context text
     due_at timestamp with time zone not null
     deadline timestamp with time zone
     created_at timestamp with time zone not null default clock_timestamp()
     constraint outbox_pkey PRIMARY KEY (id)
     constraint outbox_once UNIQUE (idem_key, scope, action, part)
+    CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -213,6 +215,7 @@ table samekey.pauses
 table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     idem_key text collate "C" not null
     scope text collate "C" not null
+    subject text collate "C"
     payload_hash bytea not null
     hash_version smallint not null
     failed boolean not null default false
@@ -224,8 +227,9 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     expires_at timestamp with time zone not null
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
     constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
-    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576)))
+    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND ((COALESCE(octet_length(subject), 1) >= 1) AND (COALESCE(octet_length(subject), 1) <= 255))))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
+    CREATE INDEX processed_events_subject ON samekey.processed_events USING btree (subject) WHERE (subject IS NOT NULL)
 
 table samekey.rate_limits  -- with fillfactor=10
     destination text collate "C" not null
@@ -694,7 +698,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -716,8 +720,8 @@ begin
        and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
        and octet_length(enqueue.payload) <= 1048576
        and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by) collate "C"
+       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
+       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
            !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
        and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
                 else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
@@ -732,7 +736,7 @@ begin
        and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
        and samekey.own_scope(enqueue.scope) is not null) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
-            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
 
     -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
@@ -740,12 +744,12 @@ begin
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                             due_at, deadline, trace_context, requested_by)
+                                             due_at, deadline, trace_context, requested_by, subject)
             values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
                     samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
                     enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
                     coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-                    nullif(enqueue.requested_by collate "C", ''))
+                    nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
@@ -759,12 +763,12 @@ begin
     end if;
 
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context, requested_by)
+                                     ordering_key, due_at, deadline, trace_context, requested_by, subject)
     values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
             enqueue.ordering_key, coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-            nullif(enqueue.requested_by collate "C", ''))
+            nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
     on conflict on constraint outbox_once do nothing
     returning o.id, o.due_at into v_id, v_due;
     if v_id is null then
@@ -808,27 +812,27 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload json, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload json, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
 AS $function$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload jsonb, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload jsonb, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
 AS $function$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload text, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload text, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
  RETURNS uuid
  LANGUAGE plpgsql
 AS $function$
@@ -838,7 +842,7 @@ begin
             using errcode = '22023', column = 'payload';
     end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $function$
 
@@ -1053,7 +1057,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint, fence bigint, lease_us bigint, OUT outcome text, OUT retry_us bigint)
+CREATE OR REPLACE FUNCTION samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint, subject text, fence bigint, lease_us bigint, OUT outcome text, OUT retry_us bigint)
  RETURNS record
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -1075,8 +1079,8 @@ begin
     if not found then
         outcome := 'held'; -- by a Run or Do that has not committed
         if v_locked then
-            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, expires_at)
-            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version,
+            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, subject, expires_at)
+            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version, nullif(operation_start.subject, ''),
                     clock_timestamp() + interval '1 microsecond' * operation_start.retain_us)
             on conflict (idem_key, scope) do nothing;
             if found then
@@ -1180,7 +1184,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text)
+CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, subject text)
  RETURNS void
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1192,7 +1196,8 @@ declare
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, max_bytes, required) loop
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
         v_wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
@@ -1201,7 +1206,7 @@ begin
                 then 'must be printable ASCII without spaces at the ends'
             when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
                 then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by')
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
                  and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
                 then 'contains a control or invisible character: use printable text'
             when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
@@ -1424,6 +1429,16 @@ begin
     values (step_put.idem_key, step_put.scope, step_put.position, step_put.name, 'done', step_put.failed, step_put.code, step_put.result,
             clock_timestamp());
 end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.text_hash(value text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE STRICT
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.uuidv7()

@@ -158,6 +158,8 @@ func readRules(r *reader, e entry, outcomes map[string]outcome) (rules []httpven
 			},
 			"outcome": func(e entry) { rule.Outcome, _ = oneOf(r, e, outcomes) },
 			"reason":  func(e entry) { rule.Reason, _ = r.raw(e) },
+
+			"reference": func(e entry) { rule.Reference, _ = r.raw(e) },
 		})
 		rules = append(rules, rule)
 	}
@@ -175,6 +177,8 @@ func readLookup(r *reader, e entry) *httpvendor.Lookup {
 		"list":    func(e entry) { list, _ = r.raw(e) },
 		"field":   func(e entry) { field, _ = r.raw(e) },
 		"rules":   func(e entry) { lookup.Rules = readRules(r, e, lookups) },
+
+		"reference": func(e entry) { lookup.Reference, _ = r.raw(e) },
 	})
 	switch {
 	case has["list"] != has["field"]:

@@ -1,6 +1,7 @@
 package httpvendor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -41,6 +42,12 @@ type Action struct {
 	// call later: the call is never sent again, and Lookup asks for the result, or an event completes it with
 	// outbox.Resolve. It is empty by default, and a 202 is then Delivered.
 	Delivered, Refused, Retry, Accepted Statuses
+
+	// Reference is the JSON Pointer of the vendor's own id in an answer, such as "/id": the intent's reference
+	// (dispatcher.Outcome.Reference), by which outbox.List finds it. It is taken from answers that mean delivered,
+	// refused, accepted, unknown or stuck; an answer without it has none. A * stands for any element or member, as in
+	// [Match].Field. It is not read from a body of more than 1 MiB. Default: the destination's.
+	Reference string
 
 	// Lookup asks the vendor whether it acted (reconciliation). Default: the destination's, except for a read. Without
 	// one, an intent whose outcome stays unknown is parked for a person.
@@ -100,6 +107,8 @@ type operation struct {
 	delivered  Statuses
 	rules      []Rule
 	looksIn    bool           // rules look into bodies
+	reference  string         // the JSON Pointer of the vendor's id; empty: none
+	reads      bool           // a reference is read from bodies
 	secrets    redact.Secrets // the destination's, and those in the action's own headers
 	mistakes   dispatcher.ConfigErrors
 }
@@ -173,6 +182,9 @@ func (o *operation) setRules(m mistakes) {
 		rule.check(m.at("Rules", i), u)
 	}
 	o.rules = slices.Concat(o.action.Rules, o.client.dest.Rules)
+	o.reference = cmp.Or(o.action.Reference, o.client.dest.Reference)
+	checkPointer(m, "Reference", o.action.Reference)
+	o.reads = o.reference != "" || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Reference != "" })
 	o.looksIn = o.client.dest.JSONAnswers || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Field != "" })
 }
 

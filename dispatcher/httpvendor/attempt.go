@@ -41,7 +41,7 @@ func (o *operation) send(ctx context.Context, call *dispatcher.Call) (dispatcher
 	defer func() { _ = resp.Body.Close() }()
 	response, body, err := o.read(resp, to.secrets, o.looksIn)
 	w.End()
-	return o.judge(newReply(resp, body, err != nil), response, err), nil
+	return o.judge(newReply(resp, body, err != nil), response, err, to.secrets), nil
 }
 
 // noAnswerError is the error of a call without an answer.
@@ -166,8 +166,8 @@ const rulesLimit = 1 << 20
 
 var errLong = errors.New("httpvendor: the body is longer than 1 MiB, which is what rules look into")
 
-// read reads an answer up to its cap, which counts decompressed bytes, and up to rulesLimit if rules look into it. The
-// error means that the answer broke off before.
+// read reads an answer up to its cap, which counts decompressed bytes, and up to rulesLimit if rules look into it or a
+// reference is taken from it. The error means that the answer broke off before. A reference is no reason for an error.
 func (o *operation) read(resp *http.Response, secrets redact.Secrets, looksIn bool) (response dispatcher.Response, body []byte, err error) {
 	contentType := []byte(resp.Header.Get("Content-Type"))
 	response = dispatcher.Response{Code: strconv.Itoa(resp.StatusCode), ContentType: string(secrets.Strike(contentType, len(contentType)))}
@@ -176,7 +176,7 @@ func (o *operation) read(resp *http.Response, secrets redact.Secrets, looksIn bo
 	}
 	// More by the length of a secret, so that a secret that the cap cuts in two is recognized.
 	window := o.limit + secrets.Longest()
-	if looksIn {
+	if looksIn || o.reads {
 		window = max(window, rulesLimit)
 	}
 	body, err = io.ReadAll(io.LimitReader(resp.Body, int64(window)))

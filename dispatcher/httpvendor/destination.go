@@ -53,6 +53,10 @@ type Destination struct {
 	// page. Default: false.
 	JSONAnswers bool
 
+	// Reference is the JSON Pointer of this vendor's own id in its answers, for the actions that have no Reference of
+	// their own. Default: none.
+	Reference string
+
 	// Lookup asks this vendor whether it acted (reconciliation), for the actions that have no Lookup of their own. A
 	// read is repeated instead. Default: none.
 	Lookup *Lookup
@@ -141,6 +145,7 @@ func New(dest Destination) (*Client, error) {
 	for i, rule := range dest.Rules {
 		rule.check(m.at("Rules", i), ofSends)
 	}
+	checkPointer(m, "Reference", dest.Reference)
 	if dest.Lookup != nil {
 		c.lookup = newLookup(*dest.Lookup, m.in("Lookup"))
 	}

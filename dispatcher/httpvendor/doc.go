@@ -42,9 +42,9 @@
 // may have been sent in the old form is looked up, or parked.
 //
 // Templates are Go's text/template. They can use .Payload (numbers keep their digits), .Key (the delivery key as it is
-// sent), .ID, .Action, .Part and .Headers of the intent. A missing member is an error; use {{with index .Payload
+// sent), .ID, .Action, .Part, .Subject and .Headers of the intent. A missing member is an error; use {{with index .Payload
 // "name"}} for an optional one. Each value is escaped for its place: the path, the query, JSON, or a field. A lookup's
-// templates can also use .Rendered and .Response ([Lookup]).
+// templates can also use .Rendered, .Response and .Reference ([Lookup]).
 //
 // # What an answer means
 //

@@ -7,18 +7,23 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/httpstatus"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // judge returns what an answer means: the table of the package comment, line by line.
-func (o *operation) judge(r reply, response dispatcher.Response, broken error) dispatcher.Outcome {
+func (o *operation) judge(r reply, response dispatcher.Response, broken error, secrets redact.Secrets) dispatcher.Outcome {
+	refers, found := "", []string(nil) // the rule's Reference, and where it matched
 	is := func(outcome func(dispatcher.Response) dispatcher.Outcome, reason string) dispatcher.Outcome {
-		return o.outcome(outcome, reason, r, response)
+		return r.referring(o.outcome(outcome, reason, r, response), refers, o.reference, namedBySend, found, secrets)
 	}
 	blind := r.opaque && o.client.dest.JSONAnswers
 	for _, rule := range o.rules {
 		blind = blind || r.opaque && rule.Field != "" && (len(rule.Status) == 0 || rule.Status.has(r.status))
-		matches, undecided := rule.matches(r, rule.Values)
+		matches, undecided, where := rule.matches(r, rule.Values)
+		if matches {
+			refers, found = rule.Reference, where
+		}
 		switch {
 		case undecided:
 			return is(dispatcher.Unknown, "its body broke off or is too long, and a rule looks into it")

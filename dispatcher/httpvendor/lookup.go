@@ -12,6 +12,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/httpstatus"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/retryafter"
 )
 
@@ -27,6 +28,11 @@ type Lookup struct {
 	// not JSON, and if it was longer than Policy.ResponseCap, so say what to do without it:
 	//
 	//	GET /ops{{with .Response}}/{{.id}}{{else}}?reference={{$.Key}}{{end}}
+	//
+	// {{.Reference}} is the vendor's id in its last answer that had one ([Action].Reference), or empty. It also survives
+	// an answer that is longer than Policy.ResponseCap, and a later answer without an id:
+	//
+	//	GET /ops{{with .Reference}}/{{.}}{{else}}?reference={{$.Key}}{{end}}
 	//
 	// An answer without the member is an error, and the intent is parked in the end. If not every answer has it, such
 	// as that of a 500, write {{with and .Response (index .Response "id")}}/{{.}}{{else}}...{{end}}.
@@ -46,13 +52,20 @@ type Lookup struct {
 	// A rule for dispatcher.Absent should look for something that only an answer to this question has, such as the list
 	// in which nothing was found: a proxy's own page is a 200 too.
 	Rules []Rule
+
+	// Reference is the JSON Pointer of the vendor's own id in an answer that means delivered, refused or accepted, as
+	// [Action].Reference. Where the rule's Field and Reference begin alike, a * in both is the same element: for a list
+	// "/data" with the key in "/data/*/metadata/key" it is "/data/*/id". Default: none. The intent keeps the reference
+	// of an earlier answer.
+	Reference string
 }
 
 // lookup is a Lookup, ready to be used.
 type lookup struct {
-	target target
-	body   *template.Template // nil: none
-	rules  []lookupRule
+	target    target
+	body      *template.Template // nil: none
+	rules     []lookupRule
+	reference string // a JSON Pointer; empty: none
 }
 
 type lookupRule struct {
@@ -61,7 +74,8 @@ type lookupRule struct {
 }
 
 func newLookup(from Lookup, m mistakes) *lookup {
-	l := &lookup{}
+	l := &lookup{reference: from.Reference}
+	checkPointer(m, "Reference", from.Reference)
 	var err error
 	if l.target, err = parseTarget(from.Request); err != nil {
 		m.add("Request", "%v", err)
@@ -98,7 +112,7 @@ func newLookup(from Lookup, m mistakes) *lookup {
 // ask is the action's Lookup.
 func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	data := valuesOf(call)
-	data.Rendered, data.Response = renderedBody(call), lastResponse(call)
+	data.Rendered, data.Response, data.Reference = renderedBody(call), lastResponse(call), call.Reference
 	to, err := o.receiver(call)
 	if err != nil {
 		return dispatcher.Outcome{}, o.failed("the lookup: %v", err)
@@ -114,7 +128,7 @@ func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.
 	defer func() { _ = resp.Body.Close() }()
 	response, body, err := o.read(resp, to.secrets, true)
 	w.End()
-	return o.find(newReply(resp, body, err != nil), response, err, data)
+	return o.find(newReply(resp, body, err != nil), response, err, data, to.secrets)
 }
 
 func (o *operation) lookupRequest(to receiver, data values) (*http.Request, error) {
@@ -145,7 +159,7 @@ func (o *operation) lookupRequest(to receiver, data values) (*http.Request, erro
 }
 
 // find returns what an answer to a lookup means. An error means that the vendor could not be asked.
-func (o *operation) find(r reply, response dispatcher.Response, broken error, data values) (dispatcher.Outcome, error) {
+func (o *operation) find(r reply, response dispatcher.Response, broken error, data values, secrets redact.Secrets) (dispatcher.Outcome, error) {
 	rules := o.lookup.rules
 	if r.opaque && o.client.dest.JSONAnswers {
 		rules = nil // it may be a proxy's page, which says nothing about the vendor
@@ -159,14 +173,14 @@ func (o *operation) find(r reply, response dispatcher.Response, broken error, da
 			}
 			values[i] = text
 		}
-		matches, undecided := rule.matches(r, values)
+		matches, undecided, where := rule.matches(r, values)
 		switch {
 		case undecided && errors.Is(broken, errLong):
 			return dispatcher.Unknown(response), nil
 		case undecided:
 			return dispatcher.Outcome{}, o.failed("the answer to the lookup, %d, %s", r.status, brokeOff(broken))
 		case matches:
-			return o.outcome(rule.Outcome, rule.Reason, r, response), nil
+			return r.referring(o.outcome(rule.Outcome, rule.Reason, r, response), rule.Reference, o.lookup.reference, namedByLookup, where, secrets), nil
 		}
 	}
 	reason := o.failed("the lookup was answered %d", r.status)

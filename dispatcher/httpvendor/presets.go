@@ -47,15 +47,15 @@ func status(low, high int) Statuses { return Statuses{{low, high}} }
 // comes with a 409, and that other parameters get a 400.
 func Stripe() Destination {
 	return Destination{
-		JSONAnswers: true,
-		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
+		JSONAnswers: true, Reference: "/id",
+		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
 			{Match: Match{Status: Statuses{{408, 409}, {423, 425}, {499, 599}}, Header: "Stripe-Should-Retry", Values: []string{"false"}}, Outcome: dispatcher.Stuck, Reason: "the vendor reports that a retry changes nothing"},
 			{Match: Match{Status: status(409, 409), Field: "/error/code", Values: []string{"idempotency_key_in_use"}}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(400, 499), Field: "/error/type", Values: []string{"idempotency_error"}}, Outcome: dispatcher.Dead, Reason: reused},
 			{Match: Match{Status: Statuses{{400, 400}, {402, 428}, {430, 499}}, Header: "Stripe-Should-Retry", Values: []string{"true"}}, Outcome: dispatcher.Retry, Reason: "the vendor says to retry"},
 			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry, Reason: "it conflicts with a call that is still running"},
-			{Match: Match{Status: status(402, 402)}, Outcome: dispatcher.Refused},
+			{Match: Match{Status: status(402, 402)}, Outcome: dispatcher.Refused, Reference: "/error/payment_intent/id"},
 			{Match: Match{Status: status(500, 599), Header: "Idempotent-Replayed", Values: []string{"true"}}, Outcome: dispatcher.Stuck, Reason: "this answer is stored under the key, which can never succeed"},
 			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"requires_payment_method"}}, Outcome: dispatcher.Refused},
 			{Match: Match{Status: status(200, 299), Field: "/status", Values: []string{"processing", "requires_action", "requires_confirmation"}}, Outcome: dispatcher.Accepted},
@@ -79,8 +79,8 @@ func Stripe() Destination {
 // vendor's own page: 704 and "transient-error", which are from quotations of it.
 func Adyen() Destination {
 	return Destination{
-		JSONAnswers: true,
-		Vendor:      inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
+		JSONAnswers: true, Reference: "/pspReference",
+		Vendor: inHeader("idempotency-key", 64, 7*24*time.Hour, dispatcher.ReplayAnswer),
 		Rules: []Rule{
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Refused", "Cancelled", "Error"}}, Outcome: dispatcher.Refused},
 			{Match: Match{Status: status(200, 299), Field: "/resultCode", Values: []string{"Pending", "Received", "RedirectShopper", "PresentToShopper", "ChallengeShopper", "IdentifyShopper"}}, Outcome: dispatcher.Accepted},
@@ -126,9 +126,9 @@ func PayPal() Destination {
 		Rule{Match: Match{Status: status(200, 299), Field: own, Values: no}, Outcome: dispatcher.Refused},
 		Rule{Match: Match{Status: status(200, 299), Field: each, Values: no}, Outcome: dispatcher.Refused})
 	return Destination{
-		JSONAnswers: true,
-		Vendor:      refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
-		Rules:       rules,
+		JSONAnswers: true, Reference: "/id",
+		Vendor: refusing(inHeader("PayPal-Request-Id", 108, 6*time.Hour, dispatcher.ReplayState)),
+		Rules:  rules,
 	}
 }
 
@@ -144,7 +144,7 @@ func PayPal() Destination {
 // IDEMPOTENCY_KEY_REUSED; the category PAYMENT_METHOD_ERROR of a declined card; the status of a refund.
 func Square() Destination {
 	return Destination{
-		JSONAnswers: true,
+		JSONAnswers: true, Reference: "/*/id",
 		Vendor: dispatcher.Vendor{
 			Key:    dispatcher.KeyRules{Place: dispatcher.KeyInBody, Name: "idempotency_key", MaxLength: 45},
 			Replay: dispatcher.ReplaySuccess, Mismatch: dispatcher.MismatchRefused,
@@ -173,8 +173,8 @@ func Square() Destination {
 // request gets; and 202 and Pending, which are from programs that use the API.
 func Checkout() Destination {
 	return Destination{
-		JSONAnswers: true,
-		Vendor:      inHeader("Cko-Idempotency-Key", 0, 24*time.Hour, dispatcher.ReplaySuccess),
+		JSONAnswers: true, Reference: "/id",
+		Vendor: inHeader("Cko-Idempotency-Key", 0, 24*time.Hour, dispatcher.ReplaySuccess),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409)}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(202, 202)}, Outcome: dispatcher.Accepted},
@@ -193,8 +193,8 @@ func Checkout() Destination {
 // The two values of the field "name" are in the vendor's own SDK.
 func Resend() Destination {
 	return Destination{
-		JSONAnswers: true,
-		Vendor:      refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
+		JSONAnswers: true, Reference: "/id",
+		Vendor: refusing(inHeader("Idempotency-Key", 255, 24*time.Hour, dispatcher.ReplayAnswer)),
 		Rules: []Rule{
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"concurrent_idempotent_requests"}}, Outcome: dispatcher.Retry, Reason: "a call with this key is still running"},
 			{Match: Match{Status: status(409, 409), Field: "/name", Values: []string{"invalid_idempotent_request"}}, Outcome: dispatcher.Dead, Reason: reused},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -46,33 +47,56 @@ func decodeJSON(text []byte) (value any, err error) {
 	return value, nil
 }
 
-var unescape = strings.NewReplacer("~1", "/", "~0", "~")
+// The escapes of a part of a JSON Pointer.
+var (
+	unescape = strings.NewReplacer("~1", "/", "~0", "~")
+	escape   = strings.NewReplacer("~", "~0", "/", "~1")
+)
 
-// has reports whether there is a value at the end of path that is one of values.
-func has(at any, path []string, values []string) bool {
+// find looks for the first value at the end of path for which is returns true, and returns its path without *. Members
+// of an object are tried in the order of their names.
+func find(at any, path []string, is func(any) bool) (where []string, ok bool) {
 	if len(path) == 0 {
-		text, ok := textOf(at)
-		return at != nil && (len(values) == 0 || ok && slices.Contains(values, text))
+		return nil, at != nil && is(at)
 	}
-	name, rest := unescape.Replace(path[0]), path[1:]
+	for _, name := range children(at, path[0]) {
+		if where, ok := find(child(at, name), path[1:], is); ok {
+			return append([]string{name}, where...), true
+		}
+	}
+	return nil, false
+}
+
+// children are the names that a part of a pointer stands for, escaped as in a pointer.
+func children(at any, name string) (names []string) {
+	if name != "*" {
+		return []string{name}
+	}
 	switch at := at.(type) {
 	case map[string]any:
-		if name != "*" {
-			return has(at[name], rest, values)
-		}
-		for _, member := range at {
-			if has(member, rest, values) {
-				return true
-			}
+		for _, member := range slices.Sorted(maps.Keys(at)) {
+			names = append(names, escape.Replace(member))
 		}
 	case []any:
-		if name != "*" {
-			i, err := strconv.Atoi(name)
-			return err == nil && i >= 0 && i < len(at) && strconv.Itoa(i) == name && has(at[i], rest, values)
+		for i := range at {
+			names = append(names, strconv.Itoa(i))
 		}
-		return slices.ContainsFunc(at, func(element any) bool { return has(element, rest, values) })
 	}
-	return false
+	return names
+}
+
+// child is a member of an object or an element of an array, or nil.
+func child(at any, name string) any {
+	switch at := at.(type) {
+	case map[string]any:
+		return at[unescape.Replace(name)]
+	case []any:
+		i, err := strconv.Atoi(name)
+		if err == nil && i >= 0 && i < len(at) && strconv.Itoa(i) == name {
+			return at[i]
+		}
+	}
+	return nil
 }
 
 // textOf is a scalar's text.

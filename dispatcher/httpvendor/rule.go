@@ -22,6 +22,10 @@ type Rule struct {
 
 	// Reason is added to the outcome for a person: what happened, and what to do.
 	Reason string
+
+	// Reference is the JSON Pointer of the vendor's id in these answers (dispatcher.Outcome.Reference), whatever the
+	// outcome. Default: the Reference of the action or the lookup, if the outcome is one that it is for.
+	Reference string
 }
 
 // Match says which answers are meant. All that is set must match; at least one of Status, Header and Field must be set.
@@ -100,6 +104,7 @@ func (r Rule) check(m mistakes, u use) {
 	case is == retry && u == ofOnce && !r.only(http.StatusTooManyRequests):
 		m.add("Outcome", "%s is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act", is)
 	}
+	checkPointer(m, "Reference", r.Reference)
 	r.Match.check(m)
 }
 
@@ -127,21 +132,26 @@ func (a Match) only(status int) bool {
 	return len(a.Status) > 0 && !slices.ContainsFunc(a.Status, func(r [2]int) bool { return r != [2]int{status, status} })
 }
 
-// matches reports whether the rule is meant for an answer. If undecided, the missing part of the body would decide.
-func (a Match) matches(r reply, values []string) (matches, undecided bool) {
+// matches reports whether the rule is meant for an answer, and where in the body its Field matched. If undecided, the
+// missing part of the body would decide.
+func (a Match) matches(r reply, values []string) (matches, undecided bool, where []string) {
 	if len(a.Status) > 0 && !a.Status.has(r.status) {
-		return false, false
+		return false, false, nil
 	}
 	switch {
 	case a.Header != "":
 		at := r.header.Values(a.Header)
 		return len(at) > 0 && (len(values) == 0 || slices.ContainsFunc(at, func(got string) bool {
 			return slices.ContainsFunc(values, func(want string) bool { return strings.EqualFold(got, want) })
-		})), false
+		})), false, nil
 	case a.Field != "" && r.broken:
-		return false, true
+		return false, true, nil
 	case a.Field != "":
-		return has(r.body, strings.Split(a.Field[1:], "/"), values), false
+		where, matches = find(r.body, strings.Split(a.Field[1:], "/"), func(at any) bool {
+			text, ok := textOf(at)
+			return len(values) == 0 || ok && slices.Contains(values, text)
+		})
+		return matches, false, where
 	}
-	return true, false
+	return true, false, nil
 }

@@ -22,14 +22,17 @@ type values struct {
 	ID       string            // the intent's
 	Action   string            // the intent's
 	Part     string            // the intent's
+	Subject  string            // the intent's; may be empty
 	Headers  map[string]string // the intent's
 	Payload  any               // decoded from JSON, numbers with all their digits; nil if it is not JSON
 	Rendered any               // in a lookup: the rendered body, decoded; of a form its fields, each as text
 	Response any               // in a lookup: the vendor's last response to an attempt, decoded from JSON; nil if it is not JSON
+
+	Reference string // in a lookup: the vendor's id in its last answer that had one; may be empty
 }
 
 func valuesOf(call *dispatcher.Call) values {
-	v := values{Key: call.CarriedKey, ID: call.ID.String(), Action: call.Action, Part: call.Part, Headers: call.Headers}
+	v := values{Key: call.CarriedKey, ID: call.ID.String(), Action: call.Action, Part: call.Part, Subject: call.Subject, Headers: call.Headers}
 	if strictJSON(call.Payload) == nil {
 		v.Payload, _ = decodeJSON(call.Payload)
 	}

@@ -39,10 +39,14 @@ func Delivery[T any](c *Client, policy dispatcher.Policy, compose func(ctx conte
 				return dispatcher.Dead(dispatcher.Response{Code: "letter"}).Because(fmt.Errorf("smtpvendor: %w", err)), nil
 			}
 			at, said, err := c.send(ctx, q)
+			outcome := dispatcher.Delivered(c.reply(at, 250, said))
 			if err != nil {
-				return c.judge(at, err)
+				outcome, err = c.judge(at, err)
 			}
-			return dispatcher.Delivered(c.reply(at, 250, said)), nil
+			if at == atEnd { // the server may have the mail, and its log has the mail by this
+				outcome = outcome.Reference(call.Rendered.MessageID)
+			}
+			return outcome, err
 		},
 	}
 }

@@ -60,7 +60,7 @@ func (c *Client) judge(ctx context.Context, x *exchange, own dispatcher.Outcome,
 	}
 	_, waits := retryafter.Read(x.header, time.Now())
 	if httpstatus.Of(x.status, waits) != httpstatus.Acted {
-		return x.notDone(response), nil
+		return x.notDone(response).Reference(parseError(x.body).PaymentIntent.ID), nil
 	}
 	switch {
 	case errors.Is(said, dispatcher.ErrUnsent): // the error of something else that the function did
@@ -127,22 +127,23 @@ func (x *exchange) shouldRetry(want string) bool {
 	return strings.EqualFold(x.header.Get("Stripe-Should-Retry"), want)
 }
 
-// done returns what a success means. A payment intent or a setup intent that the call confirmed or captured may not be
+// done returns what a success means, with the object's id as the reference. A payment intent or a setup intent that the call confirmed or captured may not be
 // done yet. A call that creates an intent without confirming it is done with any status.
 func (x *exchange) done(response dispatcher.Response) dispatcher.Outcome {
-	var object struct{ Object, Status string }
-	if json.Unmarshal(x.body, &object) != nil || object.Object != "payment_intent" && object.Object != "setup_intent" || !x.confirms {
-		return dispatcher.Delivered(response)
+	var object struct{ ID, Object, Status string }
+	known := json.Unmarshal(x.body, &object) == nil
+	outcome := dispatcher.Delivered(response)
+	if known && x.confirms && (object.Object == "payment_intent" || object.Object == "setup_intent") {
+		switch object.Status {
+		case "processing", "requires_action", "requires_confirmation":
+			wait, _ := retryafter.Read(x.header, time.Now())
+			outcome = dispatcher.Accepted(response).After(wait)
+		case "requires_payment_method":
+			response.Code = object.Status
+			outcome = dispatcher.Refused(response)
+		}
 	}
-	switch object.Status {
-	case "processing", "requires_action", "requires_confirmation":
-		wait, _ := retryafter.Read(x.header, time.Now())
-		return dispatcher.Accepted(response).After(wait)
-	case "requires_payment_method":
-		response.Code = object.Status
-		return dispatcher.Refused(response)
-	}
-	return dispatcher.Delivered(response)
+	return outcome.Reference(object.ID)
 }
 
 // sdkQuotes is in the SDK's error that quotes the answer.
@@ -156,6 +157,10 @@ type apiError struct {
 	Type        string `json:"type"`
 	Code        string `json:"code"`
 	DeclineCode string `json:"decline_code"`
+
+	PaymentIntent struct {
+		ID string `json:"id"`
+	} `json:"payment_intent"`
 }
 
 func parseError(body []byte) apiError {

@@ -195,7 +195,7 @@ with picked as materialized (
     select array(
         select q.id
         from samekey.outbox_queue q
-        cross join lateral (select o.scope, o.idem_key, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
+        cross join lateral (select o.scope, o.idem_key, o.part, o.subject, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
         where q.status in ('parked', 'dead') and q.status = any ($1::text[])
           and (q.safe_to_resend or q.first_sent_at is null)
           and ($2::text = '' or q.action = $2)
@@ -203,9 +203,11 @@ with picked as materialized (
           and ($4::text = '' or o.scope = $4)
           and ($5::text = '' or o.part = $5)
           and ($6::text = '' or o.idem_key = $6)
-          and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+          and ($7::text = '' or o.subject = $7)
+          and ($8::text = '' or q.id in (select r.intent_id from samekey.outbox_history r where r.reference = $8::text and r.reference is not null))
+          and ($9::bigint = 0 or o.created_at < clock_timestamp() - ($9::bigint) * interval '1 microsecond')
         order by q.id
-        limit $8
+        limit $10
         for update of q skip locked) as ids
 ), redriven as (
     update samekey.outbox_queue q
@@ -215,22 +217,24 @@ with picked as materialized (
     returning q.id, q.action
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
-    select r.id, 'redriven', $9::text, $10::text, session_user from redriven r
+    select r.id, 'redriven', $11::text, $12::text, session_user from redriven r
 )
 select r.action from redriven r
 `
 
 type ActRedriveAllParams struct {
-	Statuses []string
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	IdemKey  string
-	AgeUs    int64
-	MaxCount int32
-	Actor    string
-	Reason   string
+	Statuses  []string
+	Action    string
+	Code      string
+	Scope     string
+	Part      string
+	IdemKey   string
+	Subject   string
+	Reference string
+	AgeUs     int64
+	MaxCount  int32
+	Actor     string
+	Reason    string
 }
 
 // Redrives dead and parked intents, the oldest first. It leaves out those that may have been sent and must not be sent
@@ -244,6 +248,8 @@ func (q *Queries) ActRedriveAll(ctx context.Context, arg ActRedriveAllParams) ([
 		arg.Scope,
 		arg.Part,
 		arg.IdemKey,
+		arg.Subject,
+		arg.Reference,
 		arg.AgeUs,
 		arg.MaxCount,
 		arg.Actor,

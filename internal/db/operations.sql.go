@@ -73,8 +73,8 @@ func (q *Queries) OperationsRelease(ctx context.Context, arg OperationsReleasePa
 const OperationsStart = `-- name: OperationsStart :one
 
 select outcome::text as outcome, retry_us::bigint as retry_us
-from samekey.operation_start($1::text, $2::text, $3::bytea, $4::smallint, $5::bigint,
-                             $6::bigint, $7::bigint)
+from samekey.operation_start($1::text, $2::text, $3::bytea, $4::smallint, $5::bigint, $6::text,
+                             $7::bigint, $8::bigint)
 `
 
 type OperationsStartParams struct {
@@ -83,6 +83,7 @@ type OperationsStartParams struct {
 	PayloadHash []byte
 	HashVersion int16
 	RetainUs    int64
+	Subject     string
 	Fence       int64
 	LeaseUs     int64
 }
@@ -143,6 +144,7 @@ func (q *Queries) OperationsStart(ctx context.Context, arg OperationsStartParams
 		arg.PayloadHash,
 		arg.HashVersion,
 		arg.RetainUs,
+		arg.Subject,
 		arg.Fence,
 		arg.LeaseUs,
 	)

@@ -17,7 +17,7 @@ const OutboxEnqueue = `-- name: OutboxEnqueue :one
 select samekey.enqueue($1::text, $2::text, $3::text, $4::bytea, $5::text, $6::text,
                        ($7::text)::jsonb, $8::text, $9::timestamptz,
                        $10::timestamptz, $11::text, $12::uuid,
-                       $13::boolean, $14::text)::uuid
+                       $13::boolean, $14::text, $15::text)::uuid
 `
 
 type OutboxEnqueueParams struct {
@@ -35,6 +35,7 @@ type OutboxEnqueueParams struct {
 	ID           uuid.UUID
 	MustBeNew    bool
 	RequestedBy  *string
+	Subject      *string
 }
 
 // Intents (samekey.outbox): one insert, and what people read.
@@ -55,6 +56,7 @@ func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (u
 		arg.ID,
 		arg.MustBeNew,
 		arg.RequestedBy,
+		arg.Subject,
 	)
 	var column_1 uuid.UUID
 	err := row.Scan(&column_1)
@@ -66,10 +68,12 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        (case when $1::boolean then o.payload end)::bytea as payload,
        o.content_type, o.headers, o.ordering_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
-       coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.created_at,
+       coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.subject, o.created_at,
        q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
        q.approved_at, q.safe_to_resend, q.last_code,
-       h.final_status, h.at as finished_at, h.code as finished_code
+       h.final_status, h.at as finished_at, h.code as finished_code,
+       coalesce((select r.reference from samekey.outbox_history r
+                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -98,6 +102,7 @@ type OutboxEntriesRow struct {
 	Deadline       time.Time
 	TraceContext   *string
 	RequestedBy    *string
+	Subject        *string
 	CreatedAt      time.Time
 	Status         *string
 	Attempt        *int32
@@ -112,6 +117,7 @@ type OutboxEntriesRow struct {
 	FinalStatus    *string
 	FinishedAt     *time.Time
 	FinishedCode   *string
+	Reference      string
 }
 
 // The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
@@ -144,6 +150,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.Deadline,
 			&i.TraceContext,
 			&i.RequestedBy,
+			&i.Subject,
 			&i.CreatedAt,
 			&i.Status,
 			&i.Attempt,
@@ -158,6 +165,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.FinalStatus,
 			&i.FinishedAt,
 			&i.FinishedCode,
+			&i.Reference,
 		); err != nil {
 			return nil, err
 		}
@@ -171,7 +179,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 
 const OutboxHistory = `-- name: OutboxHistory :many
 select h.at, h.event, h.outcome, h.code, h.error, h.response_type, h.response, h.started_at, h.attempt, h.worker,
-       h.final_status, h.actor, h.reason, h.db_user
+       h.final_status, h.actor, h.reason, h.db_user, h.reference
 from samekey.outbox_history h
 where h.intent_id = $1
 order by h.id
@@ -192,6 +200,7 @@ type OutboxHistoryRow struct {
 	Actor        *string
 	Reason       *string
 	DbUser       *string
+	Reference    *string
 }
 
 // The events of an intent, in order.
@@ -219,6 +228,7 @@ func (q *Queries) OutboxHistory(ctx context.Context, id uuid.UUID) ([]OutboxHist
 			&i.Actor,
 			&i.Reason,
 			&i.DbUser,
+			&i.Reference,
 		); err != nil {
 			return nil, err
 		}
@@ -414,11 +424,12 @@ where o.idem_key = $1
   and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
   and ($4::text = '' or o.action = $4)
   and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or o.part = $6)
-  and ($7::text = '' or coalesce(q.last_code, h.code) = $7)
-  and ($8::bigint = 0 or o.created_at < clock_timestamp() - ($8::bigint) * interval '1 microsecond')
+  and ($6::text = '' or o.subject = $6)
+  and ($7::text = '' or o.part = $7)
+  and ($8::text = '' or coalesce(q.last_code, h.code) = $8)
+  and ($9::bigint = 0 or o.created_at < clock_timestamp() - ($9::bigint) * interval '1 microsecond')
 order by o.id desc
-limit $9
+limit $10
 `
 
 type OutboxListByKeyParams struct {
@@ -427,6 +438,7 @@ type OutboxListByKeyParams struct {
 	Status   string
 	Action   string
 	Scope    string
+	Subject  string
 	Part     string
 	Code     string
 	AgeUs    int64
@@ -437,6 +449,136 @@ type OutboxListByKeyParams struct {
 func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListByKey,
 		arg.IdemKey,
+		arg.Before,
+		arg.Status,
+		arg.Action,
+		arg.Scope,
+		arg.Subject,
+		arg.Part,
+		arg.Code,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListByReference = `-- name: OutboxListByReference :many
+select o.id
+from samekey.outbox o
+left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = o.id offset 0) q on true
+left join lateral (select x.final_status, x.code from samekey.outbox_history x
+                   where x.intent_id = o.id and x.final_status is not null offset 0) h on true
+where o.id = any (array(select r.intent_id from samekey.outbox_history r
+                        where r.reference = $1::text and r.reference is not null and r.intent_id < $2))
+  and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
+  and ($4::text = '' or o.idem_key = $4)
+  and ($5::text = '' or o.subject = $5)
+  and ($6::text = '' or o.action = $6)
+  and ($7::text = '' or o.scope = $7)
+  and ($8::text = '' or o.part = $8)
+  and ($9::text = '' or coalesce(q.last_code, h.code) = $9)
+  and ($10::bigint = 0 or o.created_at < clock_timestamp() - ($10::bigint) * interval '1 microsecond')
+order by o.id desc
+limit $11
+`
+
+type OutboxListByReferenceParams struct {
+	Reference string
+	Before    uuid.UUID
+	Status    string
+	IdemKey   string
+	Subject   string
+	Action    string
+	Scope     string
+	Part      string
+	Code      string
+	AgeUs     int64
+	MaxCount  int32
+}
+
+// Intents that a vendor's answer named by this reference. Several events of one intent may have it. The array forces
+// lookups by primary key regardless of statistics.
+func (q *Queries) OutboxListByReference(ctx context.Context, arg OutboxListByReferenceParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListByReference,
+		arg.Reference,
+		arg.Before,
+		arg.Status,
+		arg.IdemKey,
+		arg.Subject,
+		arg.Action,
+		arg.Scope,
+		arg.Part,
+		arg.Code,
+		arg.AgeUs,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxListBySubject = `-- name: OutboxListBySubject :many
+select o.id
+from samekey.outbox o
+left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = o.id offset 0) q on true
+left join lateral (select x.final_status, x.code from samekey.outbox_history x
+                   where x.intent_id = o.id and x.final_status is not null offset 0) h on true
+where o.subject = $1::text and o.subject is not null
+  and o.id < $2
+  and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
+  and ($4::text = '' or o.action = $4)
+  and ($5::text = '' or o.scope = $5)
+  and ($6::text = '' or o.part = $6)
+  and ($7::text = '' or coalesce(q.last_code, h.code) = $7)
+  and ($8::bigint = 0 or o.created_at < clock_timestamp() - ($8::bigint) * interval '1 microsecond')
+order by o.id desc
+limit $9
+`
+
+type OutboxListBySubjectParams struct {
+	Subject  string
+	Before   uuid.UUID
+	Status   string
+	Action   string
+	Scope    string
+	Part     string
+	Code     string
+	AgeUs    int64
+	MaxCount int32
+}
+
+// Intents of one subject. outbox_subject has them in the order of the page.
+func (q *Queries) OutboxListBySubject(ctx context.Context, arg OutboxListBySubjectParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, OutboxListBySubject,
+		arg.Subject,
 		arg.Before,
 		arg.Status,
 		arg.Action,
@@ -521,10 +663,10 @@ func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinished
 }
 
 const OutboxLoad = `-- name: OutboxLoad :many
-select o.id, o.scope, o.idem_key, o.part, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
+select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 
@@ -533,6 +675,7 @@ type OutboxLoadRow struct {
 	Scope        string
 	IdemKey      string
 	Part         string
+	Subject      *string
 	DeliveryKey  uuid.UUID
 	ContentType  string
 	TraceContext *string
@@ -561,6 +704,7 @@ func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoad
 			&i.Scope,
 			&i.IdemKey,
 			&i.Part,
+			&i.Subject,
 			&i.DeliveryKey,
 			&i.ContentType,
 			&i.TraceContext,

@@ -115,11 +115,12 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.deadline <= c.now, false)::boolean as past_deadline,
        c.now::timestamptz as now, c.payload_deferred::boolean as payload_deferred, c.bytes::bigint as bytes, c.has_more::boolean as has_more,
        coalesce(o.scope, '')::text as scope, coalesce(o.idem_key, '')::text as idem_key, coalesce(o.part, '')::text as part,
+       o.subject,
        coalesce(o.delivery_key, c.id)::uuid as delivery_key, coalesce(o.content_type, '')::text as content_type, o.trace_context,
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
@@ -164,6 +165,7 @@ type OutboxQueueClaimRow struct {
 	Scope           string
 	IdemKey         string
 	Part            string
+	Subject         *string
 	DeliveryKey     uuid.UUID
 	ContentType     string
 	TraceContext    *string
@@ -244,6 +246,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 			&i.Scope,
 			&i.IdemKey,
 			&i.Part,
+			&i.Subject,
 			&i.DeliveryKey,
 			&i.ContentType,
 			&i.TraceContext,
@@ -692,7 +695,8 @@ with u as materialized (
            unnest($11::boolean[]) as forbid_resend,
            unnest($12::text[]) as event, unnest($13::text[]) as outcome, unnest($14::text[]) as code,
            unnest($15::text[]) as error, unnest($16::text[]) as response_type,
-           unnest($17::bytea[]) as response, unnest($18::bigint[]) as took_us
+           unnest($17::bytea[]) as response, unnest($18::text[]) as reference,
+           unnest($19::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -724,10 +728,10 @@ with u as materialized (
     union all
     select id, attempt, key_window_until from kept
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker,
-                                    started_at, final_status, key_window_until)
+insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt,
+                                    worker, started_at, final_status, key_window_until)
 select u.id, u.event, nullif(u.outcome, ''), nullif(u.code, ''), nullif(u.error, ''), nullif(u.response_type, ''),
-       nullif(u.response, ''), u.attempt, $1::int, clock_timestamp() - u.took_us * interval '1 microsecond',
+       nullif(u.response, ''), nullif(u.reference, ''), u.attempt, $1::int, clock_timestamp() - u.took_us * interval '1 microsecond',
        case when u.status in ('delivered', 'refused') then u.status end, s.key_window_until
 from settled s
 join u on u.id = s.id and u.attempt = s.attempt
@@ -735,24 +739,25 @@ returning intent_id as id, coalesce(attempt, 0)::int as attempt
 `
 
 type OutboxQueueSettleParams struct {
-	Worker        int32
-	Ids           []uuid.UUID
-	Attempts      []int32
-	Statuses      []string
-	Delays        []int64
-	AttemptsUsed  []int32
-	ClearSent     []bool
-	KeepLease     []bool
-	LeaveOrder    []bool
-	WasSent       []bool
-	ForbidResend  []bool
-	Events        []string
-	Outcomes      []string
-	Codes         []string
-	Errors        []string
-	ResponseTypes []string
-	Responses     [][]byte
-	TookUs        []int64
+	Worker           int32
+	Ids              []uuid.UUID
+	Attempts         []int32
+	Statuses         []string
+	Delays           []int64
+	AttemptsUsed     []int32
+	ClearSent        []bool
+	KeepLease        []bool
+	LeaveOrder       []bool
+	WasSent          []bool
+	ForbidResend     []bool
+	Events           []string
+	Outcomes         []string
+	Codes            []string
+	Errors           []string
+	ResponseTypes    []string
+	Responses        [][]byte
+	VendorReferences []string
+	TookUs           []int64
 }
 
 type OutboxQueueSettleRow struct {
@@ -792,6 +797,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.Errors,
 		arg.ResponseTypes,
 		arg.Responses,
+		arg.VendorReferences,
 		arg.TookUs,
 	)
 	if err != nil {
@@ -826,9 +832,9 @@ with recorded as materialized (
       and not (select r.already from recorded r)
     returning q.id
 ), logged as (
-    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, attempt, worker)
+    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt, worker)
     select $1::uuid, 'late', nullif($4::text, ''), nullif($5::text, ''), nullif($6::text, ''),
-           nullif($7::text, ''), nullif($8::bytea, ''), $2::int, $3::int
+           nullif($7::text, ''), nullif($8::bytea, ''), nullif($9::text, ''), $2::int, $3::int
     where exists (select from samekey.outbox o where o.id = $1::uuid) -- otherwise it was pruned
       and not (select r.already from recorded r)
     returning intent_id
@@ -845,6 +851,7 @@ type OutboxQueueSettleLateParams struct {
 	Error        string
 	ResponseType string
 	Response     []byte
+	Reference    string
 }
 
 type OutboxQueueSettleLateRow struct {
@@ -865,6 +872,7 @@ func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSett
 		arg.Error,
 		arg.ResponseType,
 		arg.Response,
+		arg.Reference,
 	)
 	var i OutboxQueueSettleLateRow
 	err := row.Scan(&i.Resolved, &i.Logged)

@@ -48,11 +48,11 @@ select pg_temp.id(1000000 + n), n, 'charge_card', 'blocked', now() - interval '1
 insert into samekey.outbox_queue (id, action, status, due_at)
 select pg_temp.id(2000000 + n), 'charge_card', 'pending', now() + interval '1 day' + n * interval '1 ms' from generate_series(1, %[2]d) n;
 
-insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at, created_at)
+insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at, created_at, subject)
 select pg_temp.id(3000000 + n), 's', 'finished ' || to_char(n, 'FM0000000'), 'charge_card', pg_temp.id(n), 'payload', 'text/plain',
-       now(), now() - interval '1 day' from generate_series(1, %[3]d) n;
-insert into samekey.outbox_history (intent_id, event, outcome, attempt, worker, final_status)
-select pg_temp.id(3000000 + n), 'attempt', 'delivered', 1, 1, 'delivered' from generate_series(1, %[3]d) n;
+       now(), now() - interval '1 day', case when n %% 2 = 0 then 'booking/' || n %% 10000 end from generate_series(1, %[3]d) n;
+insert into samekey.outbox_history (intent_id, event, outcome, attempt, worker, final_status, reference)
+select pg_temp.id(3000000 + n), 'attempt', 'delivered', 1, 1, 'delivered', case when n %% 2 = 0 then 'ch_' || n end from generate_series(1, %[3]d) n;
 insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, payload_hash, completed_at)
 select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1, sha256(''), now() from generate_series(1, %[3]d) n;
 
@@ -181,7 +181,7 @@ func (p planner) checkAll() {
 		Worker: 7, Ids: ids, Attempts: repeat(int32(1), n), Statuses: repeat("delivered", n), Delays: repeat(int64(0), n),
 		AttemptsUsed: repeat(int32(1), n), ClearSent: repeat(false, n), KeepLease: repeat(false, n), LeaveOrder: repeat(false, n),
 		Events: repeat("attempt", n), Outcomes: repeat("delivered", n), Codes: repeat("200", n), Errors: repeat("", n),
-		ResponseTypes: repeat("", n), Responses: repeat([]byte(nil), n), TookUs: repeat(int64(1), n),
+		ResponseTypes: repeat("", n), Responses: repeat([]byte(nil), n), VendorReferences: repeat("ch_1", n), TookUs: repeat(int64(1), n),
 	}
 	for i := range n / 2 {
 		settle.Statuses[i], settle.Outcomes[i], settle.Codes[i], settle.Delays[i] = "pending", "retry", "500", 1_000_000
@@ -190,7 +190,7 @@ func (p planner) checkAll() {
 	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
 	p.check("postpone", db.OutboxQueuePostpone, 3*n, db.OutboxQueuePostponeParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
 		Delays: repeat(int64(1), n), ClearSent: repeat(true, n)})
-	p.check("last answer", db.OutboxHistoryLastResponse, 10, ids[0])
+	p.check("last answer", db.OutboxHistoryLast, 10, ids[0])
 	p.check("settle late", db.OutboxQueueSettleLate, 30, db.OutboxQueueSettleLateParams{ID: ids[0], Attempt: 9, Outcome: "delivered", Worker: 7})
 
 	p.exec(`update samekey.outbox_queue set status = 'leased', leased_by = 11, lease_until = now() + interval '1 minute', attempt = 1, safe_to_resend = true
@@ -219,6 +219,9 @@ func (p planner) checkAll() {
 		names[i] = fmt.Sprintf("shop-%d", 1000*i+1)
 	}
 	p.check("endpoints of calls", db.EndpointsForCalls, 2*len(names), db.EndpointsForCallsParams{Destination: "hooks", Names: names})
+	// A subject has 40 intents at full size, and each of them an event.
+	p.check("list by subject", db.OutboxListBySubject, 200, db.OutboxListBySubjectParams{Subject: "booking/42", Before: uuid.Max, MaxCount: 100})
+	p.check("list by reference", db.OutboxListByReference, 10, db.OutboxListByReferenceParams{Reference: "ch_42", Before: uuid.Max, MaxCount: 100})
 	p.check("find a record", db.ProcessedEventsFind, 5, db.ProcessedEventsFindParams{IdemKey: "finished 0000001", Scope: "s"})
 }
 

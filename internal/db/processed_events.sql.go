@@ -66,12 +66,12 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 
 const ProcessedEventsInsert = `-- name: ProcessedEventsInsert :exec
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body, subject)
 select $1::text, $2::text, $3::bytea, $4::smallint,
        case when now() = $5::timestamptz then clock_timestamp()
             else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end,
        clock_timestamp() + (interval '1 microsecond' * $6::bigint), $7::boolean,
-       $8::int, $9::bytea, $10::bytea
+       $8::int, $9::bytea, $10::bytea, nullif($11::text, '')
 `
 
 type ProcessedEventsInsertParams struct {
@@ -85,6 +85,7 @@ type ProcessedEventsInsertParams struct {
 	Code        *int32
 	Headers     []byte
 	Body        []byte
+	Subject     string
 }
 
 // Raises if the record exists. With DO NOTHING, the COMMIT later in the same batch would commit the rows of the loser.
@@ -105,16 +106,17 @@ func (q *Queries) ProcessedEventsInsert(ctx context.Context, arg ProcessedEvents
 		arg.Code,
 		arg.Headers,
 		arg.Body,
+		arg.Subject,
 	)
 	return err
 }
 
 const ProcessedEventsInsertFailure = `-- name: ProcessedEventsInsertFailure :execrows
 insert into samekey.processed_events
-    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body)
+    (idem_key, scope, payload_hash, hash_version, completed_at, expires_at, failed, response_code, response_headers, response_body, subject)
 select $1::text, $2::text, $3::bytea, $4::smallint, clock_timestamp(),
        clock_timestamp() + (interval '1 microsecond' * $5::bigint), $6::boolean,
-       $7::int, $8::bytea, $9::bytea
+       $7::int, $8::bytea, $9::bytea, nullif($10::text, '')
 on conflict (idem_key, scope) do nothing
 `
 
@@ -128,6 +130,7 @@ type ProcessedEventsInsertFailureParams struct {
 	Code        *int32
 	Headers     []byte
 	Body        []byte
+	Subject     string
 }
 
 // A failure is the only row of its transaction, so it may lose. No row: another first attempt won.
@@ -142,6 +145,7 @@ func (q *Queries) ProcessedEventsInsertFailure(ctx context.Context, arg Processe
 		arg.Code,
 		arg.Headers,
 		arg.Body,
+		arg.Subject,
 	)
 	if err != nil {
 		return 0, err

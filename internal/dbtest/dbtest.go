@@ -17,7 +17,7 @@ import (
 )
 
 // Patience bounds each statement and each wait. They usually take milliseconds.
-const Patience = 30 * time.Second
+const Patience = 2 * time.Minute
 
 // Parallel lets n tests of the package run at once, unless the -parallel flag is set. Call it in TestMain, if the tests
 // wait more than they compute.

@@ -24,6 +24,7 @@ type Intent struct {
 	Deadline     *time.Time
 	TraceContext *string
 	RequestedBy  *string
+	Subject      *string
 
 	// Conflict makes the error for a key, action and part that another payload has taken, from the database's error or
 	// from nil. It is outbox's error. processed needs it when a queued intent meets its conflict, and cannot import
@@ -38,11 +39,12 @@ func (in Intent) Params(mustBeNew bool) db.OutboxEnqueueParams {
 		Scope: in.Key.Scope, IdemKey: in.Key.Value, Action: in.Action, Part: in.Part, Payload: in.Payload,
 		ContentType: in.ContentType, Headers: string(in.Headers), OrderingKey: in.OrderingKey, DueAt: in.DueAt,
 		Deadline: in.Deadline, TraceContext: in.TraceContext, ID: in.ID, MustBeNew: mustBeNew, RequestedBy: in.RequestedBy,
+		Subject: in.Subject,
 	}
 }
 
 // Args returns the same arguments in the order of the statement, for a batch.
 func (in Intent) Args(mustBeNew bool) []any {
 	return []any{in.Key.Scope, in.Key.Value, in.Action, in.Payload, in.Part, in.ContentType, string(in.Headers),
-		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew, in.RequestedBy}
+		in.OrderingKey, in.DueAt, in.Deadline, in.TraceContext, in.ID, mustBeNew, in.RequestedBy, in.Subject}
 }

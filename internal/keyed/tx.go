@@ -11,11 +11,12 @@ import (
 	"github.com/samekey/samekey"
 )
 
-// Tx is a transaction that knows its request's key: the one of processed.Run, of processed.Do, and of a dispatcher's
-// Apply. outbox.Insert takes the key from it.
+// Tx is a transaction that knows its request's key and subject: the one of processed.Run, of processed.Do, and of a
+// dispatcher's Apply. outbox.Insert takes both from it.
 type Tx interface {
 	samekey.Tx
 	RequestKey() samekey.Key
+	RequestSubject() string // empty: none
 }
 
 // Queue is a Tx that may hold intents back and write them in the batch that commits.

@@ -19,14 +19,18 @@
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
 --
--- To write an intent in SQL, call samekey.enqueue. To find an intent, read outbox by idem_key and join the others by
--- id:
+-- To write an intent in SQL, call samekey.enqueue. To find what happened to a thing of the application, read outbox by
+-- its subject (or by idem_key) and join the others by id:
 --
---   select o.id, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code
+--   select o.id, o.action, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code,
+--          (select r.reference from samekey.outbox_history r
+--           where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference
 --   from samekey.outbox o
 --   left join samekey.outbox_queue q on q.id = o.id
 --   left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
---   where o.idem_key = 'order-42';
+--   where o.subject = 'booking/42';
+--
+-- To find the intent behind a vendor's id, such as ch_123 in its dashboard, read outbox_history by reference.
 --
 -- Do not change rows by hand: the worker's commands (approve, redrive, resolve, cancel) record who did it and why.
 --
@@ -71,6 +75,7 @@ create table samekey.outbox (
     ordering_key  text        collate "C", -- intents with the same ordering key are sent one after another
     requested_by  text,                   -- who asked for the effect; this person may not approve it
     written_by    text        not null default session_user, -- the login that wrote the intent; it may not approve it
+    subject       text        collate "C", -- the application's own name of what the effect is about, such as booking/42
     trace_context text,                   -- the W3C traceparent of the writer
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
@@ -79,6 +84,8 @@ create table samekey.outbox (
     -- idem_key is first, so that this index also finds an intent by its key alone.
     constraint outbox_once unique (idem_key, scope, action, part)
 );
+-- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
+create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The work queue: one narrow row per unfinished intent, deleted when the intent is finished. It has no foreign key to
@@ -201,6 +208,7 @@ create table samekey.outbox_sends (
 create table samekey.processed_events (
     idem_key         text        collate "C" not null,
     scope            text        collate "C" not null,
+    subject          text        collate "C",  -- the application's own name of what the request is about
     payload_hash     bytea       not null,     -- the fingerprint of the first request with this key
     hash_version     smallint    not null,
     failed           boolean     not null default false, -- the stored response is a business error
@@ -219,9 +227,11 @@ create table samekey.processed_events (
          and octet_length(scope) <= 255 and scope ~ '^[!-~]([ -~]*[!-~])?$'),
     constraint processed_events_length check
         (octet_length(payload_hash) = 32 and coalesce(octet_length(response_headers), 0) <= 65536
-         and coalesce(octet_length(response_body), 0) <= 1048576)
+         and coalesce(octet_length(response_body), 0) <= 1048576
+         and coalesce(octet_length(subject), 1) between 1 and 255)
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
+create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Operations in several transactions (processed.Steps). An operation's processed record is in progress until its last
@@ -411,6 +421,16 @@ as $$
         || int4send(octet_length(convert_to(idem_key, 'UTF8'))) || convert_to(idem_key, 'UTF8')), 'hex'), 8)
 $$;
 
+-- Returns the 8 hex digits that logs and errors print instead of a subject or a vendor's reference. Use it to find what
+-- a log line is about: select id from samekey.outbox where samekey.text_hash(subject) = '0a1b2c3d'.
+create function samekey.text_hash(value text) returns text
+    language sql immutable strict parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+    select left(encode(sha256(
+        convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
+$$;
+
 -- Returns a version 7 UUID. (Postgres has uuidv7() since version 18.)
 create function samekey.uuidv7() returns uuid
     language plpgsql volatile parallel safe
@@ -530,7 +550,7 @@ $$;
 -- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
 -- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
 create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
-    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text) returns void
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
@@ -541,7 +561,8 @@ declare
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false)) v (field, value, max_bytes, required) loop
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
         v_wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
@@ -550,7 +571,7 @@ begin
                 then 'must be printable ASCII without spaces at the ends'
             when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
                 then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by')
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
                  and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
                 then 'contains a control or invisible character: use printable text'
             when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
@@ -634,7 +655,7 @@ $$;
 -- scope belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent
 -- transaction interferes. Errors go to the server's log, so the only value that they contain is the action.
 --
--- An empty part, ordering_key, trace_context or requested_by means none. The function runs as its owner: a role needs
+-- An empty part, ordering_key, trace_context, requested_by or subject means none. The function runs as its owner: a role needs
 -- EXECUTE and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a
 -- key at the vendor, or one effect would change its key between two attempts.
 create function samekey.enqueue(
@@ -651,7 +672,8 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -672,8 +694,8 @@ begin
        and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
        and octet_length(enqueue.payload) <= 1048576
        and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by) collate "C"
+       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
+       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
            !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
        and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
                 else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
@@ -688,7 +710,7 @@ begin
        and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
        and samekey.own_scope(enqueue.scope) is not null) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
-            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by);
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
 
     -- Without an ordering key, one statement writes both rows. It returns no row if the intent exists, perhaps because
@@ -696,12 +718,12 @@ begin
     if coalesce(enqueue.ordering_key, '') collate "C" = '' then
         with intent as (
             insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                             due_at, deadline, trace_context, requested_by)
+                                             due_at, deadline, trace_context, requested_by, subject)
             values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
                     samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
                     enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
                     coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-                    nullif(enqueue.requested_by collate "C", ''))
+                    nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
@@ -715,12 +737,12 @@ begin
     end if;
 
     insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
-                                     ordering_key, due_at, deadline, trace_context, requested_by)
+                                     ordering_key, due_at, deadline, trace_context, requested_by, subject)
     values (coalesce(enqueue.id, samekey.uuidv7()), enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''),
             samekey.delivery_key(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, '')),
             enqueue.payload, coalesce(nullif(enqueue.content_type collate "C", ''), 'application/json'), coalesce(enqueue.headers, '{}'),
             enqueue.ordering_key, coalesce(enqueue.due_at, clock_timestamp()), enqueue.deadline, nullif(enqueue.trace_context collate "C", ''),
-            nullif(enqueue.requested_by collate "C", ''))
+            nullif(enqueue.requested_by collate "C", ''), nullif(enqueue.subject collate "C", ''))
     on conflict on constraint outbox_once do nothing
     returning o.id, o.due_at into v_id, v_due;
     if v_id is null then
@@ -782,7 +804,8 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
@@ -792,7 +815,7 @@ begin
             using errcode = '22023', column = 'payload';
     end if;
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -810,13 +833,14 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -834,13 +858,14 @@ create function samekey.enqueue(
     trace_context text        default null,
     id            uuid        default null,
     must_be_new   boolean     default false,
-    requested_by  text        default null
+    requested_by  text        default null,
+    subject       text        default null
 ) returns uuid
     language plpgsql volatile
 as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
-        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by);
+        enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
 end
 $$;
 
@@ -856,7 +881,7 @@ $$;
 --   other  the record is completed, or has another payload hash: nothing was changed
 -- A repetition with the same fence changes nothing, so a call whose answer was lost may be made again.
 create function samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint,
-    fence bigint, lease_us bigint, out outcome text, out retry_us bigint)
+    subject text, fence bigint, lease_us bigint, out outcome text, out retry_us bigint)
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -876,8 +901,8 @@ begin
     if not found then
         outcome := 'held'; -- by a Run or Do that has not committed
         if v_locked then
-            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, expires_at)
-            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version,
+            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, subject, expires_at)
+            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version, nullif(operation_start.subject, ''),
                     clock_timestamp() + interval '1 microsecond' * operation_start.retain_us)
             on conflict (idem_key, scope) do nothing;
             if found then
