@@ -339,7 +339,9 @@ func TestRunningStepIsNotTakenOver(t *testing.T) {
 		}
 		b.expire()
 		return processed.Step(ctx, op, "a", func(context.Context, pgx.Tx) (int, error) {
-			_, err := processed.Steps(t.Context(), b.db.Pool, request(t, "k", `1`), func(context.Context, *processed.Operation) (int, error) { panic("taken over") })
+			within, cancel := context.WithTimeout(t.Context(), dbtest.Patience)
+			defer cancel()
+			_, err := processed.Steps(within, b.db.Pool, request(t, "k", `1`), func(context.Context, *processed.Operation) (int, error) { panic("taken over") })
 			if !errors.Is(err, processed.ErrInFlight) {
 				t.Errorf("%v", err)
 			}

@@ -286,6 +286,20 @@ func TestCancelledCallIsRecorded(t *testing.T) {
 	}
 }
 
+// Nor does it if the connection breaks too: the answer is stored with another one.
+func TestCancelledCallSurvivesALostConnection(t *testing.T) {
+	b, proxy := wired(t, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	hit := proxy.Arm(wiretest.CutBefore, "samekey.call_put")
+	res, err := processed.Steps(ctx, b.db.Pool, request(t, "k", `1`), func(ctx context.Context, op *processed.Operation) (string, error) {
+		return processed.Call(ctx, op, "charge", processed.VendorCall[string]{Send: func(context.Context, uuid.UUID) (string, error) { cancel(); return "ch_1", nil }})
+	})
+	dbtest.Receive(t, "the fault strikes", hit)
+	if err != nil || res.Value != "ch_1" {
+		t.Fatalf("%+v, %v", res, err)
+	}
+}
+
 func TestStoredReasonHasNoSecrets(t *testing.T) {
 	c := newCalled(setup(t), processed.VendorCall[string]{})
 	c.sends = []error{fmt.Errorf("send: %w", &url.Error{Op: "Post", URL: "https://vendor.example/?token=secret", Err: errors.New("EOF\x00\xff" + strings.Repeat("é", 4096))})}
