@@ -13,7 +13,9 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqltext"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
@@ -25,6 +27,8 @@ type applyRunner struct {
 	reports *reports
 	settle  func(*claim, settlement) (written bool) // of an Apply that failed
 	poke    func(actions ...string)
+
+	announcer *announcer
 }
 
 // apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's
@@ -95,7 +99,7 @@ func (r *applyRunner) applied(c *claim, failures int, outcome string, err error)
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.
 func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
 	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
-		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: redact.WithoutURLs(err)}
 }
 
 // applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which
@@ -119,7 +123,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 	written := &applyTx{of: c}
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
-		written.Tx = tx
+		written.begun(tx)
 		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
 			return fenced(err)
@@ -146,6 +150,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		promoted, err = r.finishCommitted(ctx, c, answer)
 	}
 	if err == nil {
+		r.announcer.settled(c, answer.Outcome)
 		r.poke(promoted...)
 		wake.Flush(r.core.pool, written.actions...)
 	}
@@ -220,13 +225,22 @@ func (r *applyRunner) callApply(ctx context.Context, tx *applyTx, c *claim, answ
 
 // applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request and the
 // intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
+//
+// It has no gate, unlike the transactions of processed. A statement of a goroutine that the Apply left behind makes the
+// finishing statement fail on a busy connection, or comes after the commit, when pgx refuses it.
 type applyTx struct {
 	pgx.Tx
+	guard   guarded.Tx // of Tx
 	of      *claim
 	actions []string
 }
 
 var _ keyed.Queue = (*applyTx)(nil)
+
+// begun takes the transaction of this try.
+func (t *applyTx) begun(tx pgx.Tx) {
+	t.Tx, t.guard = tx, guarded.Tx{Inner: tx, Admit: guarded.Refuse(errApplyEnds)}
+}
 
 // RequestKey implements keyed.Tx.
 func (t *applyTx) RequestKey() samekey.Key {
@@ -250,22 +264,29 @@ func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
 // Rollback returns an error and does nothing, so that a deferred one is harmless.
 func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
 
-// Exec refuses a statement that ends the transaction.
+// The rest refuses a statement that ends the transaction.
+
 func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sqltext.EndsTransaction(sql) {
-		return pgconn.CommandTag{}, errApplyEnds
-	}
-	return t.Tx.Exec(ctx, sql, args...)
+	return t.guard.Exec(ctx, sql, args...)
 }
 
-// SendBatch refuses a batch with a statement that ends the transaction.
+func (t *applyTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.guard.Query(ctx, sql, args...)
+}
+
+func (t *applyTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.guard.QueryRow(ctx, sql, args...)
+}
+
 func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	for _, query := range batch.QueuedQueries {
-		if sqltext.EndsTransaction(query.SQL) {
-			return pgx.FailedBatchResults(batch, errApplyEnds)
-		}
+	return t.guard.Batch(ctx, t.Tx, batch)
+}
+
+func (t *applyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if sqltext.EndsTransaction(sql) {
+		return nil, errApplyEnds
 	}
-	return t.Tx.SendBatch(ctx, batch)
+	return t.Tx.Prepare(ctx, name, sql)
 }
 
 // errFenced means that another worker has taken the intent over, or finished it.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
@@ -122,15 +123,12 @@ func causeOf(c *claim, err error) string {
 	case errors.As(err, &pgErr):
 		return errorText(err)
 	}
-	return c.withoutValues(withoutURL(err))
+	return c.withoutValues(redact.WithoutURLs(err))
 }
 
 // withoutValues removes the payload's values, the keys, the subject and the vendor's reference from a text.
 func (c *claim) withoutValues(text string) string {
-	for _, value := range c.values() {
-		text = strings.ReplaceAll(text, value, "[removed]")
-	}
-	return clean(text, 500)
+	return clean(redact.Secrets{Shortest: shortestValue}.With(c.values()...).Text(text), 500)
 }
 
 // shortestValue is the length from which a value is removed from a text. Shorter values occur in every text.
@@ -145,7 +143,7 @@ func (c *claim) values() []string {
 	for {
 		token, err := decoder.Token()
 		if err != nil {
-			break
+			return values
 		}
 		switch v := token.(type) {
 		case string: // members' names too: they may identify a customer
@@ -154,7 +152,4 @@ func (c *claim) values() []string {
 			values = append(values, v.String())
 		}
 	}
-	values = slices.DeleteFunc(values, func(v string) bool { return len(v) < shortestValue })
-	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
-	return slices.Compact(values)
 }

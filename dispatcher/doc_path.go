@@ -28,7 +28,7 @@ package dispatcher
 //
 // Below it: destination.go, slots.go and loadbudget.go are the state that the steps 3 to 11 work on, alarm.go finds
 // destinations that claim nothing, unsent.go and postpone.go undo claims of which nothing was sent, settlewriter.go has
-// the statements that settle, report.go counts and logs, pool.go makes the worker's connections, core.go is what all
+// the statements that settle, announce.go tells processes that wait which intents have ended, report.go counts and logs, pool.go makes the worker's connections, core.go is what all
 // parts share, and cause.go words errors. At the bottom are the values: claimed.go (what a claim carries),
 // settlement.go, outcome.go, values.go (what the application's functions get and return), action.go, and the settings.
 //

@@ -16,16 +16,6 @@ import (
 	"github.com/samekey/samekey/outbox"
 )
 
-// line returns the logged line that contains a text.
-func (l *logs) line(text string) string {
-	for line := range strings.Lines(l.String()) {
-		if strings.Contains(line, text) {
-			return line
-		}
-	}
-	return ""
-}
-
 func TestLogExplainsAFailedHandler(t *testing.T) {
 	b := setup(t)
 	d := b.dispatcher()
@@ -38,12 +28,12 @@ func TestLogExplainsAFailedHandler(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Unknown: 1})
 	b.elapse(time.Minute) // there is no lookup
 	b.expect(d, dispatcher.Summary{Parked: 1})
-	for _, want := range []string{"the bank closed [removed] on Monday", id.String()} {
-		if line := b.logs.line("attempt ended"); !strings.Contains(line, want) {
+	for _, want := range []string{"the bank closed [redacted] on Monday", id.String()} {
+		if line := b.logs.Line("attempt ended"); !strings.Contains(line, want) {
 			t.Errorf("the line lacks %q: %s", want, line)
 		}
 	}
-	if line := b.logs.line("status=parked"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "outbox.Resolve") {
+	if line := b.logs.Line("status=parked"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "outbox.Resolve") {
 		t.Errorf("the line has no next step: %s", line)
 	}
 	if strings.Contains(b.logs.String(), iban) {
@@ -60,7 +50,7 @@ func TestLogExplainsAFailedApply(t *testing.T) {
 		}))
 	b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Retried: 1})
-	line := b.logs.line("Apply failed")
+	line := b.logs.Line("Apply failed")
 	for _, want := range []string{`relation \"no_such_table\" does not exist`, "SQLSTATE 42P01"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("the line lacks %q: %s", want, line)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/names"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/unsent"
 	"github.com/samekey/samekey/internal/wire"
 )
@@ -236,7 +237,7 @@ func (o Outcome) text() string {
 	if o.reason == nil {
 		return ""
 	}
-	return withoutURL(o.reason)
+	return redact.WithoutURLs(o.reason)
 }
 
 // unknownCode is the code of an unknown outcome without a response.

@@ -37,7 +37,7 @@ var topToBottom = strings.Fields(`
 	destination.go slots.go loadbudget.go
 	settle.go order.go settlewriter.go
 	applier.go apply.go
-	postpone.go report.go pool.go
+	postpone.go announce.go report.go pool.go uuid.go
 
 	core.go identity.go
 	cause.go claimed.go

@@ -112,6 +112,7 @@ func ownConnections(config *pgxpool.Config, settings string) (ready func(context
 				return err
 			}
 		}
+		useUUIDCodec(conn)
 		return apply(ctx, conn, settings)
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return ready(ctx, conn, nil) }

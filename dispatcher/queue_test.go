@@ -139,7 +139,7 @@ func TestHeldWorkerLeavesDrainsToOthers(t *testing.T) {
 	})
 	b.insert("charge_card")
 	b.start(d)
-	b.untilLogged("wants fewer calls")
+	b.logs.Wait(b, "wants fewer calls")
 	b.exec(`insert into samekey.river_job (args, kind, max_attempts, queue) select '{"destination":"vendor"}', 'samekey.drain', 1, $1 from generate_series(1, 3)`, dispatcher.QueueName("vendor"))
 	b.until("one drain runs, and others wait", func() bool {
 		return b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running'`) == 1 &&

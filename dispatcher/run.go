@@ -155,8 +155,6 @@ func (w *worker) finishCalls() {
 		case <-ended:
 		case <-time.After(w.times.stopMargin):
 			w.log.Error("dispatcher: stopped with calls in progress that ignore their context; their intents are taken over")
-			w.settler.abandon()
-			return
 		}
 	}
 	w.settler.stop()

@@ -31,6 +31,7 @@ type session struct {
 	name    string
 	actions []string
 	woken   func(action string) // a notification came; action is what it names
+	awaited func(action string) // one came from a process that waits for ends of the action
 	draw    func() int32        // an id at random
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
@@ -293,7 +294,7 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		cancel()
 		switch {
 		case err == nil:
-			s.woken(notification.Payload)
+			s.notified(notification.Payload)
 			if time.Now().Before(due) {
 				continue
 			}
@@ -307,6 +308,15 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		}
 		due = time.Now().Add(sessionCheck)
 	}
+}
+
+// notified hands on what a notification is about.
+func (s *session) notified(payload string) {
+	if action, ok := wake.Awaited(payload); ok {
+		s.awaited(action)
+		return
+	}
+	s.woken(payload)
 }
 
 // leave removes the worker's row and ends the session, and the lock with it. What the worker still held by then is

@@ -24,19 +24,21 @@ type worker struct {
 func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, drawID func() int32, accounts []*account) *worker {
 	w := &worker{core: c, destinations: &destinations{byAction: map[string]*destination{}}}
 	poke := w.destinations.poke
+	announcer := newAnnouncer(c.pool)
 	w.reports = &reports{core: c}
-	w.settler = newSettler(c.pool, c.q, c.log, poke)
-	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, settle: w.settler.settle, poke: poke})
+	w.settler = newSettler(c.pool, c.q, c.log, poke, announcer)
+	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, settle: w.settler.settle, poke: poke, announcer: announcer})
 	for _, a := range accounts {
 		d := w.destinations.add(newDestination(c, a))
 		d.settler, d.applier, d.reports = w.settler, w.applier, w.reports
 		for _, action := range d.actions {
+			announcer.add(action.name)
 			w.applier.add(action, func() bool { return d.mayApply(action) })
 		}
 	}
 	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier)
 	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
-		actions: w.destinations.actions(), draw: drawID, woken: w.sweeper.woken}
+		actions: w.destinations.actions(), draw: drawID, woken: w.sweeper.woken, awaited: announcer.hear}
 	return w
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 )
 
@@ -20,14 +21,14 @@ type call struct {
 	pool  *pgxpool.Pool // nil in Do, which does not know its transaction's pool; betweenSteps in Steps
 	conn  *pgx.Conn     // nil if unknown
 	key   samekey.Key
-	gate  *gate
+	gate  *guarded.Gate
 	outer *call
 }
 
 type callKey struct{}
 
 // running returns the context for the function, with this call in it.
-func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, g *gate) context.Context {
+func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, g *guarded.Gate) context.Context {
 	outer, _ := ctx.Value(callKey{}).(*call)
 	return context.WithValue(ctx, callKey{}, &call{pool: pool, conn: conn, key: m.key, gate: g, outer: outer})
 }
@@ -37,7 +38,7 @@ func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn
 func outerCall(ctx context.Context, fits func(*call) bool) *call {
 	c, _ := ctx.Value(callKey{}).(*call)
 	for ; c != nil; c = c.outer {
-		if !c.gate.over() && fits(c) {
+		if !c.gate.Over() && fits(c) {
 			return c
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 )
 
@@ -22,7 +23,7 @@ type Operation struct {
 	m     *memory
 	pool  *pgxpool.Pool
 	fence int64 // of this call: see queries/operations.sql
-	gate  gate
+	gate  guarded.Gate
 
 	mu     sync.Mutex
 	stored []db.OperationStepsListRow // in order, those of earlier calls first
@@ -58,13 +59,13 @@ const maxSteps = 1000
 
 // enter begins a step. done is its stored result, nil if it is to be done. After a nil error the caller calls leave.
 func (op *Operation) enter(name string, calls bool) (this step, done *answer, err error) {
-	if err := op.gate.enter(); err != nil {
+	if err := op.gate.Enter(); err != nil {
 		return step{}, nil, fmt.Errorf("processed: step %q: the operation has ended: use it in the function of Steps only", name)
 	}
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	if done, err = op.next(name, calls); err != nil {
-		op.gate.exit()
+		op.gate.Exit()
 		return step{}, nil, err
 	}
 	op.inside = name
@@ -107,7 +108,7 @@ func (op *Operation) next(name string, calls bool) (done *answer, err error) {
 func (op *Operation) leave(this step, stored bool) {
 	op.mu.Lock()
 	defer op.mu.Unlock()
-	defer op.gate.exit()
+	defer op.gate.Exit()
 	op.inside, op.failed = "", ""
 	if !stored {
 		op.failed = this.name

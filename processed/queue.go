@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
@@ -27,19 +29,21 @@ import (
 //   - In a failed transaction nothing can be written, and every way out of it loses the queued intents: they are
 //     forgotten.
 type queue struct {
-	gate
+	gate      guarded.Gate
 	key       samekey.Key
 	subject   string
 	immediate bool // outbox.Insert writes intents at once
 	unique    bool // no intent may exist already: see Step
-	intents   []keyed.Intent
-	index     map[name]int  // positions in intents
-	written   map[name]bool // before the commit; a rollback may have undone it since
-	actions   []string      // of written intents
-	clock     int           // counts the beginnings of nested transactions
-	large     bool          // fn asked for large objects
-	err       error         // Run must return it
-	errAt     int
+
+	mu      sync.Mutex // guards the rest; the commit takes it after it has closed the gate
+	intents []keyed.Intent
+	index   map[name]int  // positions in intents
+	written map[name]bool // before the commit; a rollback may have undone it since
+	actions []string      // of written intents
+	clock   int           // counts the beginnings of nested transactions
+	large   bool          // fn asked for large objects
+	err     error         // Run must return it
+	errAt   int
 }
 
 // name distinguishes the intents of one key.
@@ -52,7 +56,7 @@ func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	defer q.mu.Unlock()
 	this := name{in.Action, in.Part}
 	switch {
-	case q.closed:
+	case q.gate.Over():
 		return uuid.Nil, false, pgx.ErrTxClosed
 	case q.immediate || q.written[this]:
 		return uuid.Nil, false, nil
@@ -119,7 +123,7 @@ func (q *queue) nest() int {
 func (q *queue) rollback(nest int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	if q.gate.Over() {
 		return
 	}
 	q.forget()
@@ -135,7 +139,7 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case q.closed:
+	case q.gate.Over():
 		return pgx.ErrTxClosed
 	case len(q.intents) == 0:
 		return nil

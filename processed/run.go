@@ -159,7 +159,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	q := &queue{key: m.key, subject: m.subject, immediate: immediate, unique: m.step != nil}
 	var tx pgx.Tx
 	defer func() { // also when fn panics
-		if !q.close() {
+		if !q.gate.Close() {
 			abandon(pooled)
 			return
 		}
@@ -184,7 +184,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 		if cancelled := ended(ctx); cancelled != nil {
 			return answer{}, cancelled
 		}
-		if !q.close() { // from here on a goroutine that outlives fn gets an error
+		if !q.gate.Close() { // from here on a goroutine that outlives fn gets an error
 			return answer{}, m.leftBehindError()
 		}
 	}
@@ -193,12 +193,12 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	}
 	failed := cmp.Or(again(q.failure()), again(err))
 	if failed == nil && err != nil {
-		if failed = err; ctx.Err() == nil && q.close() {
+		if failed = err; ctx.Err() == nil && q.gate.Close() {
 			failed = retryable(conn, err)
 		}
 	}
 	if failed != nil {
-		if q.close() {
+		if q.gate.Close() {
 			failed = m.unlessEnded(ctx, conn, began, failed)
 		}
 		return answer{}, failed

@@ -84,7 +84,7 @@ func (m *memory) steps(ctx context.Context, pool *pgxpool.Pool, fn func(context.
 	}
 	completed := false
 	defer func() { // also when fn panics
-		if idle := op.gate.close(); idle && !completed { // otherwise a goroutine is in a step: the lease has to expire
+		if idle := op.gate.Close(); idle && !completed { // otherwise a goroutine is in a step: the lease has to expire
 			op.release(ctx)
 		}
 	}()
@@ -95,7 +95,7 @@ func (m *memory) steps(ctx context.Context, pool *pgxpool.Pool, fn func(context.
 	if err != nil {
 		return answer{}, err
 	}
-	op.gate.close()
+	op.gate.Close()
 	if err := op.checkEnd(); err != nil {
 		return answer{}, err
 	}

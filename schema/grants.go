@@ -14,12 +14,12 @@ import (
 // Roles names the roles that use the tables. None of them owns the tables, and each must exist. An empty name gets no
 // grants. If one role has several names, it gets the grants of all of them.
 //
-// A login can be one of these roles or a member of some. The two-person rule compares logins: whoever writes or redrives
-// an intent connects with another login than whoever approves it.
+// A login can be one of these roles or a member of some. The two-person rule compares logins: the person who
+// approves an intent connects with another login than the one that wrote or redrove it.
 type Roles struct {
-	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
-	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
-	// read their secrets.
+	// App is the application's role: it runs processed.Run, outbox.Insert and outbox.Await. It can write intents but not
+	// read them, except for the state of one whose key and id it knows. It can read and add processed records but not
+	// change them. It manages the endpoints (outbox/endpoints) but cannot read their secrets.
 	App string
 	// Worker is the role of the worker. It can change the queue. It cannot change an intent, and can only add a worker's
 	// events to the history, until it prunes both. It makes no person's decision.
@@ -46,12 +46,13 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 const stepFunctions = `samekey.operation_start, samekey.operation_release, samekey.operation_complete, samekey.step_lock, samekey.step_put, ` +
 	`samekey.call_mark, samekey.call_put, samekey.call_end`
 
-// appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
-// versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
-// creates ids, derives delivery keys and finds the key of a log line with the rest.
+// appGrants: samekey.enqueue and samekey.intent_states run as their owner, so the role needs no right on outbox. Check
+// reads the two tables of versions. The other functions read and write no table: processed uses key_lock and own_scope;
+// SQL in another language creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function samekey.intent_states to %s`, // of outbox.Await
 	`grant select, insert on samekey.processed_events to %s`,
 	`grant execute on function ` + stepFunctions + ` to %s`,
 	`grant select on samekey.operation_steps to %s`,
@@ -92,7 +93,7 @@ var workerGrants = []string{
 // readGrants are the rights of people who look: everything but the secrets of endpoints.
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.delivery_key, samekey.key_hash to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events, samekey.operation_steps to %s`,
 	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,
 	endpointsWithoutSecrets,

@@ -61,8 +61,10 @@ var functionRights = map[string]string{
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"headers_refusal":   "",
+	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
+	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",
@@ -76,7 +78,6 @@ var functionRights = map[string]string{
 	"resume":            "operator",
 
 	"river_job_state_in_bitmask": "public",
-	"text_hash":                  "app worker",
 	"uuidv7":                     "app worker",
 	"worker_class":               "worker",
 }

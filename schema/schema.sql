@@ -1,5 +1,11 @@
 -- The schema that the migrations create, for reading. `go test ./schema -update` writes this file. Do not run it.
 
+table samekey.actions
+    action text collate "C" not null
+    attention boolean not null default false
+    changed_at timestamp with time zone not null default clock_timestamp()
+    constraint actions_pkey PRIMARY KEY (action)
+
 table samekey.endpoints
     destination text collate "C" not null
     name text collate "C" not null
@@ -91,9 +97,30 @@ table samekey.outbox
     due_at timestamp with time zone not null
     deadline timestamp with time zone
     created_at timestamp with time zone not null default clock_timestamp()
+    replaces uuid
+    revision smallint not null default 0
     constraint outbox_pkey PRIMARY KEY (id)
-    constraint outbox_once UNIQUE (idem_key, scope, action, part)
+    constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
+    CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
     CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
+
+table samekey.outbox_attention
+    id bigint not null generated always as identity
+    intent_id uuid not null
+    action text collate "C" not null
+    status text collate "C" not null
+    event text collate "C" not null
+    code text collate "C"
+    error text
+    actor text
+    reason text
+    at timestamp with time zone not null default clock_timestamp()
+    due_at timestamp with time zone not null default clock_timestamp()
+    attempts_used integer not null default 0
+    constraint outbox_attention_pkey PRIMARY KEY (id)
+    constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
+    CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -227,7 +254,7 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     expires_at timestamp with time zone not null
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
     constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
-    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND ((COALESCE(octet_length(subject), 1) >= 1) AND (COALESCE(octet_length(subject), 1) <= 255))))
+    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND (COALESCE(octet_length(subject), 0) <= 255)))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
     CREATE INDEX processed_events_subject ON samekey.processed_events USING btree (subject) WHERE (subject IS NOT NULL)
 
@@ -256,6 +283,8 @@ table samekey.workers
     constraint workers_pkey PRIMARY KEY (id)
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
+
+sequence samekey.outbox_attention_id_seq as bigint
 
 sequence samekey.outbox_history_id_seq as bigint
 
@@ -322,6 +351,7 @@ begin
     delete from samekey.outbox_queue q where q.id = act_cancel.id;
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    perform samekey.note_attention(act_cancel.id, v_row.action, 'cancelled', act_cancel.event, actor => act_cancel.actor, reason => act_cancel.reason);
     if v_row.ordering_key is not null then
         -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
         with promoted as (
@@ -917,6 +947,37 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+ RETURNS TABLE(n integer, id uuid, action text, status text, code text)
+ LANGUAGE plpgsql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.is_json(payload bytea)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -959,6 +1020,22 @@ CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE STRICT
 AS $function$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $function$
+
+CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, status text, event text, code text DEFAULT NULL::text, error text DEFAULT NULL::text, actor text DEFAULT NULL::text, reason text DEFAULT NULL::text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.operation_complete(scope text, idem_key text, fence bigint, retain_us bigint, failed boolean, code integer, headers bytea, body bytea)
  RETURNS void
@@ -1310,6 +1387,9 @@ begin
     insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
     values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
             nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    if not v_sent and v_row.status = 'unknown' then -- the others were at rest before
+        perform samekey.note_attention(resolve.id, v_row.action, 'parked', 'resolved', resolve.code, null, resolve.actor, resolve.reason);
+    end if;
     return case when v_sent then array[v_row.action] else '{}' end;
 end
 $function$

@@ -31,6 +31,7 @@ func TestChargeCarriesTheIntentsKey(t *testing.T) {
 	b.expect(b.worker(pay), delivered)
 	b.wantOneKey(id, 1)
 	b.wantHistory(id, "attempt:delivered:200")
+	b.wantReference(id, "pi_1")
 	got := b.server.seen()[0]
 	for _, want := range []string{"amount=1999", "customer=cus_1", "confirm=true", "metadata[samekey_key]=" + got.key, "metadata[order]=order-1"} {
 		if !strings.Contains(got.body, want) && !strings.Contains(got.body, strings.NewReplacer("[", "%5B", "]", "%5D").Replace(want)) {
@@ -102,6 +103,7 @@ func TestDeclineIsRefusedWithItsCode(t *testing.T) {
 		}
 	}), refused)
 	b.wantOneKey(id, 1)
+	b.wantReference(id, "pi_1")
 	if told.Status != outbox.StatusRefused || told.Response.Code != "insufficient_funds" || !strings.Contains(string(told.Response.Body), "card_declined") {
 		t.Errorf("Apply got %+v", told)
 	}

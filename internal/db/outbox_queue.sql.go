@@ -120,7 +120,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 

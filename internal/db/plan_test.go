@@ -214,6 +214,10 @@ func (p planner) checkAll() {
 	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', '{}')`)
 	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', '{}', ordering_key => 'order-1')`)
 	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', '{}', ordering_key => 'another')`)
+	p.checkScans("states of waiters", `select count(s.status) from (
+			select array_agg('s'::text) as scopes, array_agg('finished ' || to_char(n, 'FM0000000')) as keys,
+			       array_agg(lpad(to_hex(3000000 + n), 32, '0')::uuid) as ids
+			from generate_series(1, 1000) n) w, samekey.intent_states(w.scopes, w.keys, w.ids) s`)
 	names := make([]string, 100)
 	for i := range names {
 		names[i] = fmt.Sprintf("shop-%d", 1000*i+1)

@@ -1,7 +1,6 @@
 package intent_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,8 +12,6 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/samekeytest"
 )
-
-var update = flag.Bool("update", false, "write the table into docs/design.md")
 
 func TestTablesAllowTheNamesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
@@ -133,48 +130,6 @@ func TestQueriesNameOnlyKnownStatuses(t *testing.T) {
 			}
 		}
 	}
-}
-
-// The design document shows the table. `go test ./internal/intent -update` writes it.
-func TestDesignShowsTheTable(t *testing.T) {
-	const file, begin, end = "../../docs/design.md", "<!-- transitions: begin -->\n", "<!-- transitions: end -->"
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(content), begin)
-	shown, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", file)
-	}
-	if shown == markdown() {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s does not show the table of transitions: run go test ./internal/intent -run Design -update", file)
-	}
-	if err := os.WriteFile(file, []byte(before+begin+markdown()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func markdown() string {
-	var b strings.Builder
-	b.WriteString("| status | event | next status | when |\n| --- | --- | --- | --- |\n")
-	for _, step := range intent.Table {
-		from := step.From
-		if from == intent.New {
-			from = "(none)"
-		}
-		to := slices.Clone(step.To)
-		for i := range to {
-			if intent.IsFinished(to[i]) {
-				to[i] = "**" + to[i] + "**"
-			}
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, step.Event, strings.Join(to, ", "), step.Why)
-	}
-	return b.String()
 }
 
 var statuses = slices.Concat(intent.Unfinished, intent.Finished)

@@ -8,6 +8,8 @@
 --   outbox_queue      the work that is left: one row per unfinished intent, with its state and its lease
 --   outbox_history    what happened to an intent, one row per event
 --   outbox_sends      the rendered request of an intent, stored before the first attempt
+--   outbox_attention  what the application has yet to learn: an intent needs a person, or was cancelled
+--   actions           what the workers have registered about their actions
 --   processed_events  one row per idempotency key: the request's hash and the stored response
 --   operations        operations in several transactions that are in progress: who works on them
 --   operation_steps   the steps of such operations, and their results
@@ -80,10 +82,14 @@ create table samekey.outbox (
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
     created_at    timestamptz not null default clock_timestamp(),
+    replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
+    revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
-    constraint outbox_once unique (idem_key, scope, action, part)
+    constraint outbox_once unique (idem_key, scope, action, part, revision)
 );
+-- An intent has at most one successor.
+create unique index outbox_replaces on samekey.outbox (replaces) where replaces is not null;
 -- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
 create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
@@ -203,6 +209,37 @@ create table samekey.outbox_sends (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- What the workers have registered about actions, for statements that run outside a worker.
+create table samekey.actions (
+    action     text        collate "C" primary key,
+    attention  boolean     not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    changed_at timestamptz not null default clock_timestamp()
+);
+
+-- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
+-- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
+-- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
+-- interleavings.
+create table samekey.outbox_attention (
+    id            bigint      generated always as identity primary key,
+    intent_id     uuid        not null,
+    action        text        collate "C" not null,
+    status        text        collate "C" not null,
+    event         text        collate "C" not null, -- what led there, as in outbox_history
+    code          text        collate "C",
+    error         text,
+    actor         text,                     -- the person who did it; null: a worker
+    reason        text,
+    at            timestamptz not null default clock_timestamp(), -- when the intent came to this status
+    due_at        timestamptz not null default clock_timestamp(), -- the function is not called before
+    attempts_used integer     not null default 0, -- calls of the function that failed
+
+    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
+);
+create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
 -- expires_at. A record without completed_at belongs to a request that is in progress.
 create table samekey.processed_events (
@@ -228,7 +265,7 @@ create table samekey.processed_events (
     constraint processed_events_length check
         (octet_length(payload_hash) = 32 and coalesce(octet_length(response_headers), 0) <= 65536
          and coalesce(octet_length(response_body), 0) <= 1048576
-         and coalesce(octet_length(subject), 1) between 1 and 255)
+         and coalesce(octet_length(subject), 0) <= 255)
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
 create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
@@ -455,6 +492,33 @@ as $$ select pg_catalog.hashtextextended(ordering_key collate pg_catalog."C", 82
 create function samekey.worker_class() returns integer
     language sql immutable parallel safe
 as $$ select 1935764331 $$;
+
+-- Writes the attention event of an intent, if its action has an Attention function. Each statement and each function
+-- that makes an intent dead, parked, awaiting_approval or cancelled calls it for that intent, with what it writes to
+-- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written.
+create function samekey.note_attention(
+    intent_id uuid,
+    action    text,
+    status    text,
+    event     text,
+    code      text default null,
+    error     text default null,
+    actor     text default null,
+    reason    text default null
+) returns boolean
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Services that share a database. A connection that sets samekey.service can use only keys whose scope starts with that
@@ -866,6 +930,44 @@ as $$
 begin
     return samekey.enqueue(enqueue.scope, enqueue.idem_key, enqueue.action, pg_catalog.convert_to(enqueue.payload::pg_catalog.text, 'UTF8'),
         enqueue.part, enqueue.content_type, enqueue.headers, enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.must_be_new, enqueue.requested_by, enqueue.subject);
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Returns the states of intents to a caller that knows their keys and ids: row n belongs to the n-th of each array. An
+-- intent that does not exist, is not committed or has another key has no row. For an intent that was replaced, the row
+-- is that of its last successor. The status is null if the intent lost its row in the queue, which reconcile restores.
+--
+-- It is what outbox.Await reads. It runs as its owner, since the application's role cannot read intents.
+--
+-- `offset 0` forces index lookups, regardless of statistics.
+create function samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+    returns table (n integer, id uuid, action text, status text, code text)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
 end
 $$;
 
@@ -1286,7 +1388,7 @@ $$;
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
 --
 -- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
--- actor. The history also keeps db_user, the login of the session (session_user), which nobody can choose.
+-- actor. The history also keeps db_user, the login of the session (session_user), which no caller can choose.
 --
 -- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
 -- that, the workers find it within half a second. Errors:
@@ -1472,6 +1574,7 @@ begin
     delete from samekey.outbox_queue q where q.id = act_cancel.id;
     insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
     values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
+    perform samekey.note_attention(act_cancel.id, v_row.action, 'cancelled', act_cancel.event, actor => act_cancel.actor, reason => act_cancel.reason);
     if v_row.ordering_key is not null then
         -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
         with promoted as (
@@ -1516,7 +1619,7 @@ $$;
 -- passed.
 --
 -- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
--- are logins of the database, which nobody can choose. The actor whom the writer named as requested_by is refused too.
+-- are logins of the database, which no caller can choose. The actor whom the writer named as requested_by is refused too.
 create function samekey.approve(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1602,6 +1705,9 @@ begin
     insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
     values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
             nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+    if not v_sent and v_row.status = 'unknown' then -- the others were at rest before
+        perform samekey.note_attention(resolve.id, v_row.action, 'parked', 'resolved', resolve.code, null, resolve.actor, resolve.reason);
+    end if;
     return case when v_sent then array[v_row.action] else '{}' end;
 end
 $$;
