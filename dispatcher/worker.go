@@ -16,6 +16,7 @@ type worker struct {
 	destinations *destinations
 	settler      *settler
 	applier      *applier
+	attender     *attender
 	reports      *reports
 }
 
@@ -27,18 +28,23 @@ func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, draw
 	announcer := newAnnouncer(c.pool)
 	w.reports = &reports{core: c}
 	w.settler = newSettler(c.pool, c.q, c.log, poke, announcer)
-	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, settle: w.settler.settle, poke: poke, announcer: announcer})
+	attention := &attentionRunner{c}
+	w.attender = newAttender(c, attention)
+	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, attention: attention, settle: w.settler.settle, poke: poke, announcer: announcer})
 	for _, a := range accounts {
 		d := w.destinations.add(newDestination(c, a))
 		d.settler, d.applier, d.reports = w.settler, w.applier, w.reports
 		for _, action := range d.actions {
 			announcer.add(action.name)
-			w.applier.add(action, func() bool { return d.mayApply(action) })
+			mayApply := func() bool { return d.mayApply(action) }
+			w.applier.add(action, mayApply)
+			w.attender.add(action, mayApply)
 		}
 	}
-	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier)
+	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier, w.attender)
 	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
-		actions: w.destinations.actions(), draw: drawID, woken: w.sweeper.woken, awaited: announcer.hear}
+		actions: w.destinations.actions(), attention: w.attender.names(), draw: drawID, woken: w.sweeper.woken, awaited: announcer.hear,
+		deployment: &c.deployment}
 	return w
 }
 

@@ -150,21 +150,21 @@ type crashVendor struct {
 	acted   func() // called before the answer to a POST
 }
 
-func newCrashVendor(t *testing.T, honors bool) *crashVendor {
-	v := &crashVendor{honors: honors, effects: map[string]int{}}
+func newCrashVendor(t *testing.T, honors bool, acted func()) *crashVendor {
+	v := &crashVendor{honors: honors, effects: map[string]int{}, acted: acted}
 	v.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := r.Header.Get("Key")
 		v.mu.Lock()
 		if r.Method == http.MethodPost && (v.effects[key] == 0 || !v.honors) {
 			v.effects[key]++
 		}
-		found, acted := v.effects[key] > 0, v.acted
+		found := v.effects[key] > 0
 		v.mu.Unlock()
 		if !found {
 			w.WriteHeader(http.StatusNotFound)
 		}
-		if r.Method == http.MethodPost && acted != nil {
-			acted()
+		if r.Method == http.MethodPost && v.acted != nil {
+			v.acted()
 		}
 		_, _ = io.WriteString(w, "charge of "+key)
 	}))
@@ -255,7 +255,7 @@ func TestOperationSurvivesSIGKILLAtEachBoundary(t *testing.T) {
 	for _, class := range []string{"keys", "lookup", "none"} {
 		t.Run(class, func(t *testing.T) {
 			b := setup(t)
-			vendor := newCrashVendor(t, class == "keys")
+			vendor := newCrashVendor(t, class == "keys", nil)
 			// The boundaries of a connection that prepares its statements are the same at each run: a new process.
 			for at := 1; ; at += dbtest.Size(1, 3) {
 				c := crash{DSN: b.db.DSN, URL: vendor.URL, Key: fmt.Sprint(class, at), Class: class, At: at}
@@ -285,9 +285,8 @@ func TestOperationSurvivesSIGKILLDuringTheCall(t *testing.T) {
 	for _, class := range []string{"keys", "lookup", "none"} {
 		t.Run(class, func(t *testing.T) {
 			b := setup(t)
-			vendor := newCrashVendor(t, class == "keys")
 			acted, dead := make(chan struct{}), make(chan struct{})
-			vendor.acted = sync.OnceFunc(func() { close(acted); <-dead })
+			vendor := newCrashVendor(t, class == "keys", sync.OnceFunc(func() { close(acted); <-dead }))
 			c := crash{DSN: b.db.DSN, URL: vendor.URL, Key: "k", Class: class}
 			cmd, _ := c.start(t)
 			dbtest.Receive(t, "the vendor has acted", acted)

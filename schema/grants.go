@@ -76,6 +76,9 @@ var workerGrants = []string{
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
+	`grant select, insert, update on samekey.actions to %s`,
+	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
@@ -84,7 +87,8 @@ var workerGrants = []string{
 	`grant select, delete on samekey.operation_steps to %s`,
 	`grant select (idem_key, scope, lease_until) on samekey.operations to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
-	`grant select on samekey.migrations, samekey.river_migration to %s`,
+	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
+	`grant execute on function samekey.check_deployment to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
@@ -97,7 +101,7 @@ var readGrants = []string{
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events, samekey.operation_steps to %s`,
 	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
+	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 

@@ -67,6 +67,7 @@ func TestEachRoleCanDoWhatItNeeds(t *testing.T) {
 		{b.app, `select samekey.delivery_key('s', 'k', 'a', ''), samekey.uuidv7()`, nil},
 		{b.worker, enqueueSQL, []any{"by worker"}}, // an Apply's further intent
 		{b.worker, insertProcessed, []any{"by worker"}},
+		{b.worker, `select samekey.check_deployment('production')`, nil},
 		{b.worker, `insert into samekey.workers (id, name, actions) values (1, 'w', '{charge_card}')`, nil},
 		{b.worker, `insert into samekey.outbox_stats (action, status, intents, handled) values ('charge_card', 'pending', 1, true)`, nil},
 		{b.worker, `delete from samekey.processed_events where (idem_key, scope) in
@@ -111,6 +112,9 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`delete from samekey.processed_events`,
 			`truncate samekey.processed_events`,
 			`select * from samekey.workers`,
+			`select * from samekey.deployment`,
+			`select samekey.check_deployment('production')`,
+			`select samekey.adopt('production')`,
 			`select * from samekey.outbox_stats`,
 			`select nextval('samekey.outbox_history_id_seq')`,
 			`select samekey.is_json('{}'::bytea)`,
@@ -125,6 +129,8 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`alter table samekey.outbox add column x int`,
 		},
 		b.worker: {
+			`update samekey.deployment set name = 'production'`,
+			`select samekey.adopt('production')`,
 			`update samekey.outbox set payload = ''`,
 			`update samekey.outbox set delivery_key = gen_random_uuid()`,
 			`insert into samekey.outbox default values`,

@@ -14,15 +14,19 @@ import (
 // tableRights lists the rights of each role on each table and sequence, as "app; worker; operator; approver". A table
 // without a row here fails TestRightsOfEachRole. A right that holds for some columns only names them.
 var tableRights = map[string]string{
+	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
-	"migrations":      "SELECT; SELECT; SELECT; SELECT",
-	"operation_steps": "SELECT; DELETE, SELECT; SELECT; SELECT",
+	"migrations":              "SELECT; SELECT; SELECT; SELECT",
+	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
+	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention_id_seq": "; ; ; ",
+	"operation_steps":         "SELECT; DELETE, SELECT; SELECT; SELECT",
 	// Not the fence.
 	"operations": "; SELECT(idem_key lease_until scope)" +
 		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
-	"outbox": "; DELETE, SELECT; SELECT; SELECT",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq":     "; SELECT; ; ",
@@ -49,10 +53,12 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 var functionRights = map[string]string{
 	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"abandon_operation": "operator",
+	"adopt":             "",
 	"approve":           "approver",
 	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
 	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",
+	"check_deployment":  "worker",
 	"delivery_key":      "app worker operator approver",
 	"endpoint_delete":   "app operator",
 	"endpoint_put":      "app operator",
@@ -66,6 +72,7 @@ var functionRights = map[string]string{
 	"key_hash":          "app worker operator approver",
 	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
+	"note_attention":    "worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",
 	"pause":             "operator",
@@ -76,6 +83,7 @@ var functionRights = map[string]string{
 	"resolve":           "operator",
 	"resolve_step":      "operator",
 	"resume":            "operator",
+	"this_database":     "",
 
 	"river_job_state_in_bitmask": "public",
 	"uuidv7":                     "app worker",

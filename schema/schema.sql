@@ -6,6 +6,17 @@ table samekey.actions
     changed_at timestamp with time zone not null default clock_timestamp()
     constraint actions_pkey PRIMARY KEY (action)
 
+table samekey.deployment
+    id uuid not null default gen_random_uuid()
+    name text collate "C"
+    system_identifier bigint
+    database_oid oid not null
+    test boolean not null default false
+    adopted_at timestamp with time zone not null default clock_timestamp()
+    adopted_by text not null default SESSION_USER
+    constraint deployment_pkey PRIMARY KEY (id)
+    constraint deployment_name CHECK ((name ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
+
 table samekey.endpoints
     destination text collate "C" not null
     name text collate "C" not null
@@ -492,6 +503,43 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.adopt(deployment text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    this     record;
+    v_worker text;
+begin
+    if (deployment collate "C" ~ '^[a-z0-9][a-z0-9_-]{0,55}$') is not true then
+        raise exception 'samekey: adopt: deployment must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in production'
+            using errcode = '22023', column = 'deployment';
+    end if;
+    lock table samekey.deployment in exclusive mode; -- against another adopt; claims go on reading
+    this := samekey.this_database();
+    if (select count(*) from samekey.deployment) <> 1
+       or not exists (select from samekey.deployment d
+                      where d.name = deployment collate "C" and not d.test and d.database_oid = this.database_oid
+                        and d.system_identifier is not distinct from this.system_identifier) then
+        select coalesce(w.name, held.objid::text) into v_worker
+        from pg_locks held left join samekey.workers w on w.id = held.objid::bigint
+        where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objsubid = 2
+          and held.granted and held.mode = 'ExclusiveLock' and held.database = this.database_oid
+        limit 1;
+        if found then
+            raise exception 'samekey: adopt: the worker "%" is at work in this database', v_worker
+                using errcode = 'object_in_use', hint = 'Check that this is the right database. If it is, stop its workers first.';
+        end if;
+        delete from samekey.deployment;
+        insert into samekey.deployment (name, system_identifier, database_oid)
+        values (deployment, this.system_identifier, this.database_oid);
+    end if;
+    return (select count(*) from samekey.outbox_queue);
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.approve(id uuid, actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -629,6 +677,46 @@ CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
 AS $function$
 begin
     return samekey.act_cancel('cancel', 'cancelled', id, actor, reason, '{pending,blocked,awaiting_approval,parked,dead}');
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.check_deployment(deployment text, OUT id uuid, OUT belongs_to text, OUT problem text)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_rows integer;
+    d      samekey.deployment;
+    this   record;
+begin
+    select count(*) into v_rows from samekey.deployment;
+    select * into d from samekey.deployment limit 1;
+    id := d.id;
+    belongs_to := d.name;
+    if v_rows <> 1 then
+        problem := case v_rows when 0 then 'missing' else 'several' end;
+        select string_agg(coalesce(x.name, '(no name)'), ', ' order by x.name) into belongs_to from samekey.deployment x;
+        return;
+    elsif d.test then
+        return;
+    elsif coalesce(deployment, '') collate "C" = '' then
+        problem := 'unnamed';
+        return;
+    end if;
+    this := samekey.this_database();
+    if d.database_oid <> this.database_oid or d.system_identifier <> this.system_identifier then
+        problem := 'copy';
+        return;
+    end if;
+    if d.name is null then
+        update samekey.deployment x set name = deployment where x.id = d.id and x.name is null;
+        select x.id, x.name into id, belongs_to from samekey.deployment x; -- a concurrent worker may have been first
+    end if;
+    if belongs_to collate "C" is distinct from deployment then
+        problem := 'name';
+    end if;
 end
 $function$
 
@@ -1519,6 +1607,20 @@ CREATE OR REPLACE FUNCTION samekey.text_hash(value text)
 AS $function$
     select left(encode(sha256(
         convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.this_database(OUT system_identifier bigint, OUT database_oid oid)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+    select c.system_identifier into system_identifier from pg_control_system() c;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+end
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.uuidv7()

@@ -17,6 +17,7 @@
 --   pauses            which destinations and actions are paused, by whom and why
 --   rate_limits       how much of a destination's rate is used, for all workers together
 --   workers           the running workers
+--   deployment        which deployment this database belongs to
 --   outbox_stats      counts per action and state, for dashboards
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
@@ -409,6 +410,22 @@ create table samekey.workers (
     seen_at    timestamptz not null default clock_timestamp(),
     constraint workers_id_positive check (id > 0),
     constraint workers_name_length check (octet_length(name) between 1 and 255)
+);
+
+-- Which deployment (production, staging, ...) this database belongs to, and which database it is. A copy of the database
+-- has the row of the original, so workers see that it is a copy and deliver nothing. See samekey.check_deployment.
+--
+-- The table has one row. It has no constraint for that, on purpose: a dump of the data that is restored into another
+-- deployment's tables adds a second row, and then nothing is claimed either.
+create table samekey.deployment (
+    id                uuid        primary key default gen_random_uuid(), -- changes with each samekey.adopt. Claims compare it
+    name              text        collate "C", -- null: the first worker that starts gives the database its name
+    system_identifier bigint,                  -- of the server; null: the server does not tell it
+    database_oid      oid         not null,
+    test              boolean     not null default false, -- made by samekeytest.NewDB: any worker may deliver here
+    adopted_at        timestamptz not null default clock_timestamp(),
+    adopted_by        text        not null default session_user,
+    constraint deployment_name check (name ~ '^[a-z0-9][a-z0-9_-]{0,55}$')
 );
 
 -- Counts of unfinished intents by action and state, refreshed by a periodic job.
@@ -1859,6 +1876,120 @@ begin
     return found;
 end
 $$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- The deployment. A worker delivers only if the database is the one that its configuration names, and not a copy.
+--
+--   what was done                                 system identifier   database oid   rows   found by
+--   dump and restore, logical replication         another             another        1      the identity
+--   create database ... template                  the same            another        1      the identity
+--   pg_upgrade                                    another             either         1      the identity
+--   data restored into another deployment         -                   -              2      the number of rows
+--   snapshot, pg_basebackup, restored backup      the same            the same       1      the name, if it differs
+--   failover to a physical replica                the same            the same       1      nothing: it is the original
+--
+-- In each case but the last two, a person decides by samekey.adopt that workers may deliver what the copy contains.
+
+-- Returns what tells this database from its copies. The functions below run as their owner, so that the answer is the
+-- same for each role. Postgres lets every role call pg_control_system. Where it was revoked from the owner, or a
+-- compatible server lacks it, the system identifier is null and does not count.
+create function samekey.this_database(out system_identifier bigint, out database_oid oid)
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+    select c.system_identifier into system_identifier from pg_control_system() c;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+end
+$$;
+
+-- Reports whether a worker of the deployment may deliver what is in this database: problem is null, and id is what its
+-- claims compare. Otherwise problem is 'unnamed' (the worker names no deployment), 'missing' (the table has no row),
+-- 'several' (it has more than one), 'copy' or 'name' (it belongs to another deployment); belongs_to is the name in the
+-- row. A worker calls it at its start, when its session is connected again, and with each heartbeat. The first call in
+-- a new database sets the name. Interleavings: queries/deployment.sql.
+create function samekey.check_deployment(deployment text, out id uuid, out belongs_to text, out problem text)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows integer;
+    d      samekey.deployment;
+    this   record;
+begin
+    select count(*) into v_rows from samekey.deployment;
+    select * into d from samekey.deployment limit 1;
+    id := d.id;
+    belongs_to := d.name;
+    if v_rows <> 1 then
+        problem := case v_rows when 0 then 'missing' else 'several' end;
+        select string_agg(coalesce(x.name, '(no name)'), ', ' order by x.name) into belongs_to from samekey.deployment x;
+        return;
+    elsif d.test then
+        return;
+    elsif coalesce(deployment, '') collate "C" = '' then
+        problem := 'unnamed';
+        return;
+    end if;
+    this := samekey.this_database();
+    if d.database_oid <> this.database_oid or d.system_identifier <> this.system_identifier then
+        problem := 'copy';
+        return;
+    end if;
+    if d.name is null then
+        update samekey.deployment x set name = deployment where x.id = d.id and x.name is null;
+        select x.id, x.name into id, belongs_to from samekey.deployment x; -- a concurrent worker may have been first
+    end if;
+    if belongs_to collate "C" is distinct from deployment then
+        problem := 'name';
+    end if;
+end
+$$;
+
+-- Makes this database the deployment's: from now on its workers deliver what is in it, whatever deployment it was
+-- copied from. Returns how many intents are unfinished; those that are due are sent. For the owner of the tables, or a
+-- role with a grant of its own.
+--
+-- It raises 55006 while a worker of another deployment is at work here: stop it first. If nothing changes, running
+-- workers are no obstacle.
+create function samekey.adopt(deployment text) returns bigint
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    this     record;
+    v_worker text;
+begin
+    if (deployment collate "C" ~ '^[a-z0-9][a-z0-9_-]{0,55}$') is not true then
+        raise exception 'samekey: adopt: deployment must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in production'
+            using errcode = '22023', column = 'deployment';
+    end if;
+    lock table samekey.deployment in exclusive mode; -- against another adopt; claims go on reading
+    this := samekey.this_database();
+    if (select count(*) from samekey.deployment) <> 1
+       or not exists (select from samekey.deployment d
+                      where d.name = deployment collate "C" and not d.test and d.database_oid = this.database_oid
+                        and d.system_identifier is not distinct from this.system_identifier) then
+        select coalesce(w.name, held.objid::text) into v_worker
+        from pg_locks held left join samekey.workers w on w.id = held.objid::bigint
+        where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objsubid = 2
+          and held.granted and held.mode = 'ExclusiveLock' and held.database = this.database_oid
+        limit 1;
+        if found then
+            raise exception 'samekey: adopt: the worker "%" is at work in this database', v_worker
+                using errcode = 'object_in_use', hint = 'Check that this is the right database. If it is, stop its workers first.';
+        end if;
+        delete from samekey.deployment;
+        insert into samekey.deployment (name, system_identifier, database_oid)
+        values (deployment, this.system_identifier, this.database_oid);
+    end if;
+    return (select count(*) from samekey.outbox_queue);
+end
+$$;
+
+insert into samekey.deployment (system_identifier, database_oid) select t.system_identifier, t.database_oid from samekey.this_database() t;
 
 -- No function is executable by PUBLIC. schema.Grant gives the application's role and the worker's role what they need.
 revoke all on all functions in schema samekey from public;
