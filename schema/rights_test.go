@@ -23,6 +23,10 @@ var tableRights = map[string]string{
 	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention_id_seq": "; ; ; ",
+	"operation_steps":         "SELECT; DELETE, SELECT; SELECT; SELECT",
+	// Not the fence.
+	"operations": "; SELECT(idem_key lease_until scope)" +
+		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq":     "; SELECT; ; ",
@@ -49,11 +53,14 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 var functionRights = map[string]string{
 	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
 	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"abandon_operation": "operator",
 	"adopt":             "",
 	"approve":           "approver",
 	"bulk_filter":       "",
 	"bulk_pick":         "",
 	"bulk_plan":         "operator",
+	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
+	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",
 	"cancel_all":        "operator",
 	"cause_groups":      "operator approver",
@@ -87,6 +94,7 @@ var functionRights = map[string]string{
 	"replacement_key":   "",
 	"resolve":           "operator",
 	"resolve_all":       "operator",
+	"resolve_step":      "operator",
 	"resume":            "operator",
 	"this_database":     "",
 
