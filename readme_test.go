@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,7 +63,7 @@ func newWorker(pool *pgxpool.Pool, url string) (*dispatcher.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := dispatcher.New(pool, nil)
+	d := dispatcher.New(pool, &dispatcher.Config{Deployment: os.Getenv("DEPLOYMENT")}) // such as production
 	d.Destination("payments", dispatcher.Limits{Concurrency: 32})
 	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
 		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "payments", KeyWindow: 24 * time.Hour},

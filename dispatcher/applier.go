@@ -374,7 +374,7 @@ func (ap *applier) claim(ctx context.Context, of *applies) (got int, held bool, 
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
 	rows, err := ap.core.q.OutboxAnsweredClaim(claiming, db.OutboxAnsweredClaimParams{
-		Action: of.action.name, Worker: worker, MaxCount: int32(slots), Lease: of.action.policy.Lease})
+		Action: of.action.name, Worker: worker, Deployment: ap.core.deployment.current(), MaxCount: int32(slots), Lease: of.action.policy.Lease})
 
 	ap.mu.Lock()
 	defer ap.mu.Unlock()

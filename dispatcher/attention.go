@@ -38,7 +38,7 @@ func (r *attentionRunner) next(ctx context.Context, a *action, intent *uuid.UUID
 	defer func() { ran, err = r.ended(ctx, e, written, failure) }() // also after runtime.Goexit
 	failure = pgx.BeginTxFunc(running, r.core.pool, isReadCommitted, func(tx pgx.Tx) (err error) {
 		q := r.core.q.WithTx(tx)
-		if e, err = lockAttention(running, q, a, intent); err != nil || e == nil {
+		if e, err = r.lock(running, q, a, intent); err != nil || e == nil {
 			return err
 		}
 		written.of = e.claim
@@ -85,12 +85,12 @@ func (r *attentionRunner) deleteCommitted(ctx context.Context, e *attentionEvent
 	return err
 }
 
-// lockAttention locks the event and loads its intent. No event and no error: nothing is due, or others have it.
-func lockAttention(ctx context.Context, q *db.Queries, a *action, intent *uuid.UUID) (*attentionEvent, error) {
+// lock locks the event and loads its intent. No event and no error: nothing is due, or others have it.
+func (r *attentionRunner) lock(ctx context.Context, q *db.Queries, a *action, intent *uuid.UUID) (*attentionEvent, error) {
 	e := &attentionEvent{}
 	var err error
 	if intent == nil {
-		e.OutboxAttentionNextRow, err = q.OutboxAttentionNext(ctx, a.name)
+		e.OutboxAttentionNextRow, err = q.OutboxAttentionNext(ctx, db.OutboxAttentionNextParams{Action: a.name, Deployment: r.core.deployment.current()})
 	} else {
 		var row db.OutboxAttentionOfIntentRow
 		row, err = q.OutboxAttentionOfIntent(ctx, *intent)

@@ -32,6 +32,7 @@ type Dispatcher struct {
 
 	running sync.Mutex             // held by the one Run or Drain
 	worker  atomic.Pointer[worker] // of a Run in progress
+	refused refusal                // of the database
 }
 
 // New makes a dispatcher for the database of a pool. While the dispatcher runs, it uses connections of its own, with

@@ -33,9 +33,9 @@ package dispatcher
 // destinations that claim nothing, unsent.go and postpone.go undo claims of which nothing was sent, settlewriter.go has
 // the statements that settle, announce.go tells processes that wait which intents have ended, report.go counts and logs,
 // pool.go makes the worker's connections, applytx.go is the transaction that an Apply or an Attention gets, core.go is
-// what all parts share, failing.go notes since when something fails, and cause.go words errors. At the bottom are the
-// values: claimed.go (what a claim carries), settlement.go, outcome.go, values.go (what the application's functions get
-// and return), action.go, and the settings.
+// what all parts share, deployment.go checks whose the database is, failing.go notes since when something fails, and
+// cause.go words errors. At the bottom are the values: claimed.go (what a claim carries), settlement.go, outcome.go,
+// values.go (what the application's functions get and return), action.go, and the settings.
 //
 // A file uses only what the files below it declare; path_test.go has the order of all files.
 //

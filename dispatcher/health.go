@@ -10,6 +10,9 @@ import (
 // has been due for 25 seconds, nothing is in the way, and no claim has ended. It does not ask the database; a running
 // dispatcher learns at each sweep. For a readiness probe.
 func (d *Dispatcher) Ready() error {
+	if err := d.refused.get(); err != nil {
+		return err
+	}
 	n := d.worker.Load()
 	if n == nil {
 		return errors.New("dispatcher: not running, or still waiting for the database")

@@ -42,7 +42,7 @@ var topToBottom = strings.Fields(`
 	postpone.go announce.go report.go pool.go uuid.go
 
 	checkfunctions.go
-	core.go identity.go failing.go
+	core.go identity.go deployment.go failing.go
 	cause.go claimed.go
 	check.go account.go
 	delivery.go action.go

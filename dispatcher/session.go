@@ -25,16 +25,17 @@ import (
 type session struct {
 	*identity
 
-	pool      *pgxpool.Pool
-	ready     func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
-	log       *slog.Logger
-	name      string
-	actions   []string
-	attention []string                               // those with an Attention function
-	woken     func(action string)                    // a notification came; action is what it names
-	awaited   func(action string)                    // one came from a process that waits for ends of the action
-	draw      func() int32                           // an id at random
-	check     func(context.Context, *pgx.Conn) error // of what the database has for the actions, at the start
+	pool       *pgxpool.Pool
+	ready      func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
+	log        *slog.Logger
+	name       string
+	actions    []string
+	attention  []string            // those with an Attention function
+	woken      func(action string) // a notification came; action is what it names
+	awaited    func(action string) // one came from a process that waits for ends of the action
+	draw       func() int32        // an id at random
+	deployment *deployment
+	check      func(context.Context, *pgx.Conn) error // of what the database has for the actions, at the start
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -76,17 +77,20 @@ func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
 			if conn, err = s.open(ctx); err == nil {
 				return conn, nil
 			}
-			if mistakes := ConfigErrors(nil); errors.As(err, &mistakes) {
-				return nil, err
-			}
 		}
 		if ctx.Err() != nil {
 			return nil, nil
 		}
+		var mistakes ConfigErrors
+		if errors.As(err, &mistakes) { // it names no deployment, or an SQL function is not as it must be
+			return nil, err
+		}
 		if waitingCannotHelp(err) {
 			return nil, &startError{err}
 		}
-		s.log.WarnContext(ctx, "dispatcher: waits for the database", slog.String("error", errorText(err)))
+		if !errors.Is(err, ErrDeployment) { // which was logged
+			s.log.WarnContext(ctx, "dispatcher: waits for the database", slog.String("error", errorText(err)))
+		}
 		if !retry.sleep(ctx) {
 			return nil, nil
 		}
@@ -161,13 +165,19 @@ func (s *session) lookAtSettings(ctx context.Context, conn *pgx.Conn) error {
 	return errors.Join(refused...)
 }
 
-// connect opens a connection outside the pool, so that neither the pool's size nor its limits of age touch the lock.
+// connect opens a connection outside the pool, so that neither the pool's size nor its limits of age touch the lock. The
+// database must be that of this worker's deployment: the lock is not asked for in another.
 func (s *session) connect(ctx context.Context, look look) (*pgx.Conn, error) {
 	config := s.pool.Config()
 	// ConnectTimeout holds for each host; the rest is for what the hooks do.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+len(config.ConnConfig.Fallbacks))*config.ConnConfig.ConnectTimeout+2*sessionTimeout)
 	defer cancel()
-	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error { return s.ready(ctx, conn, look) })
+	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error {
+		if err := s.ready(ctx, conn, look); err != nil {
+			return err
+		}
+		return s.deployment.check(ctx, conn)
+	})
 }
 
 // register draws an id that no worker has, writes its row and takes its lock.
@@ -267,15 +277,17 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 			s.leave(conn)
 			return
 		}
-		s.log.WarnContext(ctx, "dispatcher: lost the session that holds the worker's lock; no claims until it is back",
-			slog.Int("worker", int(s.id())), slog.String("error", errorText(err)))
+		if !errors.Is(err, ErrDeployment) { // which was logged
+			s.log.WarnContext(ctx, "dispatcher: lost the session that holds the worker's lock; no claims until it is back",
+				slog.Int("worker", int(s.id())), slog.String("error", errorText(err)))
+		}
 		closeConn(conn)
 		last := ""
 		for conn = nil; conn == nil; {
 			if conn, err = s.reopen(ctx); err == nil {
 				break
 			}
-			if text := errorText(err); text != last && ctx.Err() == nil { // once for each reason
+			if text := errorText(err); text != last && ctx.Err() == nil && !errors.Is(err, ErrDeployment) { // once for each reason
 				last = text
 				s.log.WarnContext(ctx, "dispatcher: the session is not back yet", slog.Int("worker", int(s.id())), slog.String("error", text))
 			}
@@ -310,7 +322,8 @@ func (s *session) reopen(ctx context.Context) (*pgx.Conn, error) {
 }
 
 // listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a
-// connection that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
+// connection that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted. It
+// also checks that the database is still that of its deployment: a dump may have been restored over it.
 func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 	for due := time.Now().Add(sessionCheck); ; {
 		waiting, cancel := context.WithDeadline(ctx, due)
@@ -325,6 +338,9 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case waiting.Err() == nil || conn.IsClosed():
+			return err
+		}
+		if err := s.deployment.check(ctx, conn); err != nil {
 			return err
 		}
 		if err := s.sign(ctx, conn); err != nil {

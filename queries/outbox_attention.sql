@@ -27,6 +27,7 @@
 --   a worker without the function starts last      samekey.actions.attention is false: no rows are written, no Apply waits
 --                                                  for rows, and prune deletes them
 --   the action is paused                           the rows wait, as its Applies do
+--   the database belongs to another deployment     the rows wait, as everything does
 
 -- name: OutboxAttentionNext :one
 -- The first due row of an action whose intent has no older row, locked. No row: nothing is due, or others have it.
@@ -41,6 +42,7 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
                  where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.action = @action and a.due_at <= (select clock_timestamp())
+  and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
   and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
 order by a.due_at, a.id
 limit 1

@@ -99,6 +99,11 @@ with page as materialized (
     delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
 ), intents as (
     delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+), steps as (
+    delete from samekey.operation_steps s
+    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
+                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    where s.idem_key = k.idem_key and s.scope = k.scope
 ), records as (
     delete from samekey.processed_events p
     using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
@@ -121,7 +126,7 @@ left join lateral (
 -- the last one was finished longer ago than the retention. The lock of the key keeps other transactions away; if the
 -- key is in use, the next prune tries again.
 with page as materialized (
-    select o.id, o.idem_key, o.scope, o.action, o.part
+    select o.id, o.idem_key, o.scope, o.action, o.part, o.revision
     from samekey.outbox o
     where o.id > @after
     order by o.id
@@ -132,7 +137,7 @@ with page as materialized (
         where (select e.idem_key from samekey.processed_events e
                where e.idem_key = g.idem_key and e.scope = g.scope limit 1) is null
           and (select f.id from samekey.outbox f
-               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part) < (g.action, g.part)
+               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part, f.revision) < (g.action, g.part, g.revision)
                limit 1) is null
     ) as ids
 ), locked as materialized (

@@ -67,6 +67,7 @@ func TestEachRoleCanDoWhatItNeeds(t *testing.T) {
 		{b.app, `select samekey.delivery_key('s', 'k', 'a', ''), samekey.uuidv7()`, nil},
 		{b.worker, enqueueSQL, []any{"by worker"}}, // an Apply's further intent
 		{b.worker, insertProcessed, []any{"by worker"}},
+		{b.worker, `select samekey.check_deployment('production')`, nil},
 		{b.worker, `insert into samekey.workers (id, name, actions) values (1, 'w', '{charge_card}')`, nil},
 		{b.worker, `insert into samekey.outbox_stats (action, status, intents, handled) values ('charge_card', 'pending', 1, true)`, nil},
 		{b.worker, `delete from samekey.processed_events where (idem_key, scope) in
@@ -111,6 +112,9 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`delete from samekey.processed_events`,
 			`truncate samekey.processed_events`,
 			`select * from samekey.workers`,
+			`select * from samekey.deployment`,
+			`select samekey.check_deployment('production')`,
+			`select samekey.adopt('production')`,
 			`select * from samekey.outbox_stats`,
 			`select nextval('samekey.outbox_history_id_seq')`,
 			`select samekey.is_json('{}'::bytea)`,
@@ -125,6 +129,8 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`alter table samekey.outbox add column x int`,
 		},
 		b.worker: {
+			`update samekey.deployment set name = 'production'`,
+			`select samekey.adopt('production')`,
 			`update samekey.outbox set payload = ''`,
 			`update samekey.outbox set delivery_key = gen_random_uuid()`,
 			`insert into samekey.outbox default values`,
@@ -224,27 +230,41 @@ func TestGrantsCoverEveryQuery(t *testing.T) {
 }
 
 // isWorker reports whether the worker's role runs a query: it makes no person's decision, and waits for no intent.
-func isWorker(name string) bool { return !strings.HasPrefix(name, "Act") && name != "OutboxStates" }
+func isWorker(name string) bool {
+	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && name != "CauseGroups" && !callsSteps(name)
+}
 
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
 // explain further queries that only read.
 func isOperator(name string) bool {
-	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActRedriveAll" || isReader(name)
+	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActReplacePayload" || isReader(name)
 }
 
-func isApprover(name string) bool { return name == "ActApprove" || isReader(name) }
+func isApprover(name string) bool {
+	return name == "ActApprove" || name == "ActReplace" || name == "ActReplacePayload" || isReader(name)
+}
 
 func isReader(name string) bool {
 	return strings.HasPrefix(name, "OutboxList") || name == "OutboxEntries" || name == "OutboxHistory" || name == "OutboxSendsGet" ||
-		name == "PausesList" || name == "EndpointsGet" || name == "EndpointsList"
+		name == "PausesList" || name == "CauseGroups" || name == "EndpointsGet" || name == "EndpointsList"
 }
 
 // isApp reports whether the application's role runs a query, or could: a query that only takes locks reads no table.
 func isApp(name string) bool {
 	return name == "OutboxEnqueue" || name == "OutboxStates" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
+		callsSteps(name) || name == "OperationStepsList" || name == "OperationStepsFind" ||
 		strings.HasPrefix(name, "ActEndpoint") || name == "EndpointsGet" || name == "EndpointsList" ||
 		name == "OutboxQueueApplyEnded" || name == "WorkersSession" || // which read no table
 		name == "OutboxQueueLockOrder" || name == "OutboxQueueTryLockOrder"
+}
+
+// callsSteps reports whether a query is one of processed.Steps that changes an operation. A worker makes none.
+func callsSteps(name string) bool {
+	switch name {
+	case "OperationStepsList", "OperationStepsFind", "OperationsAbandoned":
+		return false
+	}
+	return strings.HasPrefix(name, "Operation")
 }
 
 // explainQuery makes the server check the permissions of a query without running it.

@@ -78,12 +78,13 @@ with picked as materialized (
           and q.due_at >= $4
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $5::int))
-          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $6::text and r.paused_at is not null)
+          and (select array_agg(d.id) from samekey.deployment d) = array[$6::uuid]
+          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $7::text and r.paused_at is not null)
           and not exists (select from samekey.pauses p
-                          where p.ended_at is null and p.destination = $6 and p.action in ('', $3)
+                          where p.ended_at is null and p.destination = $7 and p.action in ('', $3)
                             and (p.until is null or p.until > (select clock_timestamp())))
         order by q.due_at
-        limit $7
+        limit $8
         for update skip locked
     )::uuid[] as ids
 ), sized as materialized (
@@ -93,24 +94,24 @@ with picked as materialized (
     cross join lateral (select octet_length(x.payload) + pg_column_size(x.headers) as bytes from samekey.outbox x where x.id = i.id offset 0) o
     left join lateral (select octet_length(x.request) as bytes from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 ), fitting as materialized (
-    select f.ids, f.bytes, f.bytes > $8::bigint as payload_deferred,
-           $9::boolean or f.bytes <= $8::bigint as mark_sent
+    select f.ids, f.bytes, f.bytes > $9::bigint as payload_deferred,
+           $10::boolean or f.bytes <= $9::bigint as mark_sent
     from (select array_agg(z.id) as ids, coalesce(max(z.upto), 0)::bigint as bytes
-          from sized z where z.n = 1 or z.upto <= $10::bigint) f
+          from sized z where z.n = 1 or z.upto <= $11::bigint) f
 ), claimed as (
     update samekey.outbox_queue q
     set status           = case q.status when 'pending' then 'leased' else q.status end,
         attempt          = q.attempt + 1,
         leased_by        = $5::int,
-        lease_until      = p.now + $11::interval,
+        lease_until      = p.now + $12::interval,
         -- An irreversible intent without approval only moves to awaiting_approval in this claim: a crash loses nothing.
-        safe_to_resend   = $9::boolean or f.payload_deferred or ($12::boolean and q.approved_at is null),
-        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($12::boolean and q.approved_at is null)
+        safe_to_resend   = $10::boolean or f.payload_deferred or ($13::boolean and q.approved_at is null),
+        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($13::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $13::text else q.sent_to end,
-        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $14::boolean,
+        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $14::text else q.sent_to end,
+        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $15::boolean,
         key_window_until = case when q.status = 'pending' and f.mark_sent
-                        then coalesce(q.key_window_until, case when $15::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
+                        then coalesce(q.key_window_until, case when $16::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
                         else q.key_window_until end
     from picked p, fitting f
     where q.id = any (f.ids)
@@ -142,6 +143,7 @@ type OutboxQueueClaimParams struct {
 	Action           string
 	DueFrom          time.Time
 	Worker           int32
+	Deployment       uuid.UUID
 	Destination      string
 	MaxCount         int32
 	InlineBytes      int64
@@ -194,7 +196,8 @@ type OutboxQueueClaimRow struct {
 // Claims up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
 // (OutboxAnsweredClaim claims the answered ones.) It claims none if the destination or the action is paused, here or in
 // River, or if the worker's session lock is lost: then other workers may be about to release its leases. (A shared
-// try-lock tells; it ends with the transaction.) due_from is the low-water mark of due_at: index entries before it are
+// try-lock tells; it ends with the transaction.) Nor does it claim in a database that belongs to another deployment, or
+// to several (queries/deployment.sql). due_from is the low-water mark of due_at: index entries before it are
 // dead, or are left to the full scan.
 //
 // max_bytes bounds a claim too. It takes the first intents by due_at whose payloads and rendered requests fit together,
@@ -217,6 +220,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.Action,
 		arg.DueFrom,
 		arg.Worker,
+		arg.Deployment,
 		arg.Destination,
 		arg.MaxCount,
 		arg.InlineBytes,
@@ -368,6 +372,35 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 		return nil, err
 	}
 	return items, nil
+}
+
+const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
+where h.successor is not null
+`
+
+type OutboxQueueHoldSuccessorRow struct {
+	Successor uuid.UUID
+	Status    string
+	Held      bool
+}
+
+// After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+// Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+// answer L and a replacement R of the same intent:
+//
+//	L changes the row, R waits for the row     R sees an answered intent and refuses
+//	R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+//	R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
+//	before L                                   have acted
+//	the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+//	                                           that dies
+func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
+	var i OutboxQueueHoldSuccessorRow
+	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	return i, err
 }
 
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec
@@ -704,11 +737,11 @@ with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
            unnest($5::bigint[]) as delay_us, unnest($6::int[]) as attempts_used, unnest($7::boolean[]) as clear_sent,
            unnest($8::boolean[]) as keep_lease, unnest($9::boolean[]) as leave_order, unnest($10::boolean[]) as was_sent,
-           unnest($11::boolean[]) as forbid_resend,
-           unnest($12::text[]) as event, unnest($13::text[]) as outcome, unnest($14::text[]) as code,
-           unnest($15::text[]) as error, unnest($16::text[]) as response_type,
-           unnest($17::bytea[]) as response, unnest($18::text[]) as reference,
-           unnest($19::bigint[]) as took_us
+           unnest($11::boolean[]) as forbid_resend, unnest($12::text[]) as cause,
+           unnest($13::text[]) as event, unnest($14::text[]) as outcome, unnest($15::text[]) as code,
+           unnest($16::text[]) as error, unnest($17::text[]) as response_type,
+           unnest($18::bytea[]) as response, unnest($19::text[]) as reference,
+           unnest($20::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -730,7 +763,8 @@ with u as materialized (
         no_resend         = q.no_resend or coalesce(u.forbid_resend, false),
         ordering_key      = case when u.leave_order then null else q.ordering_key end,
         -- A lookup without a result keeps the code: it tells that the request was accepted, or absent once.
-        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
+        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end,
+        cause             = nullif(u.cause, '')
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
@@ -764,6 +798,7 @@ type OutboxQueueSettleParams struct {
 	LeaveOrder       []bool
 	WasSent          []bool
 	ForbidResend     []bool
+	Causes           []string
 	Events           []string
 	Outcomes         []string
 	Codes            []string
@@ -792,6 +827,7 @@ type OutboxQueueSettleRow struct {
 // leave_order   the intent leaves its ordering key
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
+// cause         of an intent that comes to rest as dead or parked, or empty
 //
 // An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
 // those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
@@ -808,6 +844,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.LeaveOrder,
 		arg.WasSent,
 		arg.ForbidResend,
+		arg.Causes,
 		arg.Events,
 		arg.Outcomes,
 		arg.Codes,
@@ -843,7 +880,7 @@ with recorded as materialized (
 ), resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
-        attempt = q.attempt + 1
+        attempt = q.attempt + 1, cause = null
     where q.id = $1::uuid and q.last_sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
       and $4::text in ('delivered', 'refused')
       and not (select r.already from recorded r)
