@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -46,7 +48,7 @@ func TestWorkerRefusesFunctionsWithItsRights(t *testing.T) {
      attention: shop.nobody}
 `)
 	insert(t, db, "charge_card", 1)
-	env := []string{"DATABASE_URL=" + workerDSN, "LISTEN_ADDR=127.0.0.1:0"}
+	env := []string{"DATABASE_URL=" + workerDSN, "LISTEN_ADDR=127.0.0.1:0", "DEPLOYMENT=test"}
 	p := start(t, env, "run", "-config", config)
 	if code := p.exit(t); code != 2 {
 		t.Errorf("exit code %d, want 2", code)
@@ -86,5 +88,36 @@ func TestWorkerRefusesFunctionsWithItsRights(t *testing.T) {
 	p.signal(t)
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// The function on the page works as it stands, but for the name of the worker's role.
+func TestFunctionOnThePageWorks(t *testing.T) {
+	page, err := os.ReadFile("../../docs/worker.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := regexp.MustCompile("(?s)```sql\n(create function shop.charge_settled.*?)```").FindSubmatch(page)
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	roles, appDSN, workerDSN := dbtest.Logins(t, db)
+	dbtest.Exec(t, db, `create schema shop authorization "`+roles.App+`"`)
+	app := dbtest.Pool(t, appDSN)
+	dbtest.Exec(t, app, `create table shop.orders (id uuid primary key, state text, charge_id text, email text)`)
+	dbtest.Exec(t, app, `insert into shop.orders values ('7e57ed00-0000-4000-8000-000000000042', 'pending', null, 'ada@example.com')`)
+	if _, err := app.Exec(t.Context(), strings.ReplaceAll(string(shown[1]), " to worker;", ` to "`+roles.Worker+`";`)); err != nil {
+		t.Fatal(err)
+	}
+	dbtest.Exec(t, app, `select samekey.enqueue('acme/orders.create', 'order-42', 'charge_card', '{"order_id": "7e57ed00-0000-4000-8000-000000000042"}')`)
+	start(t, []string{"DATABASE_URL=" + workerDSN, "LISTEN_ADDR=127.0.0.1:0", "DEPLOYMENT=test"}, "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(`
+destinations:
+  vendor: {url: "%s", key_window: 24h, allow_private: 127.0.0.0/8}
+actions:
+  charge_card: {destination: vendor, request: POST /v1/charges, class: idempotent_write, apply: shop.charge_settled}
+`, vendor.URL)))
+	dbtest.Until(t, "the order is paid", func() bool {
+		return count(t, db, `select count(*) from shop.orders where state = 'paid'`) == 1
+	})
+	if receipt := dbtest.Value[string](t, db, `select convert_from(payload, 'UTF8') from samekey.outbox where action = 'send_receipt' and idem_key = 'order-42'`); !strings.Contains(receipt, "ada@example.com") {
+		t.Errorf("the receipt is %s", receipt)
 	}
 }

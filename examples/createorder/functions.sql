@@ -1,7 +1,7 @@
 -- What the worker of worker.yaml does in the shop's tables. worker/main.go has the same functions in Go.
 --
 -- Run it as the role that owns the shop's tables, which is not a superuser. That role then owns the functions, and they
--- have its rights, whoever calls them (security definer). It needs EXECUTE on samekey.enqueue for the receipt: `worker
+-- always have its rights (security definer). It needs EXECUTE on samekey.enqueue for the receipt: `worker
 -- migrate -app-role ROLE` grants that. Only the worker's role may call them:
 --
 --   grant usage on schema shop to WORKER;
