@@ -44,6 +44,14 @@ type result struct {
 	settlement
 }
 
+// cause is empty unless the intent comes to rest.
+func (r result) cause() string {
+	if r.status != statusDead && r.status != statusParked {
+		return ""
+	}
+	return r.claim.restCause(r.err, r.response.Body)
+}
+
 // tell says whether the settlement was written. False means that the fence was closed, or that it was given up.
 func (r result) tell(written bool) { r.claim.settled <- written }
 
@@ -203,6 +211,7 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 		p.Responses = append(p.Responses, r.response.Body)
 		p.VendorReferences = append(p.VendorReferences, r.reference)
 		p.TookUs = append(p.TookUs, r.took.Microseconds())
+		p.Causes = append(p.Causes, r.cause())
 	}
 	return p
 }

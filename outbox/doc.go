@@ -56,14 +56,17 @@
 //
 // # Decide about an intent
 //
-// Each of these functions is one transaction and records who decided and why ([By]). They are safe against workers and
+// Each of these functions calls a SQL function, in one transaction, and records who decided and why ([By]). From psql
+// and other languages, call samekey.redrive and the others, which docs/schema.md lists. The functions are safe against workers and
 // other people at the same moment: of two decisions one wins, and the other gets a [*StateError] with the present state
 // and what is possible.
 //
 //   - [Approve] and [Reject] decide about an irreversible action before it is sent.
-//   - [Redrive] makes a dead or parked intent due again; [RedriveAll] does so for many.
+//   - [Redrive] makes a dead or parked intent due again.
 //   - [Resolve] records what really happened, if the worker could not find out.
 //   - [Cancel] takes back an intent that was not sent.
+//   - [RedriveAll], [ResolveAll] and [CancelAll] do so for many, in batches. [Groups] shows which intents rest for one
+//     cause.
 //   - [Pause] stops the calls to a destination, until [Resume].
 //
 // An intent that may have been sent cannot be cancelled. If it must not be sent twice, it cannot be redriven either.

@@ -121,6 +121,7 @@ returning q.id;
 -- leave_order   the intent leaves its ordering key
 -- was_sent      the request may have left the worker
 -- forbid_resend after this, an absent lookup must not lead to another send
+-- cause         of an intent that comes to rest as dead or parked, or empty
 --
 -- An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
 -- those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
@@ -128,7 +129,7 @@ with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
            unnest(@delays::bigint[]) as delay_us, unnest(@attempts_used::int[]) as attempts_used, unnest(@clear_sent::boolean[]) as clear_sent,
            unnest(@keep_lease::boolean[]) as keep_lease, unnest(@leave_order::boolean[]) as leave_order, unnest(@was_sent::boolean[]) as was_sent,
-           unnest(@forbid_resend::boolean[]) as forbid_resend,
+           unnest(@forbid_resend::boolean[]) as forbid_resend, unnest(@causes::text[]) as cause,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
            unnest(@responses::bytea[]) as response, unnest(@vendor_references::text[]) as reference,
@@ -154,7 +155,8 @@ with u as materialized (
         no_resend         = q.no_resend or coalesce(u.forbid_resend, false),
         ordering_key      = case when u.leave_order then null else q.ordering_key end,
         -- A lookup without a result keeps the code: it tells that the request was accepted, or absent once.
-        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
+        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end,
+        cause             = nullif(u.cause, '')
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int
       and u.status not in ('delivered', 'refused')
@@ -202,7 +204,7 @@ with recorded as materialized (
 ), resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
-        attempt = q.attempt + 1
+        attempt = q.attempt + 1, cause = null
     where q.id = @id::uuid and q.last_sent_attempt = @attempt::int and q.status in ('unknown', 'parked', 'dead')
       and @outcome::text in ('delivered', 'refused')
       and not (select r.already from recorded r)

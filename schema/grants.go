@@ -89,7 +89,7 @@ var workerGrants = []string{
 // readGrants are the rights of people who look: everything but the secrets of endpoints.
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
 	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
@@ -98,6 +98,7 @@ var readGrants = []string{
 
 var operatorGrants = []string{
 	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
+	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.bulk_plan to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 

@@ -47,10 +47,16 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
-	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_replace": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
+	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"adopt":             "",
 	"approve":           "approver",
+	"bulk_filter":       "",
+	"bulk_pick":         "",
+	"bulk_plan":         "operator",
 	"cancel":            "operator",
+	"cancel_all":        "operator",
+	"cause_groups":      "operator approver",
 	"check_deployment":  "worker",
 	"delivery_key":      "app worker operator approver",
 	"endpoint_delete":   "app operator",
@@ -72,6 +78,7 @@ var functionRights = map[string]string{
 	"own_scope":         "app worker",
 	"pause":             "operator",
 	"redrive":           "operator",
+	"redrive_all":       "operator",
 	"refuse_intent":     "",
 	"refuse_scope":      "app worker",
 	"reject":            "operator",
@@ -79,6 +86,7 @@ var functionRights = map[string]string{
 	"replace_payload":   "approver",
 	"replacement_key":   "",
 	"resolve":           "operator",
+	"resolve_all":       "operator",
 	"resume":            "operator",
 	"this_database":     "",
 
@@ -149,7 +157,7 @@ func TestRightsOfEachRole(t *testing.T) {
 	}
 }
 
-type function struct{ name, call string }
+type function struct{ name, call, arguments string }
 
 func functions(t *testing.T, on interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -157,13 +165,14 @@ func functions(t *testing.T, on interface {
 	t.Helper()
 	rows, err := on.Query(t.Context(), `
 		select p.proname, format('select %s(%s)', p.oid::regproc,
-		       (select string_agg(case a.type when 'text'::regtype then '''''::' else 'null::' end || format_type(a.type, null), ', ' order by a.n) from unnest(p.proargtypes) with ordinality a (type, n)))
+		       (select string_agg(case a.type when 'text'::regtype then '''''::' else 'null::' end || format_type(a.type, null), ', ' order by a.n) from unnest(p.proargtypes) with ordinality a (type, n))),
+		       coalesce(array_to_string(p.proargnames[:p.pronargs], ', '), '')
 		from pg_proc p where p.pronamespace = 'samekey'::regnamespace and p.prorettype <> 'trigger'::regtype order by p.proname, p.oid`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f function, err error) {
-		return f, row.Scan(&f.name, &f.call)
+		return f, row.Scan(&f.name, &f.call, &f.arguments)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -146,6 +146,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     sent_to text collate "C"
     approved_at timestamp with time zone
     last_code text collate "C"
+    cause text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
     constraint outbox_queue_counts CHECK (((attempt >= 0) AND (attempts_used >= 0) AND ((last_sent_attempt >= 0) AND (last_sent_attempt <= attempt))))
@@ -155,6 +156,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     CREATE INDEX outbox_queue_answered ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = 'answered'::text))
     CREATE INDEX outbox_queue_attention ON samekey.outbox_queue USING btree (status, id) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
     CREATE INDEX outbox_queue_blocked ON samekey.outbox_queue USING btree (ordering_key, seq) WHERE (status = 'blocked'::text)
+    CREATE INDEX outbox_queue_cause ON samekey.outbox_queue USING btree (status, action, last_code, cause) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
     CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
@@ -263,36 +265,55 @@ CREATE OR REPLACE FUNCTION samekey.act_cancel(act text, event text, id uuid, act
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_row      samekey.outbox_queue := samekey.act_lock(act, act_cancel.id, actor, reason, states);
-    v_promoted text[];
+    v_row samekey.outbox_queue := samekey.act_lock(act, id, actor, reason, states);
 begin
     if v_row.first_sent_at is not null and v_row.status not in ('parked', 'dead') then
-        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+        perform samekey.act_refuse(act, id, v_row.status,
             'it may have been sent at an earlier attempt: wait until it is finished, dead or parked');
     elsif v_row.first_sent_at is not null and v_row.safe_to_resend then
-        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+        perform samekey.act_refuse(act, id, v_row.status,
             'it may have been sent: redrive it, or resolve it; resolved as not sent, it can be cancelled');
     end if;
     perform samekey.act_unsent(act, v_row);
-    delete from samekey.outbox_queue q where q.id = act_cancel.id;
-    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
-    values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
-    perform samekey.note_attention(act_cancel.id, v_row.action, 'cancelled', act_cancel.event, actor => act_cancel.actor, reason => act_cancel.reason);
-    if v_row.ordering_key is not null then
-        -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
+    return samekey.act_cancelled(event, array[id], actor, reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_cancelled(event text, ids uuid[], actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_keys    text[];
+    v_noted   bigint;
+    v_actions text[];
+begin
+    with gone as (
+        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.action, q.key_window_until, q.ordering_key
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+        select g.id, act_cancelled.event, 'cancelled', g.key_window_until, act_cancelled.actor, act_cancelled.reason, session_user from gone g
+    )
+    select array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+           count(samekey.note_attention(g.id, g.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason))
+    into v_keys, v_noted
+    from gone g;
+    if v_keys is not null then
         with promoted as (
             update samekey.outbox_queue q
             set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
-            where coalesce(q.status, '') = 'blocked'
-              and q.id = (select b.id from samekey.outbox_queue b
-                          where b.ordering_key = v_row.ordering_key and b.status = 'blocked' order by b.seq limit 1)
-              and (select count(*) from samekey.outbox_queue h
-                   where h.ordering_key = v_row.ordering_key and h.ordering_key is not null and h.status <> 'blocked') = 0
+            where coalesce(q.status, '') = 'blocked' and q.id = any (array(
+                select (select b.id from samekey.outbox_queue b
+                        where b.ordering_key = k.ordering_key collate "C" and b.status = 'blocked' order by b.seq limit 1)
+                from unnest(v_keys) as k (ordering_key)
+                where (select count(*) from samekey.outbox_queue h
+                       where h.ordering_key = k.ordering_key collate "C" and h.ordering_key is not null and h.status <> 'blocked') = 0))
             returning q.action
         )
-        select array_agg(p.action) into v_promoted from promoted p;
+        select array_agg(distinct p.action) into v_actions from promoted p;
     end if;
-    return coalesce(v_promoted, '{}');
+    return coalesce(v_actions, '{}');
 end
 $function$
 
@@ -316,6 +337,30 @@ begin
         end;
         exit when v_wrong is not null;
     end loop;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_evidence(act text, outcome text, code text, response_type text, response bytea, reference text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
+        ('code', samekey.act_text(code, 128)),
+        ('response_type', samekey.act_text(response_type, 255)),
+        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
+        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
     if v_wrong is not null then
         raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
     end if;
@@ -349,6 +394,28 @@ begin
         perform samekey.act_refuse(act, act_lock.id, v_row.status);
     end if;
     return v_row;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_redriven(ids uuid[], actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_actions text[];
+begin
+    with redriven as (
+        update samekey.outbox_queue q
+        set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1, cause = null
+        where q.id = any (ids)
+        returning q.id, q.action
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+        select r.id, 'redriven', act_redriven.actor, act_redriven.reason, session_user from redriven r
+    )
+    select array_agg(distinct r.action) into v_actions from redriven r;
+    return coalesce(v_actions, '{}');
 end
 $function$
 
@@ -420,6 +487,49 @@ begin
     insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
     values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
     return v_new;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor text, reason text, code text, response_type text, response bytea, reference text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_sent    boolean := outcome <> 'not_sent';
+    v_noted   bigint;
+    v_actions text[];
+begin
+    with resolved as (
+        update samekey.outbox_queue q
+        set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
+            due_at           = clock_timestamp(),
+            leased_by        = null,
+            lease_until      = null,
+            attempt          = q.attempt + 1,
+            attempts_used    = case when v_sent then 0 else q.attempts_used end,
+            no_resend        = v_sent and q.no_resend,
+            sent_unrendered  = v_sent and q.sent_unrendered,
+            first_sent_at    = case when v_sent then q.first_sent_at end,
+            key_window_until = case when v_sent then q.key_window_until end,
+            last_code        = coalesce(nullif(act_resolved.code, ''), q.last_code),
+            cause            = case when not v_sent then 'resolved as not sent' end
+        from (select x.id, x.status as before from samekey.outbox_queue x where x.id = any (ids)) w
+        where q.id = any (ids) and q.id = w.id
+        returning q.id, q.action, w.before
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        select r.id, 'resolved', act_resolved.outcome, nullif(act_resolved.code, ''), nullif(act_resolved.response_type, ''),
+               nullif(act_resolved.response, ''), nullif(act_resolved.reference, ''), act_resolved.actor, act_resolved.reason, session_user
+        from resolved r
+    )
+    select array_agg(distinct r.action),
+           -- The others were at rest before.
+           count(samekey.note_attention(r.id, r.action, 'parked', 'resolved', act_resolved.code, null, act_resolved.actor, act_resolved.reason))
+               filter (where not v_sent and r.before = 'unknown')
+    into v_actions, v_noted
+    from resolved r;
+    return case when v_sent then coalesce(v_actions, '{}') else '{}' end;
 end
 $function$
 
@@ -541,6 +651,155 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.bulk_filter(act text, filter jsonb, OUT statuses text[], OUT actions text[], OUT part text, OUT code text, OUT cause text, OUT scope text, OUT key text, OUT subject text, OUT reference text, OUT written_from timestamp with time zone, OUT written_to timestamp with time zone, OUT of_outbox boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field   text;
+    v_wrong   text;
+    v_allowed text[] := case act when 'redrive_all' then '{dead,parked}' when 'resolve_all' then '{dead,parked,unknown}'
+                                 else '{dead,parked,pending,blocked,awaiting_approval}' end;
+    m         record;
+begin
+    if filter is null or jsonb_typeof(filter) <> 'object' then
+        raise exception 'samekey: %: filter must be a JSON object, as in {"action": "charge_card", "code": "503"}', act
+            using errcode = '22023', column = 'filter';
+    end if;
+    for m in select e.key as name, e.value #>> '{}' as text, jsonb_typeof(e.value) as kind, e.value from jsonb_each(filter) e loop
+        v_wrong := case
+            when m.name not in ('status', 'action', 'part', 'code', 'cause', 'scope', 'key', 'subject', 'reference', 'from', 'to', 'older_than') then 'is not a member of a filter'
+            when m.name in ('code', 'cause') and m.kind = 'null' then null
+            when m.name = 'action' and m.kind = 'array' then case when exists (
+                select from jsonb_array_elements(m.value) a where jsonb_typeof(a.value) <> 'string') then 'must be a string, or an array of strings' end
+            when m.kind <> 'string' then 'must be a string'
+            when m.name = 'status' and m.text <> all (v_allowed) then format('must be one of %s', array_to_string(v_allowed, ', ')) end;
+        if v_wrong is not null then
+            raise exception 'samekey: %: filter: "%" %', act, left(m.name, 64), v_wrong using errcode = '22023', column = 'filter';
+        end if;
+    end loop;
+    if act = 'cancel_all' and not filter ? 'status' then
+        raise exception 'samekey: cancel_all: filter: "status" is required' using errcode = '22023', column = 'filter';
+    end if;
+    statuses := case when filter ? 'status' then array[filter ->> 'status'] else '{dead,parked}' end;
+    actions := case jsonb_typeof(filter -> 'action') when 'array' then array(select jsonb_array_elements_text(filter -> 'action'))
+                                                     when 'string' then array[filter ->> 'action'] end;
+    part := filter ->> 'part';
+    code := case when filter ? 'code' then coalesce(filter ->> 'code', '') end;
+    cause := case when filter ? 'cause' then coalesce(filter ->> 'cause', '') end;
+    scope := filter ->> 'scope';
+    key := filter ->> 'key';
+    subject := filter ->> 'subject';
+    reference := filter ->> 'reference';
+    begin
+        v_field := 'from'; written_from := (filter ->> 'from')::timestamptz;
+        v_field := 'to'; written_to := (filter ->> 'to')::timestamptz;
+        v_field := 'older_than'; written_to := least(written_to, clock_timestamp() - (filter ->> 'older_than')::interval);
+    exception when data_exception then
+        raise exception 'samekey: %: filter: "%" must be %', act, v_field, case v_field when 'older_than' then 'an interval, as in 2 hours' else 'a time, as in 2026-05-01 10:00:00+00' end
+            using errcode = '22023', column = 'filter';
+    end;
+    of_outbox := coalesce(part, scope, key, subject, reference) is not null or written_from is not null or written_to is not null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text DEFAULT NULL::text)
+ RETURNS uuid[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_sort TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    f        record;
+    v_status text;
+    v_ids    uuid[] := '{}';
+begin
+    f := samekey.bulk_filter(act, filter);
+    if max_count is null or max_count not between 1 and 10000 then
+        raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
+    elsif after_id is not null and not filter ? 'status' then
+        raise exception 'samekey: %: after_id needs a "status" in the filter', act using errcode = '22023', column = 'after_id';
+    end if;
+    foreach v_status in array f.statuses loop
+        v_ids := v_ids || array(
+            select q.id
+            from samekey.outbox_queue q
+            where q.status = v_status collate "C"
+              and q.id > coalesce(after_id, '00000000-0000-0000-0000-000000000000')
+              and case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                           when 'resolve_all' then true
+                           else q.first_sent_at is null end
+              and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
+              and (f.actions is null or q.action = any (f.actions collate "C"))
+              and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
+              and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (not f.of_outbox or exists (
+                  select from samekey.outbox o
+                  where o.id = q.id
+                    and (f.part is null or o.part = f.part collate "C")
+                    and (f.scope is null or o.scope = f.scope collate "C")
+                    and (f.key is null or o.idem_key = f.key collate "C")
+                    and (f.subject is null or o.subject = f.subject collate "C")
+                    and (f.reference is null or exists (select from samekey.outbox_history h
+                                                        where h.intent_id = o.id and h.reference = f.reference collate "C"))
+                    and (f.written_from is null or o.created_at >= f.written_from)
+                    and (f.written_to is null or o.created_at < f.written_to)
+                  offset 0))
+            order by q.id
+            limit max_count - cardinality(v_ids)
+            for update skip locked);
+    end loop;
+    return v_ids;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.bulk_plan(act text, filter jsonb, outcome text DEFAULT NULL::text, OUT intents bigint, OUT sample uuid[], OUT may_have_been_sent bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+declare
+    f record;
+begin
+    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all') then
+        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all or resolve_all' using errcode = '22023', column = 'act';
+    end if;
+    f := samekey.bulk_filter(act, filter);
+    select count(*) filter (where p.possible), count(*) filter (where not p.possible) into intents, may_have_been_sent
+    from (
+        select case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                        when 'resolve_all' then true
+                        else q.first_sent_at is null end as possible
+        from samekey.outbox_queue q
+        where q.status = any (f.statuses collate "C")
+          and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
+          and (f.actions is null or q.action = any (f.actions collate "C"))
+          and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
+          and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (not f.of_outbox or exists (
+              select from samekey.outbox o
+              where o.id = q.id
+                and (f.part is null or o.part = f.part collate "C")
+                and (f.scope is null or o.scope = f.scope collate "C")
+                and (f.key is null or o.idem_key = f.key collate "C")
+                and (f.subject is null or o.subject = f.subject collate "C")
+                and (f.reference is null or exists (select from samekey.outbox_history h
+                                                    where h.intent_id = o.id and h.reference = f.reference collate "C"))
+                and (f.written_from is null or o.created_at >= f.written_from)
+                and (f.written_to is null or o.created_at < f.written_to)
+              offset 0))) p;
+    sample := samekey.bulk_pick(act, filter, null, 10, outcome);
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -550,6 +809,48 @@ AS $function$
 begin
     return samekey.act_cancel('cancel', 'cancelled', id, actor, reason, '{pending,blocked,awaiting_approval,parked,dead}');
 end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.cancel_all(filter jsonb, actor text, reason text, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids  uuid[];
+    v_busy text[];
+begin
+    perform samekey.act_check('cancel_all', actor, reason);
+    v_ids := samekey.bulk_pick('cancel_all', filter, after_id, max_count);
+    last_id := v_ids[cardinality(v_ids)];
+    select array_agg(k.ordering_key) into v_busy
+    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (v_ids) and q.ordering_key is not null offset 0) k
+    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
+    if v_busy is not null then
+        v_ids := array(select q.id from samekey.outbox_queue q
+                       where q.id = any (v_ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
+    end if;
+    actions := samekey.act_cancelled('cancelled', v_ids, actor, reason);
+    changed := cardinality(v_ids);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.cause_groups(for_actions text[] DEFAULT NULL::text[], max_count integer DEFAULT 100)
+ RETURNS TABLE(status text, action text, code text, cause text, intents bigint)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+    select q.status, q.action, q.last_code, q.cause, count(*)
+    from samekey.outbox_queue q
+    where q.status in ('awaiting_approval', 'parked', 'dead')
+      and (for_actions is null or q.action = any (for_actions collate "C"))
+    group by q.status, q.action, q.last_code, q.cause
+    order by count(*) desc, q.status, q.action, q.last_code, q.cause
+    limit max_count
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.check_deployment(deployment text, OUT id uuid, OUT belongs_to text, OUT problem text)
@@ -1142,16 +1443,26 @@ CREATE OR REPLACE FUNCTION samekey.redrive(id uuid, actor text, reason text)
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-declare
-    v_row samekey.outbox_queue := samekey.act_lock('redrive', redrive.id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', v_row);
-    update samekey.outbox_queue q
-    set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1
-    where q.id = redrive.id;
-    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
-    values (redrive.id, 'redriven', redrive.actor, redrive.reason, session_user);
-    return array[v_row.action];
+    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    return samekey.act_redriven(array[id], actor, reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.redrive_all(filter jsonb, actor text, reason text, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check('redrive_all', actor, reason);
+    v_ids := samekey.bulk_pick('redrive_all', filter, after_id, max_count);
+    actions := samekey.act_redriven(v_ids, actor, reason);
+    changed := cardinality(v_ids);
+    last_id := v_ids[changed];
 end
 $function$
 
@@ -1237,23 +1548,8 @@ CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, re
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-declare
-    v_row   samekey.outbox_queue;
-    v_sent  boolean := outcome <> 'not_sent';
-    v_field text;
-    v_wrong text;
 begin
-    select w.field, w.wrong into v_field, v_wrong from (values
-        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
-        ('code', samekey.act_text(code, 128)),
-        ('response_type', samekey.act_text(response_type, 255)),
-        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
-        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
-    where w.wrong is not null
-    limit 1;
-    if v_wrong is not null then
-        raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
-    end if;
+    perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
     -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
     -- is held.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
@@ -1264,27 +1560,26 @@ begin
         perform samekey.hold_successor(resolve.id);
         return '{}';
     end if;
-    v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
-    update samekey.outbox_queue q
-    set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
-        due_at           = clock_timestamp(),
-        leased_by        = null,
-        lease_until      = null,
-        attempt          = q.attempt + 1,
-        attempts_used    = case when v_sent then 0 else q.attempts_used end,
-        no_resend        = v_sent and q.no_resend,
-        sent_unrendered  = v_sent and q.sent_unrendered,
-        first_sent_at    = case when v_sent then q.first_sent_at end,
-        key_window_until = case when v_sent then q.key_window_until end,
-        last_code        = coalesce(nullif(resolve.code, ''), q.last_code)
-    where q.id = resolve.id;
-    insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
-    values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
-            nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-    if not v_sent and v_row.status = 'unknown' then -- the others were at rest before
-        perform samekey.note_attention(resolve.id, v_row.action, 'parked', 'resolved', resolve.code, null, resolve.actor, resolve.reason);
-    end if;
-    return case when v_sent then array[v_row.action] else '{}' end;
+    perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
+    return samekey.act_resolved(array[id], outcome, actor, reason, code, response_type, response, reference);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.resolve_all(filter jsonb, outcome text, actor text, reason text, code text DEFAULT NULL::text, response_type text DEFAULT NULL::text, response bytea DEFAULT NULL::bytea, reference text DEFAULT NULL::text, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check('resolve_all', actor, reason);
+    perform samekey.act_evidence('resolve_all', outcome, code, response_type, response, reference);
+    v_ids := samekey.bulk_pick('resolve_all', filter, after_id, max_count, outcome);
+    actions := samekey.act_resolved(v_ids, outcome, actor, reason, code, response_type, response, reference);
+    changed := cardinality(v_ids);
+    last_id := v_ids[changed];
 end
 $function$
 
