@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/samekey/samekey/internal/cause"
 	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
@@ -124,6 +125,21 @@ func causeOf(c *claim, err error) string {
 		return errorText(err)
 	}
 	return c.withoutValues(redact.WithoutURLs(err))
+}
+
+// noMessage is the cause of a dead or parked intent whose last outcome has no message.
+const noMessage = "no message"
+
+// restCause is why an intent came to rest, for the groups of outbox.Groups: the error's text, or else the message of the
+// vendor's answer, without its values.
+func (c *claim) restCause(err string, answer []byte) string {
+	if err == "" {
+		err = cause.Message(answer)
+	}
+	if shape := cause.Shape(c.withoutValues(err)); shape != "" {
+		return shape
+	}
+	return noMessage
 }
 
 // withoutValues removes the payload's values, the keys, the subject and the vendor's reference from a text.

@@ -56,14 +56,17 @@
 //
 // # Decide about an intent
 //
-// Each of these functions is one transaction and records who decided and why ([By]). They are safe against workers and
+// Each of these functions calls a SQL function, in one transaction, and records who decided and why ([By]). From psql
+// and other languages, call samekey.redrive and the others, which docs/schema.md lists. The functions are safe against workers and
 // other people at the same moment: of two decisions one wins, and the other gets a [*StateError] with the present state
 // and what is possible.
 //
 //   - [Approve] and [Reject] decide about an irreversible action before it is sent.
-//   - [Redrive] makes a dead or parked intent due again; [RedriveAll] does so for many.
+//   - [Redrive] makes a dead or parked intent due again.
 //   - [Resolve] records what really happened, if the worker could not find out.
 //   - [Cancel] takes back an intent that was not sent.
+//   - [RedriveAll], [ResolveAll] and [CancelAll] do so for many, in batches. [Groups] shows which intents rest for one
+//     cause.
 //   - [Pause] stops the calls to a destination, until [Resume].
 //
 // An intent that may have been sent cannot be cancelled. If it must not be sent twice, it cannot be redriven either.
@@ -81,6 +84,7 @@
 //	pending: will be sent when it is due, for the first time or again
 //	  claimed      -> leased                  a worker takes it
 //	  Cancel       -> (cancelled)             before it was sent
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
 //	blocked: waits for earlier intents with its ordering key
 //	  its turn     -> pending                 the intent before it is finished, or left the order
@@ -114,18 +118,22 @@
 //	  Approve      -> pending                 for one attempt
 //	  Reject       -> (cancelled)             it is not sent
 //	  Cancel       -> (cancelled)             before it was sent
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
 //	parked: unknown, and no lookup can tell: a person must find out and Resolve it
 //	  late answer  -> answered                the attempt that was sent last was answered after all
 //	  Redrive      -> pending                 unless it may have been sent and must not be sent twice
 //	  Resolve      -> answered, parked        parked: resolved as not sent
 //	  Cancel       -> (cancelled)             not sent, or resolved as not sent
+//	  Replace      -> (cancelled)             resolved as not sent: a successor takes its place
 //
 //	dead: will not be retried (dead letter): attempts or deadline used up, or an answer that needs a person
 //	  late answer  -> answered                the attempt that was sent last was answered after all
 //	  Redrive      -> pending                 unless it may have been sent and must not be sent twice
 //	  Resolve      -> answered, dead          dead: resolved as not sent
 //	  Cancel       -> (cancelled)             not sent, or resolved as not sent
+//	  Replace      -> (cancelled)             no vendor acted: a successor takes its place
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
 //	(delivered): the vendor did it
 //	(refused): the vendor said no, such as a declined card

@@ -22,6 +22,9 @@ func Transitions() (pairs [][2]Status) {
 	return pairs
 }
 
+// BulkSize is the size of a batch.
+const BulkSize = bulkSize
+
 var Unfinished, Finished = unfinished, finished
 
 // Statuses are all statuses.

@@ -231,20 +231,22 @@ func TestGrantsCoverEveryQuery(t *testing.T) {
 
 // isWorker reports whether the worker's role runs a query: it makes no person's decision, and waits for no intent.
 func isWorker(name string) bool {
-	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && !callsSteps(name)
+	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && name != "CauseGroups" && !callsSteps(name)
 }
 
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
 // explain further queries that only read.
 func isOperator(name string) bool {
-	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActRedriveAll" || isReader(name)
+	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActReplacePayload" || isReader(name)
 }
 
-func isApprover(name string) bool { return name == "ActApprove" || isReader(name) }
+func isApprover(name string) bool {
+	return name == "ActApprove" || name == "ActReplace" || name == "ActReplacePayload" || isReader(name)
+}
 
 func isReader(name string) bool {
 	return strings.HasPrefix(name, "OutboxList") || name == "OutboxEntries" || name == "OutboxHistory" || name == "OutboxSendsGet" ||
-		name == "PausesList" || name == "EndpointsGet" || name == "EndpointsList"
+		name == "PausesList" || name == "CauseGroups" || name == "EndpointsGet" || name == "EndpointsList"
 }
 
 // isApp reports whether the application's role runs a query, or could: a query that only takes locks reads no table.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/intent"
+	"github.com/samekey/samekey/internal/sqlstate"
 )
 
 var (
@@ -148,8 +149,11 @@ func (l *lives) refused(x *life) {
 			return acted(l.q.ActRedrive(l.Context(), db.ActRedriveParams{ID: x.id, Actor: "a", Reason: "r"}))
 		}},
 		{intent.EventRedriven, func() (int64, error) {
-			rows, err := l.q.ActRedriveAll(l.Context(), db.ActRedriveAllParams{Statuses: []string{x.status}, MaxCount: 100, Actor: "a", Reason: "r"})
-			return int64(len(rows)), err
+			row, err := l.q.ActRedriveAll(l.Context(), db.ActRedriveAllParams{Filter: fmt.Sprintf(`{"status": %q}`, x.status), MaxCount: 100, Actor: "a", Reason: "r"})
+			if sqlstate.Of(err) == "22023" { // the filter takes dead and parked only
+				err = nil
+			}
+			return int64(row.Changed), err
 		}},
 		{intent.EventClaimed, func() (int64, error) { return l.claimable(x), nil }},
 	} {

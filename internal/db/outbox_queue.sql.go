@@ -374,6 +374,35 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 	return items, nil
 }
 
+const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
+where h.successor is not null
+`
+
+type OutboxQueueHoldSuccessorRow struct {
+	Successor uuid.UUID
+	Status    string
+	Held      bool
+}
+
+// After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+// Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+// answer L and a replacement R of the same intent:
+//
+//	L changes the row, R waits for the row     R sees an answered intent and refuses
+//	R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+//	R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
+//	before L                                   have acted
+//	the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+//	                                           that dies
+func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
+	var i OutboxQueueHoldSuccessorRow
+	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	return i, err
+}
+
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec
 select pg_advisory_xact_lock(k.lock)
 from (select distinct samekey.ordering_lock(o.ordering_key) as lock
@@ -708,11 +737,11 @@ with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
            unnest($5::bigint[]) as delay_us, unnest($6::int[]) as attempts_used, unnest($7::boolean[]) as clear_sent,
            unnest($8::boolean[]) as keep_lease, unnest($9::boolean[]) as leave_order, unnest($10::boolean[]) as was_sent,
-           unnest($11::boolean[]) as forbid_resend,
-           unnest($12::text[]) as event, unnest($13::text[]) as outcome, unnest($14::text[]) as code,
-           unnest($15::text[]) as error, unnest($16::text[]) as response_type,
-           unnest($17::bytea[]) as response, unnest($18::text[]) as reference,
-           unnest($19::bigint[]) as took_us
+           unnest($11::boolean[]) as forbid_resend, unnest($12::text[]) as cause,
+           unnest($13::text[]) as event, unnest($14::text[]) as outcome, unnest($15::text[]) as code,
+           unnest($16::text[]) as error, unnest($17::text[]) as response_type,
+           unnest($18::bytea[]) as response, unnest($19::text[]) as reference,
+           unnest($20::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -734,7 +763,8 @@ with u as materialized (
         no_resend         = q.no_resend or coalesce(u.forbid_resend, false),
         ordering_key      = case when u.leave_order then null else q.ordering_key end,
         -- A lookup without a result keeps the code: it tells that the request was accepted, or absent once.
-        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
+        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end,
+        cause             = nullif(u.cause, '')
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
@@ -768,6 +798,7 @@ type OutboxQueueSettleParams struct {
 	LeaveOrder       []bool
 	WasSent          []bool
 	ForbidResend     []bool
+	Causes           []string
 	Events           []string
 	Outcomes         []string
 	Codes            []string
@@ -796,6 +827,7 @@ type OutboxQueueSettleRow struct {
 // leave_order   the intent leaves its ordering key
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
+// cause         of an intent that comes to rest as dead or parked, or empty
 //
 // An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
 // those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
@@ -812,6 +844,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.LeaveOrder,
 		arg.WasSent,
 		arg.ForbidResend,
+		arg.Causes,
 		arg.Events,
 		arg.Outcomes,
 		arg.Codes,
@@ -847,7 +880,7 @@ with recorded as materialized (
 ), resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
-        attempt = q.attempt + 1
+        attempt = q.attempt + 1, cause = null
     where q.id = $1::uuid and q.last_sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
       and $4::text in ('delivered', 'refused')
       and not (select r.already from recorded r)

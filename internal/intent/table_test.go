@@ -92,12 +92,13 @@ var events = map[string][]string{
 	"OutboxQueuePromote":     {intent.EventPromoted},
 	"OutboxQueueRelease":     {intent.EventOrphaned},
 	"OutboxQueueRestore":     {intent.EventRestored},
-	"ActRedriveAll":          {intent.EventRedriven},
 	"samekey.enqueue":        {intent.EventInserted},
-	"samekey.act_cancel":     {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.act_cancelled":  {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.act_replace":    {intent.EventReplaced, intent.EventInserted},
 	"samekey.approve":        {intent.EventApproved},
-	"samekey.redrive":        {intent.EventRedriven},
-	"samekey.resolve":        {intent.EventResolved},
+	"samekey.act_redriven":   {intent.EventRedriven},
+	"samekey.act_resolved":   {intent.EventResolved},
+	"samekey.hold_successor": {intent.EventHeld},
 }
 
 func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
