@@ -1490,6 +1490,8 @@ CREATE OR REPLACE FUNCTION samekey.intent_states(scopes text[], idem_keys text[]
  LANGUAGE plpgsql
  STABLE SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
 AS $function$
 #variable_conflict use_column
 begin

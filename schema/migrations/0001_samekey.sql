@@ -994,11 +994,14 @@ $$;
 --
 -- It is what outbox.Await reads. It runs as its owner, since the application's role cannot read intents.
 --
--- `offset 0` forces index lookups, regardless of statistics.
+-- `offset 0` forces index lookups, regardless of statistics. So all plans are the same, and the generic one is kept: to
+-- plan each call again takes 0.7 ms of 1.2 ms.
 create function samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
     returns table (n integer, id uuid, action text, status text, code text)
     language plpgsql stable security definer
     set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set jit = off
 as $$
 #variable_conflict use_column
 begin
