@@ -8,11 +8,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -61,7 +63,7 @@ func newWorker(pool *pgxpool.Pool, url string) (*dispatcher.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := dispatcher.New(pool, nil)
+	d := dispatcher.New(pool, &dispatcher.Config{Deployment: os.Getenv("DEPLOYMENT")}) // such as production
 	d.Destination("payments", dispatcher.Limits{Concurrency: 32})
 	dispatcher.Handle(d, ChargeCard, dispatcher.Delivery[Charge]{
 		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite, Destination: "payments", KeyWindow: 24 * time.Hour},
@@ -111,6 +113,22 @@ type Order struct {
 	Cents int64 `json:"cents"`
 }
 
+// outcome waits for up to two seconds for the end of a charge. If it is "paid", the rows of Apply are there.
+func outcome(ctx context.Context, pool *pgxpool.Pool, key samekey.Key, charge uuid.UUID) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	end, err := outbox.Await(ctx, pool, key, charge)
+	switch {
+	case end.Status == outbox.StatusDelivered:
+		return "paid", nil
+	case end.Status == outbox.StatusRefused:
+		return "declined", nil
+	case err == nil, errors.Is(err, context.DeadlineExceeded): // a person decides, or it takes longer
+		return "pending", nil
+	}
+	return "", err
+}
+
 func insertOrder(ctx context.Context, tx pgx.Tx, body []byte) (order Order, err error) {
 	if err := json.Unmarshal(body, &order); err != nil {
 		return Order{}, err
@@ -154,6 +172,12 @@ func TestReadme(t *testing.T) {
 		_, err = d.Drain(ctx)
 		must(t, err)
 		must(t, db.QueryRow(ctx, "select coalesce(bool_and(paid), false) from orders").Scan(&paid))
+	}
+	var charge uuid.UUID
+	must(t, db.QueryRow(ctx, "select id from samekey.outbox").Scan(&charge))
+	key := samekey.Key{Scope: "acme/orders.create", Value: "order-1"}
+	if got, err := outcome(ctx, db.Pool, key, charge); err != nil || got != "paid" {
+		t.Errorf("the outcome is %q, %v", got, err)
 	}
 	samekeytest.AssertEffects(t, vendor, 1)
 	if calls := len(vendor.Ledger().Calls); calls != 2 {

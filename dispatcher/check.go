@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/samekey/samekey/internal/names"
 )
 
 // The checks of what was registered. Each adds its mistakes in the order in which they are best corrected.
@@ -22,6 +24,11 @@ const (
 func (c Config) check(errs *ConfigErrors) {
 	if n := len(c.Name); n > maxName {
 		errs.Add(itemConfig, "Name", "has %d bytes, but at most %d are allowed", n, maxName)
+	}
+	if c.Deployment != "" {
+		if err := names.CheckDeployment(c.Deployment); err != nil {
+			errs.Add(itemConfig, "Deployment", "%v", err)
+		}
 	}
 	errs.checkRange(itemConfig, "SweepInterval", c.SweepInterval, minSweep, maxSweep)
 	errs.checkRange(itemConfig, "StopTimeout", c.StopTimeout, minStop, maxStop)

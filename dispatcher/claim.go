@@ -137,7 +137,7 @@ func (d *destination) askRate(ctx context.Context, p db.RateLimitsTakeParams) (r
 
 func (d *destination) claimParams(a *action, from time.Time, maxCount int) db.OutboxQueueClaimParams {
 	p := db.OutboxQueueClaimParams{
-		Action: a.name, DueFrom: from, Worker: d.core.self.id(), Destination: d.name, MaxCount: int32(maxCount),
+		Action: a.name, DueFrom: from, Worker: d.core.self.id(), Deployment: d.core.deployment.current(), Destination: d.name, MaxCount: int32(maxCount),
 		MaxBytes: d.load.limit, InlineBytes: inlineBytes,
 		Lease: a.policy.Lease, SafeToResend: a.policy.Class.repeatable(), NeedsApproval: a.policy.Class == IrreversibleWrite, MinWindowLeft: a.policy.Timeout + windowMargin,
 		Renders: a.renders(), SentTo: a.sentTo(),

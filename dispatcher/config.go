@@ -16,6 +16,12 @@ type Config struct {
 	// Name is this worker's name in samekey.workers and in logs, at most 255 bytes. Default: host name and process id.
 	Name string
 
+	// Deployment is the deployment whose intents this worker delivers, such as "production". Required, except for a
+	// database of samekeytest.NewDB. The first worker that starts on a new database names the database. From then on
+	// only workers with the same name claim there; others log an error and wait, as with a database that is a copy (see
+	// [ErrDeployment]). 1 to 56 of a-z, 0-9, "_" and "-", beginning with a letter or a digit.
+	Deployment string
+
 	// SweepInterval is how often the worker looks for intents that no worker holds. It is the longest delay after a
 	// lost notification, and half the time until the intents of a killed worker are taken over. Default 400 ms; 10 ms
 	// to 1 min.

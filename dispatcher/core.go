@@ -21,6 +21,8 @@ type core struct {
 	draw   func(ceiling time.Duration) time.Duration // a breaker's wait
 	self   identity
 
+	deployment deployment
+
 	// Of handlers, lookups and Applies: it outlives the claims and ends at a hard stop.
 	calls       context.Context //nolint:containedctx // a life cycle, not a request
 	cancelCalls context.CancelFunc
@@ -28,8 +30,9 @@ type core struct {
 	stopping    chan struct{}  // closed when no call may begin any more
 }
 
-func newCore(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, config Config, t times, draw func(time.Duration) time.Duration) *core {
-	c := &core{pool: pool, q: db.New(pool), log: log, config: config, times: t, draw: draw, stopping: make(chan struct{})}
+func newCore(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, config Config, t times, draw func(time.Duration) time.Duration, refused *refusal) *core {
+	c := &core{pool: pool, q: db.New(pool), log: log, config: config, times: t, draw: draw, stopping: make(chan struct{}),
+		deployment: deployment{name: config.Deployment, log: log, refusal: refused}}
 	c.calls, c.cancelCalls = context.WithCancel(ctx)
 	return c
 }

@@ -32,13 +32,15 @@ type Dispatcher struct {
 
 	running sync.Mutex             // held by the one Run or Drain
 	worker  atomic.Pointer[worker] // of a Run in progress
+	refused refusal                // of the database
 }
 
 // New makes a dispatcher for the database of a pool. While the dispatcher runs, it uses connections of its own, with
 // the pool's configuration: the same servers, the same hooks, and the same maximum. The pool itself is neither used nor
 // closed. It must connect to Postgres directly, and not through a pooler in transaction mode.
 //
-// Claims and settles of each destination, River, and Applies share these connections; Applies use at most half of them.
+// Claims and settles of each destination, River, Applies and Attention functions share these connections. Applies use at
+// most half of them, and Attention functions a quarter.
 // The maximum must be at least 4, and 10 is enough for most. The worker's session uses one more.
 //
 // After the pool's hooks, each connection gets the settings that the worker's promises need: synchronous_commit on,

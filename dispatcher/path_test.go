@@ -37,9 +37,11 @@ var topToBottom = strings.Fields(`
 	destination.go slots.go loadbudget.go
 	settle.go order.go settlewriter.go
 	applier.go apply.go
-	postpone.go report.go pool.go uuid.go
+	attender.go attention.go
+	applytx.go
+	postpone.go announce.go report.go pool.go uuid.go
 
-	core.go identity.go
+	core.go identity.go deployment.go failing.go
 	cause.go claimed.go
 	check.go account.go
 	delivery.go action.go

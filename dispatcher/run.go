@@ -20,8 +20,9 @@ var ErrRunning = errors.New("dispatcher: already running")
 // such a stop.
 //
 // It begins with [Dispatcher.Check] and a look at the schema, and returns their errors (schema.ErrTooOld: run `worker
-// migrate`). It also returns errors that waiting cannot change: a wrong password, role or database, a missing right. If
-// the database is unavailable, at the start or later, Run waits for it; see [Dispatcher.Ready].
+// migrate`). It also returns errors that waiting cannot change: a wrong password, role or database, a missing right, no
+// Config.Deployment. If the database is unavailable, or belongs to another deployment ([ErrDeployment]), at the start or
+// later, Run waits; see [Dispatcher.Ready].
 func (d *Dispatcher) Run(ctx context.Context) error {
 	w, err := d.begin(ctx)
 	if err != nil {
@@ -42,7 +43,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return err
 	}
 
-	w.applier.auto = true
+	w.applier.auto, w.attender.auto = true, true
 	leave := w.attend(base, conn)
 	var helpers group // they end with the claims
 	helpers.run(func() { river.start(claims) })
@@ -105,17 +106,18 @@ func (d *Dispatcher) begin(ctx context.Context) (*worker, error) {
 }
 
 func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
-	pool, ready, err := openPool(ctx, d.pool.Config(), settingsFor(d.registered))
+	pool, ready, err := openPool(ctx, d.pool.Config(), d.registered)
 	if err != nil {
 		return nil, err
 	}
-	return newWorker(newCore(ctx, pool, d.log, d.config, d.times, d.draw), ready, d.drawID, d.sortedDestinations()), nil
+	return newWorker(newCore(ctx, pool, d.log, d.config, d.times, d.draw, &d.refused), ready, d.drawID, d.sortedDestinations()), nil
 }
 
 func (d *Dispatcher) over(ctx context.Context, w *worker) {
 	w.close()
 	w.cancelCalls()
 	d.repeats.flush(context.WithoutCancel(ctx))
+	d.refused.err.Store(nil)
 	d.running.Unlock()
 }
 
@@ -132,6 +134,7 @@ func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	return func() {
 		defer cancelSettling()
 		w.applier.stop()
+		w.attender.stop()
 		w.finishCalls()
 		endApplying()
 		appliers.wait()

@@ -25,13 +25,16 @@ import (
 type session struct {
 	*identity
 
-	pool    *pgxpool.Pool
-	ready   func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
-	log     *slog.Logger
-	name    string
-	actions []string
-	woken   func(action string) // a notification came; action is what it names
-	draw    func() int32        // an id at random
+	pool       *pgxpool.Pool
+	ready      func(context.Context, *pgx.Conn, look) error // makes a connection one of the worker's
+	log        *slog.Logger
+	name       string
+	actions    []string
+	attention  []string            // those with an Attention function
+	woken      func(action string) // a notification came; action is what it names
+	awaited    func(action string) // one came from a process that waits for ends of the action
+	deployment *deployment
+	draw       func() int32 // an id at random
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -77,10 +80,16 @@ func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
 		if ctx.Err() != nil {
 			return nil, nil
 		}
+		var mistakes ConfigErrors
+		if errors.As(err, &mistakes) { // it names no deployment
+			return nil, err
+		}
 		if waitingCannotHelp(err) {
 			return nil, &startError{err}
 		}
-		s.log.WarnContext(ctx, "dispatcher: waits for the database", slog.String("error", errorText(err)))
+		if !errors.Is(err, ErrDeployment) { // which was logged
+			s.log.WarnContext(ctx, "dispatcher: waits for the database", slog.String("error", errorText(err)))
+		}
 		if !retry.sleep(ctx) {
 			return nil, nil
 		}
@@ -112,7 +121,22 @@ func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 		closeConn(conn)
 		return nil, fmt.Errorf("dispatcher: register worker: %w", err)
 	}
+	if err := s.registerActions(ctx, conn); err != nil {
+		closeConn(conn)
+		return nil, fmt.Errorf("dispatcher: register actions: %w", err)
+	}
 	return conn, nil
+}
+
+// registerActions records what statements outside a worker must know about its actions.
+func (s *session) registerActions(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
+	defer cancel()
+	p := db.OutboxActionsRegisterParams{Actions: s.actions}
+	for _, name := range s.actions {
+		p.Attention = append(p.Attention, slices.Contains(s.attention, name))
+	}
+	return db.New(conn).OutboxActionsRegister(ctx, p)
 }
 
 // lookAtSettings reports what the server, the database or the role says against the promises. A database that takes no
@@ -136,13 +160,19 @@ func (s *session) lookAtSettings(ctx context.Context, conn *pgx.Conn) error {
 	return errors.Join(refused...)
 }
 
-// connect opens a connection outside the pool, so that neither the pool's size nor its limits of age touch the lock.
+// connect opens a connection outside the pool, so that neither the pool's size nor its limits of age touch the lock. The
+// database must be that of this worker's deployment: the lock is not asked for in another.
 func (s *session) connect(ctx context.Context, look look) (*pgx.Conn, error) {
 	config := s.pool.Config()
 	// ConnectTimeout holds for each host; the rest is for what the hooks do.
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+len(config.ConnConfig.Fallbacks))*config.ConnConfig.ConnectTimeout+2*sessionTimeout)
 	defer cancel()
-	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error { return s.ready(ctx, conn, look) })
+	return direct.Connect(ctx, config, func(ctx context.Context, conn *pgx.Conn) error {
+		if err := s.ready(ctx, conn, look); err != nil {
+			return err
+		}
+		return s.deployment.check(ctx, conn)
+	})
 }
 
 // register draws an id that no worker has, writes its row and takes its lock.
@@ -242,15 +272,17 @@ func (s *session) keep(ctx context.Context, conn *pgx.Conn) {
 			s.leave(conn)
 			return
 		}
-		s.log.WarnContext(ctx, "dispatcher: lost the session that holds the worker's lock; no claims until it is back",
-			slog.Int("worker", int(s.id())), slog.String("error", errorText(err)))
+		if !errors.Is(err, ErrDeployment) { // which was logged
+			s.log.WarnContext(ctx, "dispatcher: lost the session that holds the worker's lock; no claims until it is back",
+				slog.Int("worker", int(s.id())), slog.String("error", errorText(err)))
+		}
 		closeConn(conn)
 		last := ""
 		for conn = nil; conn == nil; {
 			if conn, err = s.reopen(ctx); err == nil {
 				break
 			}
-			if text := errorText(err); text != last && ctx.Err() == nil { // once for each reason
+			if text := errorText(err); text != last && ctx.Err() == nil && !errors.Is(err, ErrDeployment) { // once for each reason
 				last = text
 				s.log.WarnContext(ctx, "dispatcher: the session is not back yet", slog.Int("worker", int(s.id())), slog.String("error", text))
 			}
@@ -285,7 +317,8 @@ func (s *session) reopen(ctx context.Context) (*pgx.Conn, error) {
 }
 
 // listen hands on notifications until the connection or ctx ends. Every few seconds it gives a sign of life: a
-// connection that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted.
+// connection that was cut somewhere on the way looks alive for hours, and the worker's row may have been deleted. It
+// also checks that the database is still that of its deployment: a dump may have been restored over it.
 func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 	for due := time.Now().Add(sessionCheck); ; {
 		waiting, cancel := context.WithDeadline(ctx, due)
@@ -293,7 +326,7 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		cancel()
 		switch {
 		case err == nil:
-			s.woken(notification.Payload)
+			s.notified(notification.Payload)
 			if time.Now().Before(due) {
 				continue
 			}
@@ -302,11 +335,23 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		case waiting.Err() == nil || conn.IsClosed():
 			return err
 		}
+		if err := s.deployment.check(ctx, conn); err != nil {
+			return err
+		}
 		if err := s.sign(ctx, conn); err != nil {
 			return err
 		}
 		due = time.Now().Add(sessionCheck)
 	}
+}
+
+// notified hands on what a notification is about.
+func (s *session) notified(payload string) {
+	if action, ok := wake.Awaited(payload); ok {
+		s.awaited(action)
+		return
+	}
+	s.woken(payload)
 }
 
 // leave removes the worker's row and ends the session, and the lock with it. What the worker still held by then is

@@ -32,8 +32,8 @@ type settler struct {
 	ordered chan result
 }
 
-func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string)) *settler {
-	return &settler{settleWriter: settleWriter{pool: pool, q: q, log: log, poke: poke},
+func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string), announcer *announcer) *settler {
+	return &settler{settleWriter: settleWriter{pool: pool, q: q, log: log, poke: poke, announcer: announcer},
 		some: make(chan struct{}, 1), ordered: make(chan result, settleBatch)}
 }
 

@@ -312,7 +312,7 @@ func TestClaimDuringAStopIsGivenBack(t *testing.T) {
 
 func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	on, n, _ := settling(t)
-	other := &session{identity: &identity{}, pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID}
+	other := &session{identity: &identity{}, pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID, deployment: n.session.deployment}
 	conn, err := other.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -353,7 +353,7 @@ func TestUnwrittenOutcomesKeepLeasesAndStopClaims(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := newSweeper(n.core, n.destinations, n.settler, n.applier)
+	s := newSweeper(n.core, n.destinations, n.settler, n.applier, n.attender)
 	for _, behind := range []bool{true, false} {
 		n.settler.behind.Store(behind)
 		if n.destinations.list[0].mayClaim() == behind {

@@ -22,6 +22,8 @@ type settleWriter struct {
 	log  *slog.Logger
 	poke func(actions ...string) // actions that became due by a promotion or a late answer
 
+	announcer *announcer
+
 	stuck atomic.Int64   // settlements that something else holds up, each by itself
 	alone sync.WaitGroup // settlements that are tried alone, for as long as it takes
 }
@@ -84,6 +86,7 @@ func (s *settleWriter) tell(ctx context.Context, batch []result, attempts []db.O
 			s.alone.Go(func() { s.keepLate(ctx, r) })
 			continue
 		}
+		s.announcer.settled(r.claim, r.status)
 		r.tell(true)
 	}
 }

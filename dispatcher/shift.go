@@ -42,6 +42,8 @@ import (
 //
 // Pause. The claim reads samekey.pauses and River's pause in its own statement: no flag in memory decides.
 //
+// Deployment. So it is with the deployment to which the database belongs (see deployment.go).
+//
 // Stop. A stop ends the waits. A running claim is finished, and its intents are given back unsent.
 
 // shiftOf runs a shift for a River job when keepShift lets it, and returns when the shift is over.

@@ -48,7 +48,7 @@ func TestServerCrashUndoesNoClaim(t *testing.T) {
 	pool.Reset()
 
 	v := &crashing{dsn: server.DSN, calls: map[uuid.UUID]int{}}
-	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler), SweepInterval: 50 * time.Millisecond})
+	d := dispatcher.New(pool, &dispatcher.Config{Deployment: "test", Logger: slog.New(slog.DiscardHandler), SweepInterval: 50 * time.Millisecond})
 	d.Destination("vendor", dispatcher.Limits{})
 	dispatcher.Handle(d, outbox.NewAction[[]byte]("pay_out"), dispatcher.Delivery[[]byte]{
 		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "vendor", Timeout: time.Minute},

@@ -42,6 +42,11 @@
 // [*ConflictError] and aborts the transaction: if one operation needs two effects of one action, give each its own
 // Part.
 //
+// # Wait for the end
+//
+// [Await] waits until an intent is finished and its Apply (completion callback) has committed, or rests, for a request
+// that is answered with the outcome. All calls of a process share one connection and its queries.
+//
 // # Look at an intent
 //
 // [Get] returns an intent with its payload and its history: each attempt, each answer of the vendor, each decision and

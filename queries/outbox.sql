@@ -189,3 +189,8 @@ select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_t
 from unnest(@ids::uuid[]) as i (id)
 cross join lateral (select * from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select * from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true;
+
+-- name: OutboxStates :many
+-- The states of the intents that a process waits for. The ids are text, which every exec mode of pgx can encode.
+select s.n::int as n, s.id::uuid as id, s.action::text as action, coalesce(s.status, '')::text as status, coalesce(s.code, '')::text as code
+from samekey.intent_states(@scopes::text[], @idem_keys::text[], (@ids::text[])::uuid[]) as s;

@@ -5,6 +5,7 @@
 --   two workers claim at once                    skip locked: each row goes to one of them
 --   the claim commits and its result is lost     the lease expires, and the sweep releases the row
 --   the worker's session lock is lost            it claims nothing
+--   the database belongs to another deployment   it claims nothing
 
 -- name: OutboxAnsweredClaim :many
 -- Claims up to max_count answered intents of one action that are due. As in OutboxQueueClaim, it claims none without
@@ -20,6 +21,7 @@ with picked as materialized (
           and q.status = 'answered'
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int))
+          and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
         order by q.due_at
         limit @max_count
         for update skip locked

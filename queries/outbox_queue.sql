@@ -4,7 +4,8 @@
 -- Claims up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
 -- (OutboxAnsweredClaim claims the answered ones.) It claims none if the destination or the action is paused, here or in
 -- River, or if the worker's session lock is lost: then other workers may be about to release its leases. (A shared
--- try-lock tells; it ends with the transaction.) due_from is the low-water mark of due_at: index entries before it are
+-- try-lock tells; it ends with the transaction.) Nor does it claim in a database that belongs to another deployment, or
+-- to several (queries/deployment.sql). due_from is the low-water mark of due_at: index entries before it are
 -- dead, or are left to the full scan.
 --
 -- max_bytes bounds a claim too. It takes the first intents by due_at whose payloads and rendered requests fit together,
@@ -30,6 +31,7 @@ with picked as materialized (
           and q.due_at >= @due_from
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int))
+          and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
           and not exists (select from samekey.river_queue r where r.name = 'samekey_' || @destination::text and r.paused_at is not null)
           and not exists (select from samekey.pauses p
                           where p.ended_at is null and p.destination = @destination and p.action in ('', @action)
@@ -120,6 +122,9 @@ returning q.id;
 -- was_sent      the request may have left the worker
 -- forbid_resend after this, an absent lookup must not lead to another send
 -- cause         of an intent that comes to rest as dead or parked, or empty
+--
+-- An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
+-- those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
 with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
            unnest(@delays::bigint[]) as delay_us, unnest(@attempts_used::int[]) as attempts_used, unnest(@clear_sent::boolean[]) as clear_sent,
@@ -155,7 +160,9 @@ with u as materialized (
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as key_window_until
+    returning q.id, q.attempt, null::timestamptz as key_window_until,
+              case when u.status in ('dead', 'parked', 'awaiting_approval')
+                   then samekey.note_attention(q.id, q.action, u.status, u.event, u.code, u.error) end as noted
 ), settled as (
     select id, attempt, key_window_until from finished
     union all
@@ -232,7 +239,14 @@ from finished;
 -- Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
 -- the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 -- decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
-select pg_current_xact_id()::text as began
+--
+-- attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
+-- before the answer, and the first one is due in that many microseconds.
+select pg_current_xact_id()::text as began,
+       coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
+                 from samekey.outbox_attention n
+                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = @id and q.attempt = @attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered';
 
@@ -308,9 +322,9 @@ where w.k is not null;
 
 -- name: OutboxQueueSweep :many
 -- One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
--- ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
--- pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
--- PausesExpire.
+-- ('answered'), those with attention events that are due ('attention'), the workers that hold leases without their
+-- session lock ('gone') or past their end ('expired'), and the pauses ('paused': a destination and an action, or all of
+-- its actions). 'sync' asks for PausesSyncRiver and PausesExpire.
 with recursive holders as (
     -- One index lookup per worker, however many leases it holds. Statistics contain no leases, so the planner expects a
     -- third of the queue past an open bound. At that cost, the server compiles the statement (JIT) for a second each
@@ -335,6 +349,12 @@ where (select q.id from samekey.outbox_queue q
        where q.action = a.action and q.leased_by is null and q.status = 'answered'
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
+union all
+select 'attention', a.action::text, 0
+from unnest(@attending::text[]) as a (action)
+where (select n.id from samekey.outbox_attention n
+       where n.action = a.action and n.due_at <= (select clock_timestamp())
+       order by n.due_at limit 1) is not null
 union all
 select 'gone', '', h.worker
 from holders h

@@ -51,6 +51,8 @@ type DB struct {
 // template's name contains [schema.Digest], so another version of the migrations gets its own template, and test
 // binaries that run at the same time share one.
 //
+// Every worker delivers in it: tests need no dispatcher.Config.Deployment.
+//
 // The test fails at once if the variable is not set or the server cannot be reached: no test is skipped silently. It
 // also fails if a connection of the pool is not released within ten seconds of the test's end.
 //
@@ -59,8 +61,18 @@ func NewDB(t testing.TB) *DB {
 	t.Helper()
 	server := serverDSN(t)
 	return newDB(t, server, func(ctx context.Context, conn *pgx.Conn) (string, error) {
-		return ensureTemplate(ctx, conn, server, schema.Digest(), schema.Migrate)
+		return ensureTemplate(ctx, conn, server, schema.Digest(), migrate)
 	})
+}
+
+// migrate makes a database in which every worker delivers, with dispatcher.Config.Deployment or without: the copies of a
+// template are no copies of production. Claims of tests that know of no deployment compare the nil UUID.
+func migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := schema.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, `update samekey.deployment set test = true, id = '00000000-0000-0000-0000-000000000000'`)
+	return err
 }
 
 // NewEmptyDB is [NewDB] without the migration, for tests of migrations.

@@ -17,9 +17,9 @@ import (
 // A login can be one of these roles or a member of some. The two-person rule compares logins: the person who
 // approves an intent connects with another login than the one that wrote or redrove it.
 type Roles struct {
-	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
-	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
-	// read their secrets.
+	// App is the application's role: it runs processed.Run, outbox.Insert and outbox.Await. It can write intents but not
+	// read them, except for the state of one whose key and id it knows. It can read and add processed records but not
+	// change them. It manages the endpoints (outbox/endpoints) but cannot read their secrets.
 	App string
 	// Worker is the role of the worker. It can change the queue. It cannot change an intent, and can only add a worker's
 	// events to the history, until it prunes both. It makes no person's decision.
@@ -42,12 +42,13 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
 
-// appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
-// versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
-// creates ids, derives delivery keys and finds the key of a log line with the rest.
+// appGrants: samekey.enqueue and samekey.intent_states run as their owner, so the role needs no right on outbox. Check
+// reads the two tables of versions. The other functions read and write no table: processed uses key_lock and own_scope;
+// SQL in another language creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function samekey.intent_states to %s`, // of outbox.Await
 	`grant select, insert on samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
 	`grant execute on function ` + endpointActs + ` to %s`,
@@ -69,13 +70,17 @@ var workerGrants = []string{
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
+	`grant select, insert, update on samekey.actions to %s`,
+	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
-	`grant select on samekey.migrations, samekey.river_migration to %s`,
+	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
+	`grant execute on function samekey.check_deployment to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
@@ -87,7 +92,7 @@ var readGrants = []string{
 	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.outbox_stats to %s`,
+	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 

@@ -14,11 +14,15 @@ import (
 // tableRights lists the rights of each role on each table and sequence, as "app; worker; operator; approver". A table
 // without a row here fails TestRightsOfEachRole. A right that holds for some columns only names them.
 var tableRights = map[string]string{
+	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
-	"migrations": "SELECT; SELECT; SELECT; SELECT",
-	"outbox":     "; DELETE, SELECT; SELECT; SELECT",
+	"migrations":              "SELECT; SELECT; SELECT; SELECT",
+	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
+	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention_id_seq": "; ; ; ",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq":     "; SELECT; ; ",
@@ -45,6 +49,7 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 var functionRights = map[string]string{
 	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
 	"act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"adopt":             "",
 	"approve":           "approver",
 	"bulk_filter":       "",
 	"bulk_pick":         "",
@@ -52,6 +57,7 @@ var functionRights = map[string]string{
 	"cancel":            "operator",
 	"cancel_all":        "operator",
 	"cause_groups":      "operator approver",
+	"check_deployment":  "worker",
 	"delivery_key":      "app worker operator approver",
 	"endpoint_delete":   "app operator",
 	"endpoint_put":      "app operator",
@@ -60,10 +66,12 @@ var functionRights = map[string]string{
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"headers_refusal":   "",
+	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
 	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
+	"note_attention":    "worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",
 	"pause":             "operator",
@@ -75,6 +83,7 @@ var functionRights = map[string]string{
 	"resolve":           "operator",
 	"resolve_all":       "operator",
 	"resume":            "operator",
+	"this_database":     "",
 
 	"river_job_state_in_bitmask": "public",
 	"uuidv7":                     "app worker",

@@ -1,5 +1,22 @@
 -- The schema that the migrations create, for reading. `go test ./schema -update` writes this file. Do not run it.
 
+table samekey.actions
+    action text collate "C" not null
+    attention boolean not null default false
+    changed_at timestamp with time zone not null default clock_timestamp()
+    constraint actions_pkey PRIMARY KEY (action)
+
+table samekey.deployment
+    id uuid not null default gen_random_uuid()
+    name text collate "C"
+    system_identifier bigint
+    database_oid oid not null
+    test boolean not null default false
+    adopted_at timestamp with time zone not null default clock_timestamp()
+    adopted_by text not null default SESSION_USER
+    constraint deployment_pkey PRIMARY KEY (id)
+    constraint deployment_name CHECK ((name ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
+
 table samekey.endpoints
     destination text collate "C" not null
     name text collate "C" not null
@@ -47,9 +64,30 @@ table samekey.outbox
     due_at timestamp with time zone not null
     deadline timestamp with time zone
     created_at timestamp with time zone not null default clock_timestamp()
+    replaces uuid
+    revision smallint not null default 0
     constraint outbox_pkey PRIMARY KEY (id)
-    constraint outbox_once UNIQUE (idem_key, scope, action, part)
+    constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
+    CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
     CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
+
+table samekey.outbox_attention
+    id bigint not null generated always as identity
+    intent_id uuid not null
+    action text collate "C" not null
+    status text collate "C" not null
+    event text collate "C" not null
+    code text collate "C"
+    error text
+    actor text
+    reason text
+    at timestamp with time zone not null default clock_timestamp()
+    due_at timestamp with time zone not null default clock_timestamp()
+    attempts_used integer not null default 0
+    constraint outbox_attention_pkey PRIMARY KEY (id)
+    constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
+    CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -215,6 +253,8 @@ table samekey.workers
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
 
+sequence samekey.outbox_attention_id_seq as bigint
+
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.pauses_id_seq as bigint
@@ -249,7 +289,9 @@ declare
     v_actions text[];
 begin
     with gone as (
-        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.key_window_until, q.ordering_key
+        delete from samekey.outbox_queue q where q.id = any (ids)
+        returning q.id, q.key_window_until, q.ordering_key,
+                  samekey.note_attention(q.id, q.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason)
     ), logged as (
         insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
         select g.id, act_cancelled.event, 'cancelled', g.key_window_until, act_cancelled.actor, act_cancelled.reason, session_user from gone g
@@ -403,8 +445,12 @@ CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor 
 AS $function$
 declare
     v_sent    boolean := outcome <> 'not_sent';
+    v_parked  uuid[]; -- those that come to rest only now
     v_actions text[];
 begin
+    if not v_sent then
+        v_parked := array(select q.id from samekey.outbox_queue q where q.id = any (ids) and q.status = 'unknown');
+    end if;
     with resolved as (
         update samekey.outbox_queue q
         set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
@@ -420,7 +466,9 @@ begin
             last_code        = coalesce(nullif(act_resolved.code, ''), q.last_code),
             cause            = case when not v_sent then 'resolved as not sent' end
         where q.id = any (ids)
-        returning q.id, q.action
+        returning q.id, q.action,
+                  case when q.id = any (v_parked) then samekey.note_attention(q.id, q.action, 'parked', 'resolved', act_resolved.code, null,
+                                                                              act_resolved.actor, act_resolved.reason) end
     ), logged as (
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         select r.id, 'resolved', act_resolved.outcome, nullif(act_resolved.code, ''), nullif(act_resolved.response_type, ''),
@@ -474,6 +522,43 @@ begin
         perform samekey.act_refuse(act, q.id, q.status, 'it may have been sent and must not be sent twice: find out what the vendor did, '
             'and resolve it; resolved as not sent, it can be redriven or cancelled');
     end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.adopt(deployment text)
+ RETURNS bigint
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    this     record;
+    v_worker text;
+begin
+    if (deployment collate "C" ~ '^[a-z0-9][a-z0-9_-]{0,55}$') is not true then
+        raise exception 'samekey: adopt: deployment must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in production'
+            using errcode = '22023', column = 'deployment';
+    end if;
+    lock table samekey.deployment in exclusive mode; -- against another adopt; claims go on reading
+    this := samekey.this_database();
+    if (select count(*) from samekey.deployment) <> 1
+       or not exists (select from samekey.deployment d
+                      where d.name = deployment collate "C" and not d.test and d.database_oid = this.database_oid
+                        and d.system_identifier is not distinct from this.system_identifier) then
+        select coalesce(w.name, held.objid::text) into v_worker
+        from pg_locks held left join samekey.workers w on w.id = held.objid::bigint
+        where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objsubid = 2
+          and held.granted and held.mode = 'ExclusiveLock' and held.database = this.database_oid
+        limit 1;
+        if found then
+            raise exception 'samekey: adopt: the worker "%" is at work in this database', v_worker
+                using errcode = 'object_in_use', hint = 'Check that this is the right database. If it is, stop its workers first.';
+        end if;
+        delete from samekey.deployment;
+        insert into samekey.deployment (name, system_identifier, database_oid)
+        values (deployment, this.system_identifier, this.database_oid);
+    end if;
+    return (select count(*) from samekey.outbox_queue);
 end
 $function$
 
@@ -709,6 +794,46 @@ AS $function$
     group by q.status, q.action, q.last_code, q.cause
     order by count(*) desc, q.status, q.action, q.last_code, q.cause
     limit max_count
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.check_deployment(deployment text, OUT id uuid, OUT belongs_to text, OUT problem text)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_rows integer;
+    d      samekey.deployment;
+    this   record;
+begin
+    select count(*) into v_rows from samekey.deployment;
+    select * into d from samekey.deployment limit 1;
+    id := d.id;
+    belongs_to := d.name;
+    if v_rows <> 1 then
+        problem := case v_rows when 0 then 'missing' else 'several' end;
+        select string_agg(coalesce(x.name, '(no name)'), ', ' order by x.name) into belongs_to from samekey.deployment x;
+        return;
+    elsif d.test then
+        return;
+    elsif coalesce(deployment, '') collate "C" = '' then
+        problem := 'unnamed';
+        return;
+    end if;
+    this := samekey.this_database();
+    if d.database_oid <> this.database_oid or d.system_identifier <> this.system_identifier then
+        problem := 'copy';
+        return;
+    end if;
+    if d.name is null then
+        update samekey.deployment x set name = deployment where x.id = d.id and x.name is null;
+        select x.id, x.name into id, belongs_to from samekey.deployment x; -- a concurrent worker may have been first
+    end if;
+    if belongs_to collate "C" is distinct from deployment then
+        problem := 'name';
+    end if;
+end
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.delivery_key(scope text, idem_key text, action text, part text)
@@ -1026,6 +1151,37 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+ RETURNS TABLE(n integer, id uuid, action text, status text, code text)
+ LANGUAGE plpgsql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.is_json(payload bytea)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1068,6 +1224,22 @@ CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE STRICT
 AS $function$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $function$
+
+CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, status text, event text, code text DEFAULT NULL::text, error text DEFAULT NULL::text, actor text DEFAULT NULL::text, reason text DEFAULT NULL::text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.ordering_lock(ordering_key text)
  RETURNS bigint
@@ -1297,6 +1469,20 @@ CREATE OR REPLACE FUNCTION samekey.text_hash(value text)
 AS $function$
     select left(encode(sha256(
         convert_to('samekey/log/v1', 'UTF8') || int4send(octet_length(convert_to(value, 'UTF8'))) || convert_to(value, 'UTF8')), 'hex'), 8)
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.this_database(OUT system_identifier bigint, OUT database_oid oid)
+ RETURNS record
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+    select c.system_identifier into system_identifier from pg_control_system() c;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+end
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.uuidv7()

@@ -47,7 +47,7 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 		return nil, err
 	}
 	r := &reader{file: file, lookupEnv: lookupEnv, lines: map[string]int{}}
-	c := &config{file: file, places: map[string]entry{"dispatcher": {path: "actions", line: 1}}}
+	c := &config{file: file, places: map[string]entry{"dispatcher": {path: "actions", line: 1}, "dispatcher.Config": {path: "worker", line: 1}}}
 	if top := r.parse(data); top != nil {
 		c.read(r, top)
 		c.check(r)
@@ -94,6 +94,7 @@ func (c *config) read(r *reader, top ast.Node) {
 	if _, mapping := top.(ast.MapNode); !mapping {
 		return
 	}
+	c.readDeployment(r)
 	for _, name := range []string{"destinations", "actions"} {
 		if !has[name] {
 			r.fail(entry{path: name, line: 1}, "missing")
@@ -105,10 +106,23 @@ func (c *config) readWorker(r *reader, at entry) {
 	c.places["dispatcher.Config"] = at
 	r.fields(at, map[string]func(entry){
 		"name":           func(e entry) { c.worker.Name, _, _ = r.text(e) },
+		"deployment":     func(e entry) { c.worker.Deployment, _, _ = r.text(e) },
 		"sweep_interval": func(e entry) { c.worker.SweepInterval = r.duration(e) },
 		"stop_timeout":   func(e entry) { c.worker.StopTimeout = r.duration(e) },
 		"retention":      func(e entry) { c.worker.Retention = r.duration(e) },
 	})
+}
+
+// readDeployment takes the deployment from the environment if the file has none: it is what differs between two that
+// run the same file.
+func (c *config) readDeployment(r *reader) {
+	if c.worker.Deployment != "" || r.failed("worker") {
+		return
+	}
+	at := entry{path: "worker.deployment", line: r.lineOf("worker", 1)}
+	if c.worker.Deployment, _ = r.lookupEnv("DEPLOYMENT"); c.worker.Deployment == "" {
+		r.fail(at, "missing: name the deployment whose intents this worker delivers, such as production, here or in the environment variable DEPLOYMENT")
+	}
 }
 
 func readDestination(r *reader, at entry) *destination {

@@ -13,10 +13,18 @@ import (
 
 func loadText(t *testing.T, text string, env map[string]string) (*config, error) {
 	t.Helper()
-	return load(writeFile(t, "worker.yaml", text), func(name string) (string, bool) {
+	return load(writeFile(t, "worker.yaml", text), inEnvironment(env))
+}
+
+// inEnvironment looks names up. The deployment is named, unless env has it.
+func inEnvironment(env map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
 		value, ok := env[name]
+		if name == "DEPLOYMENT" && !ok {
+			return "staging", true
+		}
 		return value, ok
-	})
+	}
 }
 
 // wantMistakes compares all mistakes. In want, FILE is the file and DIR its folder.
@@ -133,10 +141,7 @@ actions:
 // loadTextAgain reads the file of c with another environment.
 func loadTextAgain(t *testing.T, c *config, env map[string]string) (*config, error) {
 	t.Helper()
-	return load(c.file, func(name string) (string, bool) {
-		value, ok := env[name]
-		return value, ok
-	})
+	return load(c.file, inEnvironment(env))
 }
 
 func TestMistakesInAFile(t *testing.T) {
@@ -287,5 +292,31 @@ func TestConfigCheck(t *testing.T) {
 	bad := writeFile(t, "worker.yaml", "destinations: {}\n")
 	if code, stdout, stderr := call(map[string]string{"WORKER_CONFIG": bad}, "config", "check"); code != 2 || stdout != "" || !strings.Contains(stderr, bad+":1: actions: missing") {
 		t.Errorf("%d %q %q", code, stdout, stderr)
+	}
+}
+
+func TestDeploymentIsInTheFileOrInTheEnvironment(t *testing.T) {
+	const rest = `
+destinations: {pay: {preset: stripe, url: "https://api.stripe.com"}}
+actions:
+  ask: {destination: pay, request: GET /, class: read}
+`
+	for _, tc := range []struct {
+		worker, env string
+		want        string
+		mistake     string
+	}{
+		{"", "production", "production", ""},
+		{"worker: {deployment: staging}", "production", "staging", ""},
+		{`worker: {deployment: "${env:DEPLOYMENT}"}`, "production", "production", ""},
+		{"", "", "", "FILE:1: worker.deployment: missing: name the deployment whose intents this worker delivers, such as production, here or in the environment variable DEPLOYMENT\n"},
+		{"worker: {deployment: Production}", "", "", "FILE:1: worker.deployment: must be 1 to 56 of a-z, 0-9, \"_\" and \"-\", and start with a letter or a digit, as in \"production\"\n"},
+		{"", "Production", "", "FILE:1: worker.deployment: must be 1 to 56 of a-z, 0-9, \"_\" and \"-\", and start with a letter or a digit, as in \"production\"\n"},
+	} {
+		c, err := loadText(t, tc.worker+rest, map[string]string{"DEPLOYMENT": tc.env})
+		wantMistakes(t, c, err, tc.mistake)
+		if err == nil && c.worker.Deployment != tc.want {
+			t.Errorf("%q, %q: the deployment is %q", tc.worker, tc.env, c.worker.Deployment)
+		}
 	}
 }

@@ -4,6 +4,7 @@
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
 //	worker migrate [-app-role r] [-worker-role r] [-operator-role r] [-approver-role r] [-print | -for tool -dir folder]
 //	worker config check [-config file]     print all mistakes in the file, with their lines
+//	worker adopt -deployment name          make a copy of the database, or a renamed one, the deployment's own
 //	worker pause -destination d -reason t  stop the calls to a destination, or of one -action, on every worker
 //	worker resume -destination d -reason t continue them
 //	worker version
@@ -46,6 +47,7 @@ usage:
   worker run [-config file]            deliver until SIGTERM, SIGINT or SIGHUP (DATABASE_URL names the database)
   worker migrate [flags]               create or update the tables, then grant roles what they need
   worker config check [-config file]   check the configuration; needs no database
+  worker adopt -deployment name        let this deployment's workers deliver from a copy of the database
   worker pause, worker resume          stop the calls to a destination, and continue them
   worker version
 
@@ -70,6 +72,8 @@ func (m *worker) main(args []string) int {
 		return m.migrate(args)
 	case "config":
 		return m.config(args)
+	case "adopt":
+		return m.adopt(args)
 	case "pause":
 		return m.pause(command, pauseUsage, args)
 	case "resume":
@@ -97,6 +101,7 @@ it at once.
 
 environment:
   DATABASE_URL   the database, such as postgres://user:password@host:5432/name (required)
+  DEPLOYMENT     the deployment whose intents it delivers, such as production (required, unless the file has it)
   WORKER_CONFIG  the configuration file, unless -config is given (default worker.yaml)
   LISTEN_ADDR    the address for /healthz and /readyz (default :8080; "off" for none)
   LOG_LEVEL      debug, info, warn, error (default info)

@@ -147,10 +147,7 @@ func writeFile(t *testing.T, name, text string) string {
 // call runs a command in this process.
 func call(env map[string]string, args ...string) (code int, stdout, stderr string) {
 	var out, errOut bytes.Buffer
-	m := &worker{stdout: &out, stderr: &errOut, lookupEnv: func(name string) (string, bool) {
-		value, ok := env[name]
-		return value, ok
-	}}
+	m := &worker{stdout: &out, stderr: &errOut, lookupEnv: inEnvironment(env)}
 	code = m.main(args)
 	return code, out.String(), errOut.String()
 }
@@ -200,5 +197,29 @@ func TestPauseAndResumeFromTheCommandLine(t *testing.T) {
 	records, err := outbox.Pauses(t.Context(), on, "stripe", 0)
 	if err != nil || len(records) != 1 || records[0].By.Actor != "ann" || records[0].Until.IsZero() || records[0].Ended.Actor != "bob" {
 		t.Errorf("%+v, %v", records, err)
+	}
+}
+
+func TestAdoptFromTheCommandLine(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	insert(t, on, "charge_card", 2)
+	env := map[string]string{"DATABASE_URL": on.DSN}
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"adopt", mistaken, "-deployment must be 1 to 56 of"},
+		{"adopt -deployment Production", mistaken, "-deployment must be 1 to 56 of"},
+		{"adopt -deployment production", 0, "the database belongs to production; it has 2 unfinished intents\n"},
+		{"adopt -deployment production", 0, "the database belongs to production; it has 2 unfinished intents\n"},
+	} {
+		code, out, errs := call(env, strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(out+errs, c.says) {
+			t.Errorf("%s: %d, %s%s", c.args, code, out, errs)
+		}
+	}
+	if code, _, errs := call(nil, "adopt", "-deployment", "production"); code != mistaken || !strings.Contains(errs, "DATABASE_URL") {
+		t.Errorf("without a database: %d, %s", code, errs)
 	}
 }

@@ -56,7 +56,7 @@ func wait(t *testing.T, until func(ctx context.Context) error) {
 }
 
 func environment(db *samekeytest.DB, more ...string) []string {
-	return append([]string{"DATABASE_URL=" + db.DSN, "LISTEN_ADDR=127.0.0.1:0"}, more...)
+	return append([]string{"DATABASE_URL=" + db.DSN, "DEPLOYMENT=staging", "LISTEN_ADDR=127.0.0.1:0"}, more...)
 }
 
 const oneVendor = `

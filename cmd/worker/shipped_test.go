@@ -90,7 +90,7 @@ func TestShippedFilesDeliver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shown := regexp.MustCompile("(?s)```yaml\n(destinations:.*?)```").FindSubmatch(page)
+	shown := regexp.MustCompile("(?s)```yaml\n(worker:.*?)```").FindSubmatch(page)
 	for name, text := range map[string]string{
 		"kubernetes.yaml": strings.TrimPrefix(strings.ReplaceAll("\n"+deployed, "\n    ", "\n"), "\n"),
 		"worker.md":       string(shown[1]),

@@ -15,6 +15,8 @@
 // # Environment
 //
 //	DATABASE_URL  the database, as a URL or keywords. Required
+//	DEPLOYMENT    the deployment whose intents are delivered, such as production; see dispatcher.Config. Required, unless
+//	              Options.Config has it
 //	LISTEN_ADDR   the address of the probes. Default ":8080"; empty or "off" for none
 //	LOG_LEVEL     debug, info, warn or error. Default info
 //	LOG_FORMAT    json or text. Default json. Logs go to stderr
@@ -159,6 +161,10 @@ func Run(ctx context.Context, o Options) error {
 	stopped := context.AfterFunc(ctx, func() { probes.ready(stopping) })
 	defer stopped()
 	if err := d.Run(ctx); err != nil {
+		var mistakes dispatcher.ConfigErrors
+		if errors.As(err, &mistakes) { // found in the database: it needs Config.Deployment
+			return &ConfigError{err}
+		}
 		return fmt.Errorf("daemon: %w", err)
 	}
 	return nil
@@ -199,6 +205,9 @@ func (o Options) dispatcher(pool *pgxpool.Pool, logger *slog.Logger) (*dispatche
 	}
 	if config.Logger == nil {
 		config.Logger = logger
+	}
+	if config.Deployment == "" {
+		config.Deployment = o.env("DEPLOYMENT", "")
 	}
 	d := dispatcher.New(pool, &config)
 	if err := o.Register(d); err != nil {

@@ -123,6 +123,32 @@ func TestRunWithoutProbes(t *testing.T) {
 }
 
 // net/http logs unsolicited data on an idle connection.
+// The deployment of the environment is that of the dispatcher. Without one, nothing is started on a database that has
+// none either.
+func TestDeploymentComesFromTheEnvironment(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	if _, err := on.Exec(t.Context(), `select samekey.adopt('production')`); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DATABASE_URL": on.DSN, "LISTEN_ADDR": "off"}
+	o, _ := options(env)
+	var config *ConfigError
+	if err := Run(t.Context(), o); !errors.As(err, &config) || !strings.Contains(err.Error(), "Deployment: missing") {
+		t.Errorf("without DEPLOYMENT, Run returned %v", err)
+	}
+	env["DEPLOYMENT"] = "production"
+	o, out := options(env)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, o) }()
+	waitFor(t, out, "dispatcher: running")
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
 func TestVendorsBytesStayOutOfTheLog(t *testing.T) {
 	o, out := options(nil)
 	logger, err := newLogger(o)

@@ -30,6 +30,7 @@ type life struct {
 	attempt int32
 	stale   []int32 // attempts that another worker has taken over
 	sentAs  int32   // the last attempt that was sent
+	told    string  // the attention events that it must have
 }
 
 // TestRandomLives makes random events happen to a few intents, by the real queries, and holds each row in Postgres to
@@ -41,6 +42,7 @@ func TestRandomLives(t *testing.T) {
 	}
 	t.Logf("go test ./internal/db -run RandomLives -life.seed=%d -life.steps=%d", seed, *lifeSteps)
 	l := &lives{queue: newQueue(t), Rand: rand.New(rand.NewPCG(seed, seed)), seen: map[string]bool{}}
+	l.exec(`insert into samekey.actions (action, attention) values ('charge', true)`)
 	for range *lifeSteps {
 		l.step()
 		l.compare()
@@ -222,11 +224,11 @@ func (l *lives) settle(x *life, event, to string) {
 	if event == intent.EventApply && intent.IsFinished(to) {
 		err := pgx.BeginFunc(l.Context(), l.DB, func(tx pgx.Tx) error {
 			q := l.q.WithTx(tx)
-			began, err := q.OutboxQueueCheckClaim(l.Context(), db.OutboxQueueCheckClaimParams{ID: x.id, Attempt: x.attempt, Worker: 7})
+			claimed, err := q.OutboxQueueCheckClaim(l.Context(), db.OutboxQueueCheckClaimParams{ID: x.id, Attempt: x.attempt, Worker: 7})
 			if err != nil {
 				return err
 			}
-			l.must(q.OutboxQueueFinish(l.Context(), db.OutboxQueueFinishParams{ID: x.id, Attempt: x.attempt, Worker: 7, Began: began, Outcome: to}))
+			l.must(q.OutboxQueueFinish(l.Context(), db.OutboxQueueFinishParams{ID: x.id, Attempt: x.attempt, Worker: 7, Began: claimed.Began, Outcome: to}))
 			return nil
 		})
 		if err != nil {
@@ -314,6 +316,9 @@ func (l *lives) headless(key string) bool {
 func (l *lives) moved(x *life, event, to string) {
 	l.Helper()
 	l.saw(x.status, event, to)
+	if x.status != to && slices.Contains(intent.Told, to) {
+		x.told += event + ":" + to + " "
+	}
 	x.status, x.held = to, false
 }
 
@@ -345,6 +350,10 @@ func (l *lives) compare() {
 		}
 		if got != want {
 			l.Fatalf("%s is %q in Postgres, %q by the table", x.id, got, want)
+		}
+		told := l.text(`select coalesce(string_agg(event || ':' || status || ' ', '' order by id), '') from samekey.outbox_attention where intent_id = $1`, x.id)
+		if told != x.told {
+			l.Fatalf("%s has the attention events %q, want %q", x.id, told, x.told)
 		}
 	}
 	l.all = slices.DeleteFunc(l.all, func(x *life) bool { return intent.IsFinished(x.status) && len(x.stale) == 0 })

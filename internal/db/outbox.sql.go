@@ -716,7 +716,7 @@ const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 
@@ -766,6 +766,52 @@ func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoad
 			&i.RequestType,
 			&i.Request,
 			&i.MessageID,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxStates = `-- name: OutboxStates :many
+select s.n::int as n, s.id::uuid as id, s.action::text as action, coalesce(s.status, '')::text as status, coalesce(s.code, '')::text as code
+from samekey.intent_states($1::text[], $2::text[], ($3::text[])::uuid[]) as s
+`
+
+type OutboxStatesParams struct {
+	Scopes   []string
+	IdemKeys []string
+	Ids      []string
+}
+
+type OutboxStatesRow struct {
+	N      int32
+	ID     uuid.UUID
+	Action string
+	Status string
+	Code   string
+}
+
+// The states of the intents that a process waits for. The ids are text, which every exec mode of pgx can encode.
+func (q *Queries) OutboxStates(ctx context.Context, arg OutboxStatesParams) ([]OutboxStatesRow, error) {
+	rows, err := q.db.Query(ctx, OutboxStates, arg.Scopes, arg.IdemKeys, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxStatesRow
+	for rows.Next() {
+		var i OutboxStatesRow
+		if err := rows.Scan(
+			&i.N,
+			&i.ID,
+			&i.Action,
+			&i.Status,
+			&i.Code,
 		); err != nil {
 			return nil, err
 		}

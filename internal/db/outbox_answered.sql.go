@@ -23,8 +23,9 @@ with picked as materialized (
           and q.status = 'answered'
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $1::int))
+          and (select array_agg(d.id) from samekey.deployment d) = array[$4::uuid]
         order by q.due_at
-        limit $4
+        limit $5
         for update skip locked
     )::uuid[] as ids
 )
@@ -36,10 +37,11 @@ returning q.id, q.status, q.attempt, q.attempts_used, q.ordering_key
 `
 
 type OutboxAnsweredClaimParams struct {
-	Worker   int32
-	Lease    time.Duration
-	Action   string
-	MaxCount int32
+	Worker     int32
+	Lease      time.Duration
+	Action     string
+	Deployment uuid.UUID
+	MaxCount   int32
 }
 
 type OutboxAnsweredClaimRow struct {
@@ -57,6 +59,7 @@ type OutboxAnsweredClaimRow struct {
 //	two workers claim at once                    skip locked: each row goes to one of them
 //	the claim commits and its result is lost     the lease expires, and the sweep releases the row
 //	the worker's session lock is lost            it claims nothing
+//	the database belongs to another deployment   it claims nothing
 //
 // Claims up to max_count answered intents of one action that are due. As in OutboxQueueClaim, it claims none without
 // the worker's session lock, and looks up rows by primary key. It returns no payload. Rows reach the client before the
@@ -67,6 +70,7 @@ func (q *Queries) OutboxAnsweredClaim(ctx context.Context, arg OutboxAnsweredCla
 		arg.Worker,
 		arg.Lease,
 		arg.Action,
+		arg.Deployment,
 		arg.MaxCount,
 	)
 	if err != nil {

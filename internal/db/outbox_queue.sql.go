@@ -33,7 +33,11 @@ func (q *Queries) OutboxQueueApplyEnded(ctx context.Context, began string) (Outb
 }
 
 const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
-select pg_current_xact_id()::text as began
+select pg_current_xact_id()::text as began,
+       coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
+                 from samekey.outbox_attention n
+                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
 `
@@ -44,14 +48,22 @@ type OutboxQueueCheckClaimParams struct {
 	Worker  int32
 }
 
+type OutboxQueueCheckClaimRow struct {
+	Began         string
+	AttentionInUs int64
+}
+
 // Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
 // the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 // decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
-func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (string, error) {
+//
+// attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
+// before the answer, and the first one is due in that many microseconds.
+func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
-	var began string
-	err := row.Scan(&began)
-	return began, err
+	var i OutboxQueueCheckClaimRow
+	err := row.Scan(&i.Began, &i.AttentionInUs)
+	return i, err
 }
 
 const OutboxQueueClaim = `-- name: OutboxQueueClaim :many
@@ -66,12 +78,13 @@ with picked as materialized (
           and q.due_at >= $4
           and q.due_at <= (select clock_timestamp())
           and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), $5::int))
-          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $6::text and r.paused_at is not null)
+          and (select array_agg(d.id) from samekey.deployment d) = array[$6::uuid]
+          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || $7::text and r.paused_at is not null)
           and not exists (select from samekey.pauses p
-                          where p.ended_at is null and p.destination = $6 and p.action in ('', $3)
+                          where p.ended_at is null and p.destination = $7 and p.action in ('', $3)
                             and (p.until is null or p.until > (select clock_timestamp())))
         order by q.due_at
-        limit $7
+        limit $8
         for update skip locked
     )::uuid[] as ids
 ), sized as materialized (
@@ -81,24 +94,24 @@ with picked as materialized (
     cross join lateral (select octet_length(x.payload) + pg_column_size(x.headers) as bytes from samekey.outbox x where x.id = i.id offset 0) o
     left join lateral (select octet_length(x.request) as bytes from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 ), fitting as materialized (
-    select f.ids, f.bytes, f.bytes > $8::bigint as payload_deferred,
-           $9::boolean or f.bytes <= $8::bigint as mark_sent
+    select f.ids, f.bytes, f.bytes > $9::bigint as payload_deferred,
+           $10::boolean or f.bytes <= $9::bigint as mark_sent
     from (select array_agg(z.id) as ids, coalesce(max(z.upto), 0)::bigint as bytes
-          from sized z where z.n = 1 or z.upto <= $10::bigint) f
+          from sized z where z.n = 1 or z.upto <= $11::bigint) f
 ), claimed as (
     update samekey.outbox_queue q
     set status           = case q.status when 'pending' then 'leased' else q.status end,
         attempt          = q.attempt + 1,
         leased_by        = $5::int,
-        lease_until      = p.now + $11::interval,
+        lease_until      = p.now + $12::interval,
         -- An irreversible intent without approval only moves to awaiting_approval in this claim: a crash loses nothing.
-        safe_to_resend   = $9::boolean or f.payload_deferred or ($12::boolean and q.approved_at is null),
-        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($12::boolean and q.approved_at is null)
+        safe_to_resend   = $10::boolean or f.payload_deferred or ($13::boolean and q.approved_at is null),
+        first_sent_at    = case when q.status = 'pending' and f.mark_sent and not ($13::boolean and q.approved_at is null)
                         then coalesce(q.first_sent_at, p.now) else q.first_sent_at end,
-        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $13::text else q.sent_to end,
-        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $14::boolean,
+        sent_to          = case when q.status = 'pending' and (q.first_sent_at is null or q.sent_to is null) then $14::text else q.sent_to end,
+        sent_unrendered  = q.sent_unrendered or q.status = 'pending' and f.mark_sent and not $15::boolean,
         key_window_until = case when q.status = 'pending' and f.mark_sent
-                        then coalesce(q.key_window_until, case when $15::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
+                        then coalesce(q.key_window_until, case when $16::boolean then 'infinity' else coalesce(q.first_sent_at, p.now) + $1::interval end)
                         else q.key_window_until end
     from picked p, fitting f
     where q.id = any (f.ids)
@@ -120,7 +133,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
@@ -130,6 +143,7 @@ type OutboxQueueClaimParams struct {
 	Action           string
 	DueFrom          time.Time
 	Worker           int32
+	Deployment       uuid.UUID
 	Destination      string
 	MaxCount         int32
 	InlineBytes      int64
@@ -182,7 +196,8 @@ type OutboxQueueClaimRow struct {
 // Claims up to max_count due intents of one action: pending ones to be sent, unknown ones to be looked up.
 // (OutboxAnsweredClaim claims the answered ones.) It claims none if the destination or the action is paused, here or in
 // River, or if the worker's session lock is lost: then other workers may be about to release its leases. (A shared
-// try-lock tells; it ends with the transaction.) due_from is the low-water mark of due_at: index entries before it are
+// try-lock tells; it ends with the transaction.) Nor does it claim in a database that belongs to another deployment, or
+// to several (queries/deployment.sql). due_from is the low-water mark of due_at: index entries before it are
 // dead, or are left to the full scan.
 //
 // max_bytes bounds a claim too. It takes the first intents by due_at whose payloads and rendered requests fit together,
@@ -205,6 +220,7 @@ func (q *Queries) OutboxQueueClaim(ctx context.Context, arg OutboxQueueClaimPara
 		arg.Action,
 		arg.DueFrom,
 		arg.Worker,
+		arg.Deployment,
 		arg.Destination,
 		arg.MaxCount,
 		arg.InlineBytes,
@@ -723,7 +739,9 @@ with u as materialized (
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as key_window_until
+    returning q.id, q.attempt, null::timestamptz as key_window_until,
+              case when u.status in ('dead', 'parked', 'awaiting_approval')
+                   then samekey.note_attention(q.id, q.action, u.status, u.event, u.code, u.error) end as noted
 ), settled as (
     select id, attempt, key_window_until from finished
     union all
@@ -781,6 +799,9 @@ type OutboxQueueSettleRow struct {
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
 // cause         of an intent that comes to rest as dead or parked, or empty
+//
+// An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
+// those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
 func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettleParams) ([]OutboxQueueSettleRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueSettle,
 		arg.Worker,
@@ -908,9 +929,15 @@ where (select q.id from samekey.outbox_queue q
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
 union all
+select 'attention', a.action::text, 0
+from unnest($2::text[]) as a (action)
+where (select n.id from samekey.outbox_attention n
+       where n.action = a.action and n.due_at <= (select clock_timestamp())
+       order by n.due_at limit 1) is not null
+union all
 select 'gone', '', h.worker
 from holders h
-where h.worker is not null and h.worker <> $2::int
+where h.worker is not null and h.worker <> $3::int
   and pg_try_advisory_xact_lock_shared(samekey.worker_class(), h.worker)
 union all
 select 'expired', '', h.worker
@@ -932,8 +959,9 @@ where exists (select from samekey.river_queue r
 `
 
 type OutboxQueueSweepParams struct {
-	Actions []string
-	Worker  int32
+	Actions   []string
+	Attending []string
+	Worker    int32
 }
 
 type OutboxQueueSweepRow struct {
@@ -943,12 +971,12 @@ type OutboxQueueSweepRow struct {
 }
 
 // One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
-// ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
-// pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
-// PausesExpire.
+// ('answered'), those with attention events that are due ('attention'), the workers that hold leases without their
+// session lock ('gone') or past their end ('expired'), and the pauses ('paused': a destination and an action, or all of
+// its actions). 'sync' asks for PausesSyncRiver and PausesExpire.
 // The first by due_at, not any: for any, the planner may scan the queue.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker)
+	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Attending, arg.Worker)
 	if err != nil {
 		return nil, err
 	}

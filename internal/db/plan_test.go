@@ -59,10 +59,16 @@ select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1,
 select count(samekey.enqueue('s', 'due ' || n, 'charge_card', '{}', due_at => now() - interval '1 minute'))
 from generate_series(1, %[4]d) n;
 insert into samekey.outbox_sends (intent_id, carried_key, request) select o.id, 'key', 'request' from samekey.outbox o where hashtext(o.idem_key) %% 2 = 0;
+-- Attention events: those of a function that fails, put off until tomorrow, with a second one behind each; and some due.
+insert into samekey.actions (action, attention) values ('charge_card', true);
+insert into samekey.outbox_attention (intent_id, action, status, event, due_at)
+select pg_temp.id(4000000 + n / 2), 'charge_card', 'dead', 'attempt', now() + interval '1 day' from generate_series(1, %[3]d) n;
+insert into samekey.outbox_attention (intent_id, action, status, event, due_at)
+select pg_temp.id(5000000 + n), 'charge_card', 'dead', 'attempt', now() - interval '1 minute' from generate_series(1, %[4]d) n;
 insert into samekey.endpoints (destination, name, url) select 'hooks', 'shop-' || n, 'https://shop.example' from generate_series(1, %[3]d) n;
 `
 
-var tables = []string{"outbox", "outbox_queue", "outbox_history", "outbox_sends", "processed_events", "endpoints"}
+var tables = []string{"outbox", "outbox_queue", "outbox_history", "outbox_sends", "outbox_attention", "processed_events", "endpoints"}
 
 func fill(t *testing.T, database *samekeytest.DB) {
 	t.Helper()
@@ -214,6 +220,10 @@ func (p planner) checkAll() {
 	p.checkScans("enqueue again", `select samekey.enqueue('s', 'another', 'charge_card', '{}')`)
 	p.checkScans("enqueue behind many", `select samekey.enqueue('s', 'behind', 'charge_card', '{}', ordering_key => 'order-1')`)
 	p.checkScans("enqueue a head", `select samekey.enqueue('s', 'head', 'charge_card', '{}', ordering_key => 'another')`)
+	p.checkScans("states of waiters", `select count(s.status) from (
+			select array_agg('s'::text) as scopes, array_agg('finished ' || to_char(n, 'FM0000000')) as keys,
+			       array_agg(lpad(to_hex(3000000 + n), 32, '0')::uuid) as ids
+			from generate_series(1, 1000) n) w, samekey.intent_states(w.scopes, w.keys, w.ids) s`)
 	// A thousand intents rest. Groups and acts on many read them, or a batch of them, and not the queue.
 	p.exec(`update samekey.outbox_queue set status = 'dead', last_code = '503', cause = 'overloaded', ordering_key = null, leased_by = null, lease_until = null
 		where id = any (array(select id from samekey.outbox_queue where action = 'charge_card' and ordering_key is null order by id limit 1000))`)
@@ -234,6 +244,14 @@ func (p planner) checkAll() {
 		names[i] = fmt.Sprintf("shop-%d", 1000*i+1)
 	}
 	p.check("endpoints of calls", db.EndpointsForCalls, 2*len(names), db.EndpointsForCallsParams{Destination: "hooks", Names: names})
+	p.check("attention, the next event", db.OutboxAttentionNext, 20, "charge_card")
+	var event db.OutboxAttentionDeleteParams
+	if err := p.tx.QueryRow(p.t.Context(), `select id, intent_id from samekey.outbox_attention order by due_at desc, id limit 1`).Scan(&event.ID, &event.IntentID); err != nil {
+		p.t.Fatal(err)
+	}
+	p.check("attention of an intent", db.OutboxAttentionOfIntent, 10, event.IntentID)
+	p.check("attention failed", db.OutboxAttentionFailed, 10, db.OutboxAttentionFailedParams{ID: event.ID, IntentID: event.IntentID, DelayUs: 1})
+	p.check("attention ends", db.OutboxAttentionDelete, 10, event)
 	// A subject has 40 intents at full size, and each of them an event.
 	p.check("list by subject", db.OutboxListBySubject, 200, db.OutboxListBySubjectParams{Subject: "booking/42", Before: uuid.Max, MaxCount: 100})
 	p.check("list by reference", db.OutboxListByReference, 10, db.OutboxListByReferenceParams{Reference: "ch_42", Before: uuid.Max, MaxCount: 100})

@@ -258,6 +258,36 @@ func TestClaimConditions(t *testing.T) {
 	}
 }
 
+func TestClaimsOfAnotherDeploymentTakeNothing(t *testing.T) {
+	s := newQueue(t)
+	s.insert("")
+	s.insert(`status = 'answered'`)
+	claimed := func() int {
+		t.Helper()
+		answered, err := s.q.OutboxAnsweredClaim(t.Context(), db.OutboxAnsweredClaimParams{Action: "charge", Worker: 7, MaxCount: 10, Lease: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(answered) + len(s.claim(nil))
+	}
+	s.exec(`insert into samekey.deployment (name, database_oid) values ('production', 1)`)
+	if n := claimed(); n != 0 {
+		t.Errorf("with the rows of two deployments, %d were claimed", n)
+	}
+	s.exec(`delete from samekey.deployment where test`)
+	if n := claimed(); n != 0 {
+		t.Errorf("with the row of another deployment, %d were claimed", n)
+	}
+	s.exec(`delete from samekey.deployment`)
+	if n := claimed(); n != 0 {
+		t.Errorf("without a row, %d were claimed", n)
+	}
+	s.exec(`insert into samekey.deployment (id, name, database_oid) values ($1, 'staging', 1)`, uuid.Nil)
+	if n := claimed(); n != 2 {
+		t.Errorf("with the right row, %d were claimed, want 2", n)
+	}
+}
+
 // Payload, headers and the rendered request count towards the bytes of a claim.
 func TestClaimCountsAllBytes(t *testing.T) {
 	s := newQueue(t)

@@ -62,11 +62,13 @@ const (
 	OutcomeNotSent          = "not_sent"
 )
 
-// Unfinished, Finished and Resting list statuses. A resting intent waits for a person. Do not change them.
+// Unfinished, Finished, Resting and Told list statuses. A resting intent waits for a person. Of a told one, the
+// application learns by an attention event. Do not change them.
 var (
 	Unfinished = []string{Pending, Blocked, Leased, Unknown, Answered, AwaitingApproval, Parked, Dead}
 	Finished   = []string{Delivered, Refused, Cancelled}
 	Resting    = []string{AwaitingApproval, Parked, Dead}
+	Told       = []string{AwaitingApproval, Parked, Dead, Cancelled}
 )
 
 // Logged lists the events that have a line in the history.

@@ -17,6 +17,7 @@ func TestTablesAllowTheNamesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	for constraint, want := range map[string][]string{
 		"outbox_queue_status":         intent.Unfinished,
+		"outbox_attention_status":     intent.Told,
 		"outbox_history_final_status": intent.Finished,
 		"outbox_history_event":        intent.Logged,
 		"outbox_history_outcome":      intent.Outcomes,
@@ -44,6 +45,17 @@ func TestEachStatusIsReachedAndUnfinishedOnesAreLeft(t *testing.T) {
 		}
 		if left == intent.IsFinished(status) {
 			t.Errorf("%s: left %v, finished %v", status, left, intent.IsFinished(status))
+		}
+	}
+}
+
+// An Apply waits for the attention events of its intent once, before it runs: no further one may come after the answer.
+func TestNoAttentionEventFollowsTheAnswer(t *testing.T) {
+	for _, step := range intent.Table {
+		for _, to := range step.To {
+			if step.From == intent.Answered && (slices.Contains(intent.Told, to) || !slices.Contains([]string{intent.Answered, intent.Delivered, intent.Refused}, to)) {
+				t.Errorf("an answered intent can become %s by %s", to, step.Event)
+			}
 		}
 	}
 }

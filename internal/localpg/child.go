@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,6 +25,7 @@ const (
 type job struct {
 	Port       int
 	BinDir     string // empty: download binaries
+	CopyOf     string // empty: begin with an empty server
 	Dir        string // the child's own folder
 	Parameters map[string]string
 }
@@ -67,6 +70,13 @@ func runChild(encoded string) (err error) {
 	if job.BinDir != "" {
 		config = config.BinariesPath(filepath.Dir(job.BinDir))
 	}
+	if job.CopyOf != "" {
+		version, err := copyServer(job)
+		if err != nil {
+			return err
+		}
+		config = config.Version(version)
+	}
 	postgres := embedded.NewDatabase(config)
 	if err := postgres.Start(); err != nil {
 		return err
@@ -80,6 +90,18 @@ func runChild(encoded string) (err error) {
 	// The parent writes nothing to this pipe. The read ends when the parent closes it or dies.
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return nil
+}
+
+// copyServer copies the files of another server. It returns their version: embedded-postgres starts from an existing
+// folder only if the two agree.
+func copyServer(job job) (embedded.PostgresVersion, error) {
+	data := filepath.Join(job.Dir, "data")
+	out, err := exec.Command(filepath.Join(job.BinDir, "pg_basebackup"), "-D", data, "-d", job.CopyOf, "--checkpoint=fast").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("pg_basebackup: %w: %s", err, out)
+	}
+	version, err := os.ReadFile(filepath.Join(data, "PG_VERSION"))
+	return embedded.PostgresVersion(strings.TrimSpace(string(version))), err
 }
 
 func say(word string) {

@@ -50,6 +50,10 @@ type Config struct {
 	// value must not contain a double quote.
 	Parameters map[string]string
 
+	// CopyOf is the DSN of a running server of the same version. The new server begins with a physical copy of it, made
+	// by pg_basebackup, as a promoted replica does. By default it begins empty.
+	CopyOf string
+
 	// Log receives the server's log when the server stops. By default the log is discarded.
 	Log io.Writer
 }
@@ -95,7 +99,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 var portTaken = regexp.MustCompile(`already listening on port|could not bind`)
 
 func start(ctx context.Context, config Config, port int) (_ *Server, err error) {
-	job := job{Port: port, BinDir: config.BinDir, Parameters: map[string]string{
+	job := job{Port: port, BinDir: config.BinDir, CopyOf: config.CopyOf, Parameters: map[string]string{
 		"fsync":           "on",
 		"max_connections": "200",
 	}}

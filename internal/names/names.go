@@ -56,5 +56,13 @@ func CheckDestination(name string) error {
 	return nil
 }
 
+// CheckDeployment returns an error if this cannot be the name of a deployment. The error goes after the name of a field.
+func CheckDeployment(name string) error {
+	if !destination.MatchString(name) {
+		return errors.New(`must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in "production"`)
+	}
+	return nil
+}
+
 // IsToken reports whether this is a token of HTTP, such as the name of a header or a method.
 func IsToken(text string) bool { return token.MatchString(text) }

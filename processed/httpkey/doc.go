@@ -74,6 +74,9 @@
 // Options.ReplayHeaders, never Set-Cookie or a challenge. It also has Idempotent-Replayed: true, and Original-Request
 // with Options.RequestID.
 //
+// Options.Render changes what the client gets, for answers that show how an effect went ("paid", or 202 while it is
+// pending): the stored answer stays, and each replay shows the current outcome.
+//
 // Leave whatever depends on the client to outer middleware: CORS (Access-Control-*), which is not stored, and
 // compression. The handler does not see Accept-Encoding, and an answer with a Content-Encoding other than identity is
 // refused (500), because the next client may not accept it.

@@ -154,7 +154,7 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	case err != nil:
 		m.fail(w, r, req.Key, problemOf(err), err)
 	case !res.Deduplicated && c.err == nil:
-		c.answer.send(w)
+		m.sendFirst(w, r, req.Key, c.answer, res.Value)
 	case !res.Deduplicated: // processed.Fail
 		m.sendStored(w, r, req.Key, res.Value, false)
 	case m.o.Authorize != nil && !m.o.Authorize(r):

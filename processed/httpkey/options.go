@@ -89,6 +89,19 @@ type Options struct {
 	// refused.
 	ReplayHeaders []string
 
+	// Render changes an answer on its way to the client, for an answer that shows how an effect went: "paid", or 202 while
+	// it is pending. It is called after the commit, for the first answer and for each replay with a status of 200 to 399.
+	// What is stored does not change. Render may wait for the effect (outbox.Await), for as long as clients should wait: no
+	// transaction and no connection is held. The request's context ends when the client disconnects; the Body is already
+	// read.
+	//
+	// The same key then gets different answers over time. Tell callers: docs/callers.md has a paragraph for them. Change
+	// the headers that describe the body (ETag, Last-Modified) together with it.
+	//
+	// Render is not called for stored failures, the middleware's own answers, and an answer over MaxAnswer. If it panics,
+	// the client gets a 500; the request was executed, and a repetition is a replay. Nil: answers are sent as stored.
+	Render func(r *http.Request, a *Answer)
+
 	// RequestID returns the id under which the service knows the request, such as the one in its log. It is stored with
 	// the answer and sent with each replay as Original-Request. An id that is longer than 255 bytes, or not visible
 	// ASCII, is left out. Nil: replays have no such header. Answers of processed.Fail have none either.

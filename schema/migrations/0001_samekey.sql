@@ -8,11 +8,14 @@
 --   outbox_queue      the work that is left: one row per unfinished intent, with its state and its lease
 --   outbox_history    what happened to an intent, one row per event
 --   outbox_sends      the rendered request of an intent, stored before the first attempt
+--   outbox_attention  what the application has yet to learn: an intent needs a person, or was cancelled
+--   actions           what the workers have registered about their actions
 --   processed_events  one row per idempotency key: the request's hash and the stored response
 --   endpoints         webhook receivers: URL, signing secrets, stopped or not
 --   pauses            which destinations and actions are paused, by whom and why
 --   rate_limits       how much of a destination's rate is used, for all workers together
 --   workers           the running workers
+--   deployment        which deployment this database belongs to
 --   outbox_stats      counts per action and state, for dashboards
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
@@ -79,10 +82,14 @@ create table samekey.outbox (
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
     created_at    timestamptz not null default clock_timestamp(),
+    replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
+    revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
-    constraint outbox_once unique (idem_key, scope, action, part)
+    constraint outbox_once unique (idem_key, scope, action, part, revision)
 );
+-- An intent has at most one successor.
+create unique index outbox_replaces on samekey.outbox (replaces) where replaces is not null;
 -- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
 create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
@@ -207,6 +214,37 @@ create table samekey.outbox_sends (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- What the workers have registered about actions, for statements that run outside a worker.
+create table samekey.actions (
+    action     text        collate "C" primary key,
+    attention  boolean     not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    changed_at timestamptz not null default clock_timestamp()
+);
+
+-- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
+-- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
+-- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
+-- interleavings.
+create table samekey.outbox_attention (
+    id            bigint      generated always as identity primary key,
+    intent_id     uuid        not null,
+    action        text        collate "C" not null,
+    status        text        collate "C" not null,
+    event         text        collate "C" not null, -- what led there, as in outbox_history
+    code          text        collate "C",
+    error         text,
+    actor         text,                     -- the person who did it; null: a worker
+    reason        text,
+    at            timestamptz not null default clock_timestamp(), -- when the intent came to this status
+    due_at        timestamptz not null default clock_timestamp(), -- the function is not called before
+    attempts_used integer     not null default 0, -- calls of the function that failed
+
+    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
+);
+create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
 -- expires_at. A record without completed_at belongs to a request that is in progress.
 create table samekey.processed_events (
@@ -319,6 +357,22 @@ create table samekey.workers (
     constraint workers_name_length check (octet_length(name) between 1 and 255)
 );
 
+-- Which deployment (production, staging, ...) this database belongs to, and which database it is. A copy of the database
+-- has the row of the original, so workers see that it is a copy and deliver nothing. See samekey.check_deployment.
+--
+-- The table has one row. It has no constraint for that, on purpose: a dump of the data that is restored into another
+-- deployment's tables adds a second row, and then nothing is claimed either.
+create table samekey.deployment (
+    id                uuid        primary key default gen_random_uuid(), -- changes with each samekey.adopt. Claims compare it
+    name              text        collate "C", -- null: the first worker that starts gives the database its name
+    system_identifier bigint,                  -- of the server; null: the server does not tell it
+    database_oid      oid         not null,
+    test              boolean     not null default false, -- made by samekeytest.NewDB: any worker may deliver here
+    adopted_at        timestamptz not null default clock_timestamp(),
+    adopted_by        text        not null default session_user,
+    constraint deployment_name check (name ~ '^[a-z0-9][a-z0-9_-]{0,55}$')
+);
+
 -- Counts of unfinished intents by action and state, refreshed by a periodic job.
 create table samekey.outbox_stats (
     action        text        collate "C" not null,
@@ -400,6 +454,33 @@ as $$ select pg_catalog.hashtextextended(ordering_key collate pg_catalog."C", 82
 create function samekey.worker_class() returns integer
     language sql immutable parallel safe
 as $$ select 1935764331 $$;
+
+-- Writes the attention event of an intent, if its action has an Attention function. Each statement and each function
+-- that makes an intent dead, parked, awaiting_approval or cancelled calls it for that intent, with what it writes to
+-- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written.
+create function samekey.note_attention(
+    intent_id uuid,
+    action    text,
+    status    text,
+    event     text,
+    code      text default null,
+    error     text default null,
+    actor     text default null,
+    reason    text default null
+) returns boolean
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Services that share a database. A connection that sets samekey.service can use only keys whose scope starts with that
@@ -815,6 +896,44 @@ end
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Returns the states of intents to a caller that knows their keys and ids: row n belongs to the n-th of each array. An
+-- intent that does not exist, is not committed or has another key has no row. For an intent that was replaced, the row
+-- is that of its last successor. The status is null if the intent lost its row in the queue, which reconcile restores.
+--
+-- It is what outbox.Await reads. It runs as its owner, since the application's role cannot read intents.
+--
+-- `offset 0` forces index lookups, regardless of statistics.
+create function samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+    returns table (n integer, id uuid, action text, status text, code text)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Acts: what people do to intents, pauses and endpoints. Go, the command line, pages and psql call the same functions.
 -- Each function is one act: it locks, checks, changes, and records who did it. It runs as its owner, so a role needs
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
@@ -1001,7 +1120,9 @@ declare
     v_actions text[];
 begin
     with gone as (
-        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.key_window_until, q.ordering_key
+        delete from samekey.outbox_queue q where q.id = any (ids)
+        returning q.id, q.key_window_until, q.ordering_key,
+                  samekey.note_attention(q.id, q.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason)
     ), logged as (
         insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
         select g.id, act_cancelled.event, 'cancelled', g.key_window_until, act_cancelled.actor, act_cancelled.reason, session_user from gone g
@@ -1032,8 +1153,12 @@ create function samekey.act_resolved(ids uuid[], outcome text, actor text, reaso
 as $$
 declare
     v_sent    boolean := outcome <> 'not_sent';
+    v_parked  uuid[]; -- those that come to rest only now
     v_actions text[];
 begin
+    if not v_sent then
+        v_parked := array(select q.id from samekey.outbox_queue q where q.id = any (ids) and q.status = 'unknown');
+    end if;
     with resolved as (
         update samekey.outbox_queue q
         set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
@@ -1049,7 +1174,9 @@ begin
             last_code        = coalesce(nullif(act_resolved.code, ''), q.last_code),
             cause            = case when not v_sent then 'resolved as not sent' end
         where q.id = any (ids)
-        returning q.id, q.action
+        returning q.id, q.action,
+                  case when q.id = any (v_parked) then samekey.note_attention(q.id, q.action, 'parked', 'resolved', act_resolved.code, null,
+                                                                              act_resolved.actor, act_resolved.reason) end
     ), logged as (
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         select r.id, 'resolved', act_resolved.outcome, nullif(act_resolved.code, ''), nullif(act_resolved.response_type, ''),
@@ -1621,6 +1748,120 @@ begin
     return found;
 end
 $$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- The deployment. A worker delivers only if the database is the one that its configuration names, and not a copy.
+--
+--   what was done                                 system identifier   database oid   rows   found by
+--   dump and restore, logical replication         another             another        1      the identity
+--   create database ... template                  the same            another        1      the identity
+--   pg_upgrade                                    another             either         1      the identity
+--   data restored into another deployment         -                   -              2      the number of rows
+--   snapshot, pg_basebackup, restored backup      the same            the same       1      the name, if it differs
+--   failover to a physical replica                the same            the same       1      nothing: it is the original
+--
+-- In each case but the last two, a person decides by samekey.adopt that workers may deliver what the copy contains.
+
+-- Returns what tells this database from its copies. The functions below run as their owner, so that the answer is the
+-- same for each role. Postgres lets every role call pg_control_system. Where it was revoked from the owner, or a
+-- compatible server lacks it, the system identifier is null and does not count.
+create function samekey.this_database(out system_identifier bigint, out database_oid oid)
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+    select c.system_identifier into system_identifier from pg_control_system() c;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    select d.oid into database_oid from pg_database d where d.datname = current_database();
+end
+$$;
+
+-- Reports whether a worker of the deployment may deliver what is in this database: problem is null, and id is what its
+-- claims compare. Otherwise problem is 'unnamed' (the worker names no deployment), 'missing' (the table has no row),
+-- 'several' (it has more than one), 'copy' or 'name' (it belongs to another deployment); belongs_to is the name in the
+-- row. A worker calls it at its start, when its session is connected again, and with each heartbeat. The first call in
+-- a new database sets the name. Interleavings: queries/deployment.sql.
+create function samekey.check_deployment(deployment text, out id uuid, out belongs_to text, out problem text)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows integer;
+    d      samekey.deployment;
+    this   record;
+begin
+    select count(*) into v_rows from samekey.deployment;
+    select * into d from samekey.deployment limit 1;
+    id := d.id;
+    belongs_to := d.name;
+    if v_rows <> 1 then
+        problem := case v_rows when 0 then 'missing' else 'several' end;
+        select string_agg(coalesce(x.name, '(no name)'), ', ' order by x.name) into belongs_to from samekey.deployment x;
+        return;
+    elsif d.test then
+        return;
+    elsif coalesce(deployment, '') collate "C" = '' then
+        problem := 'unnamed';
+        return;
+    end if;
+    this := samekey.this_database();
+    if d.database_oid <> this.database_oid or d.system_identifier <> this.system_identifier then
+        problem := 'copy';
+        return;
+    end if;
+    if d.name is null then
+        update samekey.deployment x set name = deployment where x.id = d.id and x.name is null;
+        select x.id, x.name into id, belongs_to from samekey.deployment x; -- a concurrent worker may have been first
+    end if;
+    if belongs_to collate "C" is distinct from deployment then
+        problem := 'name';
+    end if;
+end
+$$;
+
+-- Makes this database the deployment's: from now on its workers deliver what is in it, whatever deployment it was
+-- copied from. Returns how many intents are unfinished; those that are due are sent. For the owner of the tables, or a
+-- role with a grant of its own.
+--
+-- It raises 55006 while a worker of another deployment is at work here: stop it first. If nothing changes, running
+-- workers are no obstacle.
+create function samekey.adopt(deployment text) returns bigint
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    this     record;
+    v_worker text;
+begin
+    if (deployment collate "C" ~ '^[a-z0-9][a-z0-9_-]{0,55}$') is not true then
+        raise exception 'samekey: adopt: deployment must be 1 to 56 of a-z, 0-9, "_" and "-", and start with a letter or a digit, as in production'
+            using errcode = '22023', column = 'deployment';
+    end if;
+    lock table samekey.deployment in exclusive mode; -- against another adopt; claims go on reading
+    this := samekey.this_database();
+    if (select count(*) from samekey.deployment) <> 1
+       or not exists (select from samekey.deployment d
+                      where d.name = deployment collate "C" and not d.test and d.database_oid = this.database_oid
+                        and d.system_identifier is not distinct from this.system_identifier) then
+        select coalesce(w.name, held.objid::text) into v_worker
+        from pg_locks held left join samekey.workers w on w.id = held.objid::bigint
+        where held.locktype = 'advisory' and held.classid::bigint = samekey.worker_class() and held.objsubid = 2
+          and held.granted and held.mode = 'ExclusiveLock' and held.database = this.database_oid
+        limit 1;
+        if found then
+            raise exception 'samekey: adopt: the worker "%" is at work in this database', v_worker
+                using errcode = 'object_in_use', hint = 'Check that this is the right database. If it is, stop its workers first.';
+        end if;
+        delete from samekey.deployment;
+        insert into samekey.deployment (name, system_identifier, database_oid)
+        values (deployment, this.system_identifier, this.database_oid);
+    end if;
+    return (select count(*) from samekey.outbox_queue);
+end
+$$;
+
+insert into samekey.deployment (system_identifier, database_oid) select t.system_identifier, t.database_oid from samekey.this_database() t;
 
 -- No function is executable by PUBLIC. schema.Grant gives the application's role and the worker's role what they need.
 revoke all on all functions in schema samekey from public;

@@ -33,7 +33,7 @@ func (d *demo) startAll(ctx context.Context) error {
 	for i := range 2 {
 		worker := d.process("worker "+strconv.Itoa(i+1), "worker", "-payments", d.payments.url, "-mail", d.mail.url,
 			"-timeout", d.timeout.String(), "-concurrency", strconv.Itoa(concurrency))
-		worker.env = append(worker.env, "LISTEN_ADDR=off", "CREATEORDER_BREAK="+d.sabotage)
+		worker.env = append(worker.env, "DEPLOYMENT=demo", "LISTEN_ADDR=off", "CREATEORDER_BREAK="+d.sabotage)
 		d.workers = append(d.workers, worker)
 		if err := worker.start(ctx); err != nil {
 			return err

@@ -1,7 +1,7 @@
 // Command worker delivers the order service's intents: it charges cards and sends receipts, each once, however often it
 // has to try.
 //
-//	DATABASE_URL=postgres://... worker -payments http://... -mail http://...
+//	DATABASE_URL=postgres://... DEPLOYMENT=production worker -payments http://... -mail http://...
 //
 // You can run any number of workers, and kill any of them at any moment. Package daemon provides probes, logs and
 // signals.
