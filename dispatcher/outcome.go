@@ -82,8 +82,7 @@ func Denied(r Response) Outcome { return Outcome{kind: outcomeDenied, response: 
 // Dead reports that the vendor did not act and will not until a person changes something (404, a malformed request).
 // The intent stays dead (a dead letter) until it is redriven, resolved or cancelled.
 //
-// A redrive sends the same bytes. If the bytes are wrong, resolve the intent as not sent, cancel it, and insert it
-// again with another part.
+// A redrive sends the same bytes. If the bytes are wrong, replace the intent (outbox.Replace).
 func Dead(r Response) Outcome { return Outcome{kind: outcomeDead, response: r} }
 
 // Gone reports that the endpoint did not act and wants no more calls (410). The intent is dead. If its endpoint is a

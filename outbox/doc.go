@@ -84,6 +84,7 @@
 //	pending: will be sent when it is due, for the first time or again
 //	  claimed      -> leased                  a worker takes it
 //	  Cancel       -> (cancelled)             before it was sent
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
 //	blocked: waits for earlier intents with its ordering key
 //	  its turn     -> pending                 the intent before it is finished, or left the order
@@ -117,18 +118,22 @@
 //	  Approve      -> pending                 for one attempt
 //	  Reject       -> (cancelled)             it is not sent
 //	  Cancel       -> (cancelled)             before it was sent
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
 //	parked: unknown, and no lookup can tell: a person must find out and Resolve it
 //	  late answer  -> answered                the attempt that was sent last was answered after all
 //	  Redrive      -> pending                 unless it may have been sent and must not be sent twice
 //	  Resolve      -> answered, parked        parked: resolved as not sent
 //	  Cancel       -> (cancelled)             not sent, or resolved as not sent
+//	  Replace      -> (cancelled)             resolved as not sent: a successor takes its place
 //
 //	dead: will not be retried (dead letter): attempts or deadline used up, or an answer that needs a person
 //	  late answer  -> answered                the attempt that was sent last was answered after all
 //	  Redrive      -> pending                 unless it may have been sent and must not be sent twice
 //	  Resolve      -> answered, dead          dead: resolved as not sent
 //	  Cancel       -> (cancelled)             not sent, or resolved as not sent
+//	  Replace      -> (cancelled)             no vendor acted: a successor takes its place
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
 //	(delivered): the vendor did it
 //	(refused): the vendor said no, such as a declined card

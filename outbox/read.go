@@ -67,6 +67,9 @@ type Entry struct {
 	ApprovedAt     time.Time
 	FinishedAt     time.Time
 
+	// Replaces is the intent that this one replaces, and ReplacedBy its successor: see [Replace].
+	Replaces, ReplacedBy uuid.UUID
+
 	// History is what happened, in order; from Get only.
 	History []Event
 }
@@ -149,6 +152,7 @@ func entry(r db.OutboxEntriesRow) Entry {
 		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
 		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
+		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy,
 	}
 	if e.Deadline.IsZero() {
 		e.Deadline = time.Time{} // in no time zone

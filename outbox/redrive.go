@@ -12,8 +12,7 @@ import (
 // irreversible action needs approval again. If its ordering key moved on without it, the intent stays out of the order.
 //
 // If its deadline has passed, the intent becomes dead again: insert a new one. If the vendor refused the bytes, a
-// redrive sends the same bytes: resolve the intent as not sent, [Cancel] it, and insert the corrected payload with
-// another part.
+// redrive sends the same bytes: [Replace] the intent.
 //
 // Any other state is a [*StateError], and so is an intent that may have been sent and must not be sent twice. Find out
 // what happened and [Resolve] it; an intent that is resolved as not sent can be redriven.

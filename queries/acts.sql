@@ -16,6 +16,14 @@ select samekey.redrive(@id::uuid, @actor::text, @reason::text)::text[];
 -- name: ActResolve :one
 select samekey.resolve(@id::uuid, @outcome::text, @actor::text, @reason::text, @code::text, @response_type::text, @response::bytea, @reference::text)::text[];
 
+-- name: ActReplace :one
+select samekey.replace(@id::uuid, @actor::text, @reason::text, sqlc.narg('deadline')::timestamptz)::uuid as successor,
+       coalesce((select o.action from samekey.outbox o where o.id = @id), '')::text as action;
+
+-- name: ActReplacePayload :one
+select samekey.replace_payload(@id::uuid, @payload::bytea, @actor::text, @reason::text, @content_type::text, sqlc.narg('deadline')::timestamptz)::uuid as successor,
+       coalesce((select o.action from samekey.outbox o where o.id = @id), '')::text as action;
+
 -- name: ActPause :exec
 select samekey.pause(@destination::text, @actor::text, @reason::text, @action::text, sqlc.narg('until')::timestamptz);
 

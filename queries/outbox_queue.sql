@@ -219,6 +219,21 @@ with recorded as materialized (
 )
 select (select count(*) from resolved)::int as resolved, (select count(*) from logged)::int as logged;
 
+-- name: OutboxQueueHoldSuccessor :one
+-- After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+-- Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+-- answer L and a replacement R of the same intent:
+--
+--   L changes the row, R waits for the row     R sees an answered intent and refuses
+--   R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+--   R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
+--   before L                                   have acted
+--   the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+--                                              that dies
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor(@id::uuid) h on true
+where h.successor is not null;
+
 -- name: OutboxQueueFinish :execrows
 -- Finishes an intent, as the last statement of the transaction in which Apply ran. If it changes no row, the fence does
 -- not match or Apply ended the transaction that it was given, and the transaction must roll back.

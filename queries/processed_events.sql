@@ -121,7 +121,7 @@ left join lateral (
 -- the last one was finished longer ago than the retention. The lock of the key keeps other transactions away; if the
 -- key is in use, the next prune tries again.
 with page as materialized (
-    select o.id, o.idem_key, o.scope, o.action, o.part
+    select o.id, o.idem_key, o.scope, o.action, o.part, o.revision
     from samekey.outbox o
     where o.id > @after
     order by o.id
@@ -132,7 +132,7 @@ with page as materialized (
         where (select e.idem_key from samekey.processed_events e
                where e.idem_key = g.idem_key and e.scope = g.scope limit 1) is null
           and (select f.id from samekey.outbox f
-               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part) < (g.action, g.part)
+               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part, f.revision) < (g.action, g.part, g.revision)
                limit 1) is null
     ) as ids
 ), locked as materialized (

@@ -64,7 +64,7 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // those of a person's act, so the worker cannot write an approval.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
@@ -97,13 +97,13 @@ var readGrants = []string{
 }
 
 var operatorGrants = []string{
-	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.pause, samekey.resume to %s`,
+	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
 	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.bulk_plan to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 
 var approverGrants = []string{
-	`grant execute on function samekey.approve to %s`,
+	`grant execute on function samekey.approve, samekey.replace, samekey.replace_payload to %s`,
 }
 
 // Grants returns the SQL that gives the roles what they need in the schema, and revokes everything else they had there.

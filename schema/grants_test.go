@@ -237,10 +237,12 @@ func isWorker(name string) bool {
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
 // explain further queries that only read.
 func isOperator(name string) bool {
-	return strings.HasPrefix(name, "Act") && name != "ActApprove" || isReader(name)
+	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActReplacePayload" || isReader(name)
 }
 
-func isApprover(name string) bool { return name == "ActApprove" || isReader(name) }
+func isApprover(name string) bool {
+	return name == "ActApprove" || name == "ActReplace" || name == "ActReplacePayload" || isReader(name)
+}
 
 func isReader(name string) bool {
 	return strings.HasPrefix(name, "OutboxList") || name == "OutboxEntries" || name == "OutboxHistory" || name == "OutboxSendsGet" ||

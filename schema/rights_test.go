@@ -48,7 +48,7 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
 	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
-	"act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"adopt":             "",
 	"approve":           "approver",
 	"bulk_filter":       "",
@@ -66,6 +66,8 @@ var functionRights = map[string]string{
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"headers_refusal":   "",
+	"hold_successor":    "worker",
+	"intent_refusal":    "",
 	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
@@ -80,6 +82,9 @@ var functionRights = map[string]string{
 	"refuse_intent":     "",
 	"refuse_scope":      "app worker",
 	"reject":            "operator",
+	"replace":           "operator approver",
+	"replace_payload":   "approver",
+	"replacement_key":   "",
 	"resolve":           "operator",
 	"resolve_all":       "operator",
 	"resume":            "operator",

@@ -114,8 +114,8 @@ table samekey.outbox_history
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
     constraint outbox_history_event CHECK (
 CASE
-    WHEN (db_user IS NULL) THEN (event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'restored'::text]))
-    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text]))
+    WHEN (db_user IS NULL) THEN (event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'restored'::text, 'held'::text]))
+    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'replaced'::text]))
 END)
     constraint outbox_history_final_status CHECK ((final_status = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
     constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'accepted'::text, 'not_sent'::text])))
@@ -286,17 +286,19 @@ CREATE OR REPLACE FUNCTION samekey.act_cancelled(event text, ids uuid[], actor t
 AS $function$
 declare
     v_keys    text[];
+    v_noted   bigint;
     v_actions text[];
 begin
     with gone as (
-        delete from samekey.outbox_queue q where q.id = any (ids)
-        returning q.id, q.key_window_until, q.ordering_key,
-                  samekey.note_attention(q.id, q.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason)
+        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.action, q.key_window_until, q.ordering_key
     ), logged as (
         insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
         select g.id, act_cancelled.event, 'cancelled', g.key_window_until, act_cancelled.actor, act_cancelled.reason, session_user from gone g
     )
-    select array_agg(distinct g.ordering_key) into v_keys from gone g where g.ordering_key is not null;
+    select array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+           count(samekey.note_attention(g.id, g.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason))
+    into v_keys, v_noted
+    from gone g;
     if v_keys is not null then
         with promoted as (
             update samekey.outbox_queue q
@@ -438,6 +440,56 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.act_replace(id uuid, payload bytea, content_type text, deadline timestamp with time zone, actor text, reason text)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row      samekey.outbox_queue := samekey.act_lock('replace', act_replace.id, actor, reason, '{parked,dead}');
+    v_old      samekey.outbox;
+    v_new      uuid := samekey.uuidv7();
+    v_payload  bytea;
+    v_type     text;
+    v_deadline timestamptz;
+    v_refusal  record;
+begin
+    if v_row.first_sent_at is not null and exists (
+        select from samekey.outbox_history h
+        where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
+          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))) then
+        perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
+            'resolve it; resolved as not sent, it can be replaced');
+    end if;
+
+    select o.* into v_old from samekey.outbox o where o.id = act_replace.id;
+    v_payload := coalesce(act_replace.payload, v_old.payload);
+    v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
+    v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
+    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
+    if v_refusal.field is not null then
+        raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
+    elsif v_deadline <= clock_timestamp() then
+        raise exception 'samekey: replace: deadline has passed: pass a later one, or infinity for none' using errcode = '22023', column = 'deadline';
+    end if;
+
+    delete from samekey.outbox_queue q where q.id = act_replace.id;
+    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+    values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
+    perform samekey.note_attention(act_replace.id, v_row.action, 'cancelled', 'replaced', actor => act_replace.actor, reason => act_replace.reason);
+    insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
+                                trace_context, due_at, deadline, subject, replaces, revision)
+    values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
+            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
+            v_old.id, v_old.revision + 1);
+    insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
+    values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
+    return v_new;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor text, reason text, code text, response_type text, response bytea, reference text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -445,12 +497,9 @@ CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor 
 AS $function$
 declare
     v_sent    boolean := outcome <> 'not_sent';
-    v_parked  uuid[]; -- those that come to rest only now
+    v_noted   bigint;
     v_actions text[];
 begin
-    if not v_sent then
-        v_parked := array(select q.id from samekey.outbox_queue q where q.id = any (ids) and q.status = 'unknown');
-    end if;
     with resolved as (
         update samekey.outbox_queue q
         set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
@@ -465,18 +514,22 @@ begin
             key_window_until = case when v_sent then q.key_window_until end,
             last_code        = coalesce(nullif(act_resolved.code, ''), q.last_code),
             cause            = case when not v_sent then 'resolved as not sent' end
-        where q.id = any (ids)
-        returning q.id, q.action,
-                  case when q.id = any (v_parked) then samekey.note_attention(q.id, q.action, 'parked', 'resolved', act_resolved.code, null,
-                                                                              act_resolved.actor, act_resolved.reason) end
+        from (select x.id, x.status as before from samekey.outbox_queue x where x.id = any (ids)) w
+        where q.id = any (ids) and q.id = w.id
+        returning q.id, q.action, w.before
     ), logged as (
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         select r.id, 'resolved', act_resolved.outcome, nullif(act_resolved.code, ''), nullif(act_resolved.response_type, ''),
                nullif(act_resolved.response, ''), nullif(act_resolved.reference, ''), act_resolved.actor, act_resolved.reason, session_user
         from resolved r
     )
-    select array_agg(distinct r.action) into v_actions from resolved r where v_sent;
-    return coalesce(v_actions, '{}');
+    select array_agg(distinct r.action),
+           -- The others were at rest before.
+           count(samekey.note_attention(r.id, r.action, 'parked', 'resolved', act_resolved.code, null, act_resolved.actor, act_resolved.reason))
+               filter (where not v_sent and r.before = 'unknown')
+    into v_actions, v_noted
+    from resolved r;
+    return case when v_sent then coalesce(v_actions, '{}') else '{}' end;
 end
 $function$
 
@@ -570,14 +623,18 @@ CREATE OR REPLACE FUNCTION samekey.approve(id uuid, actor text, reason text)
 AS $function$
 declare
     v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
-    v_written   text;
+    v_written   text[];
     v_requested text;
     v_redrove   text;
 begin
-    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    -- A successor has the author of its payload and each login that replaced it on the way.
+    select array_agg(p.written_by), max(o.requested_by) into v_written, v_requested
+    from samekey.outbox o
+    join samekey.outbox p on p.idem_key = o.idem_key and p.scope = o.scope and p.action = o.action and p.part = o.part and p.revision <= o.revision
+    where o.id = approve.id;
     select h.db_user into v_redrove from samekey.outbox_history h
     where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
-    if session_user in (v_written, v_redrove) or actor = v_requested then
+    if session_user = any (v_written) or session_user = v_redrove or actor = v_requested then
         raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
             using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
                 when actor = v_requested then 'its requester cannot approve it: another person has to'
@@ -1090,7 +1147,7 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select o.id, o.payload = enqueue_duplicate.payload into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -1151,11 +1208,108 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.hold_successor(id uuid, OUT successor uuid, OUT status text, OUT held boolean)
+ RETURNS SETOF record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select s.id into successor
+    from samekey.outbox o
+    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+    where o.id = hold_successor.id and s.revision > o.revision
+    order by s.revision desc
+    limit 1;
+    if successor is null then
+        return;
+    end if;
+    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
+    if held then
+        update samekey.outbox_queue q
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        where q.id = successor;
+        insert into samekey.outbox_history (intent_id, event, outcome, code)
+        values (successor, 'held', 'parked', 'predecessor_delivered');
+        perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
+            'predecessor_delivered');
+    elsif status is null then
+        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+    end if;
+    return next;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, subject text, OUT field text, OUT wrong text)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    t record;
+begin
+    for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
+                                   ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
+        wrong := case
+            when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
+            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
+            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
+            when t.field in ('scope', 'idem_key') and t.value collate "C" !~ '^[!-~]([ -~]*[!-~])?$'
+                then 'must be printable ASCII without spaces at the ends'
+            when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
+                then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
+                 and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+                then 'contains a control or invisible character: use printable text'
+            when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
+                then 'must be printable ASCII, as in the header traceparent'
+            when t.field = 'content_type' and t.value collate "C" <> '' and t.value collate "C"
+                 !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
+                then 'must be a media type, as in application/json'
+        end;
+        field := t.field;
+        exit when wrong is not null;
+    end loop;
+    if wrong is null then
+        field := 'payload';
+        wrong := case
+            when payload is null then 'is required: pass {} if the effect needs none'
+            when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
+            when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
+                then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
+    end if;
+    if wrong is null then
+        field := 'headers';
+        wrong := samekey.headers_refusal(headers);
+    end if;
+    if wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'due_at';
+        wrong := 'is not between the years 1970 and 9999: omit it to send now';
+    elsif wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'deadline';
+        wrong := 'is not between the years 1970 and 9999: omit it for none';
+    elsif wrong is null and deadline <= due_at then
+        field := 'deadline';
+        wrong := 'must be after due_at, or the intent is never sent';
+    elsif wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
+        field := 'id';
+        wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
+    end if;
+    if wrong is null then
+        field := null;
+    end if;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
  RETURNS TABLE(n integer, id uuid, action text, status text, code text)
  LANGUAGE plpgsql
  STABLE SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
 AS $function$
 #variable_conflict use_column
 begin
@@ -1318,60 +1472,11 @@ CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, acti
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_field text;
-    v_wrong text;
-    t       record;
+    v record;
 begin
-    for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
-                                   ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
-                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
-        v_wrong := case
-            when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
-            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
-            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
-            when t.field in ('scope', 'idem_key') and t.value collate "C" !~ '^[!-~]([ -~]*[!-~])?$'
-                then 'must be printable ASCII without spaces at the ends'
-            when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
-                then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
-                 and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
-                then 'contains a control or invisible character: use printable text'
-            when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
-                then 'must be printable ASCII, as in the header traceparent'
-            when t.field = 'content_type' and t.value collate "C" <> '' and t.value collate "C"
-                 !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
-                then 'must be a media type, as in application/json'
-        end;
-        v_field := t.field;
-        exit when v_wrong is not null;
-    end loop;
-    if v_wrong is null then
-        v_field := 'payload';
-        v_wrong := case
-            when payload is null then 'is required: pass {} if the effect needs none'
-            when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
-            when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
-                then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
-    end if;
-    if v_wrong is null then
-        v_field := 'headers';
-        v_wrong := samekey.headers_refusal(headers);
-    end if;
-    if v_wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'due_at';
-        v_wrong := 'is not between the years 1970 and 9999: omit it to send now';
-    elsif v_wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'deadline';
-        v_wrong := 'is not between the years 1970 and 9999: omit it for none';
-    elsif v_wrong is null and deadline <= due_at then
-        v_field := 'deadline';
-        v_wrong := 'must be after due_at, or the intent is never sent';
-    elsif v_wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
-        v_field := 'id';
-        v_wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
-    end if;
-    raise exception 'samekey: enqueue: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    select r.* into v from samekey.intent_refusal(scope, idem_key, action, payload, part, content_type, headers,
+        ordering_key, due_at, deadline, trace_context, id, requested_by, subject) r;
+    raise exception 'samekey: enqueue: % %', v.field, v.wrong using errcode = '22023', column = v.field;
 end
 $function$
 
@@ -1398,6 +1503,45 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.replace(id uuid, actor text, reason text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return samekey.act_replace(replace.id, null, null, replace.deadline, replace.actor, replace.reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.replace_payload(id uuid, payload bytea, actor text, reason text, content_type text DEFAULT NULL::text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if replace_payload.payload is null then
+        raise exception 'samekey: replace: payload is required: call samekey.replace for the same payload' using errcode = '22023', column = 'payload';
+    end if;
+    return samekey.act_replace(replace_payload.id, replace_payload.payload, replace_payload.content_type, replace_payload.deadline,
+        replace_payload.actor, replace_payload.reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.replacement_key(delivery_key uuid)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ IMMUTABLE PARALLEL SAFE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    d bytea := substring(sha256(convert_to('samekey/replacement/v1', 'UTF8') || uuid_send(delivery_key)) from 1 for 16);
+begin
+    return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, reason text, code text DEFAULT NULL::text, response_type text DEFAULT NULL::text, response bytea DEFAULT NULL::bytea, reference text DEFAULT NULL::text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -1406,6 +1550,16 @@ CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, re
 AS $function$
 begin
     perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
+    -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
+    -- is held.
+    if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
+        perform samekey.act_check('resolve', actor, reason);
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+                nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+        perform samekey.hold_successor(resolve.id);
+        return '{}';
+    end if;
     perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
     return samekey.act_resolved(array[id], outcome, actor, reason, code, response_type, response, reference);
 end

@@ -128,7 +128,7 @@ func TestCallPastTheStopTimeoutIsRecorded(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("the stop took %v, with a stop_timeout of 1s", took)
 	}
-	if n := count(t, db, `select count(*) from samekey.outbox_history where event = 'attempt' and outcome = 'retry' and code = 'stopped'`); n != 2 {
+	if n := count(t, db, `select count(*) from samekey.outbox_history where event = 'attempt' and outcome = 'unknown' and code = 'stopped'`); n != 2 {
 		t.Errorf("%d stopped attempts are recorded, want 2", n)
 	}
 	if n := count(t, db, `select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null`); n != 2 {

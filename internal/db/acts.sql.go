@@ -272,6 +272,68 @@ func (q *Queries) ActReject(ctx context.Context, arg ActRejectParams) ([]string,
 	return column_1, err
 }
 
+const ActReplace = `-- name: ActReplace :one
+select samekey.replace($1::uuid, $2::text, $3::text, $4::timestamptz)::uuid as successor,
+       coalesce((select o.action from samekey.outbox o where o.id = $1), '')::text as action
+`
+
+type ActReplaceParams struct {
+	ID       uuid.UUID
+	Actor    string
+	Reason   string
+	Deadline *time.Time
+}
+
+type ActReplaceRow struct {
+	Successor uuid.UUID
+	Action    string
+}
+
+func (q *Queries) ActReplace(ctx context.Context, arg ActReplaceParams) (ActReplaceRow, error) {
+	row := q.db.QueryRow(ctx, ActReplace,
+		arg.ID,
+		arg.Actor,
+		arg.Reason,
+		arg.Deadline,
+	)
+	var i ActReplaceRow
+	err := row.Scan(&i.Successor, &i.Action)
+	return i, err
+}
+
+const ActReplacePayload = `-- name: ActReplacePayload :one
+select samekey.replace_payload($1::uuid, $2::bytea, $3::text, $4::text, $5::text, $6::timestamptz)::uuid as successor,
+       coalesce((select o.action from samekey.outbox o where o.id = $1), '')::text as action
+`
+
+type ActReplacePayloadParams struct {
+	ID          uuid.UUID
+	Payload     []byte
+	Actor       string
+	Reason      string
+	ContentType string
+	Deadline    *time.Time
+}
+
+type ActReplacePayloadRow struct {
+	Successor uuid.UUID
+	Action    string
+}
+
+func (q *Queries) ActReplacePayload(ctx context.Context, arg ActReplacePayloadParams) (ActReplacePayloadRow, error) {
+	row := q.db.QueryRow(ctx, ActReplacePayload,
+		arg.ID,
+		arg.Payload,
+		arg.Actor,
+		arg.Reason,
+		arg.ContentType,
+		arg.Deadline,
+	)
+	var i ActReplacePayloadRow
+	err := row.Scan(&i.Successor, &i.Action)
+	return i, err
+}
+
 const ActResolve = `-- name: ActResolve :one
 select samekey.resolve($1::uuid, $2::text, $3::text, $4::text, $5::text, $6::text, $7::bytea, $8::text)::text[]
 `

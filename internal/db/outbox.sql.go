@@ -73,7 +73,8 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        q.approved_at, q.safe_to_resend, q.last_code, q.cause,
        h.final_status, h.at as finished_at, h.code as finished_code,
        coalesce((select r.reference from samekey.outbox_history r
-                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference
+                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference, o.replaces,
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -119,6 +120,8 @@ type OutboxEntriesRow struct {
 	FinishedAt     *time.Time
 	FinishedCode   *string
 	Reference      string
+	Replaces       *uuid.UUID
+	ReplacedBy     uuid.UUID
 }
 
 // The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
@@ -168,6 +171,8 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.FinishedAt,
 			&i.FinishedCode,
 			&i.Reference,
+			&i.Replaces,
+			&i.ReplacedBy,
 		); err != nil {
 			return nil, err
 		}

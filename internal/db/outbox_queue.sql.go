@@ -374,6 +374,35 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 	return items, nil
 }
 
+const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
+where h.successor is not null
+`
+
+type OutboxQueueHoldSuccessorRow struct {
+	Successor uuid.UUID
+	Status    string
+	Held      bool
+}
+
+// After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+// Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+// answer L and a replacement R of the same intent:
+//
+//	L changes the row, R waits for the row     R sees an answered intent and refuses
+//	R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+//	R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
+//	before L                                   have acted
+//	the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+//	                                           that dies
+func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
+	var i OutboxQueueHoldSuccessorRow
+	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	return i, err
+}
+
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec
 select pg_advisory_xact_lock(k.lock)
 from (select distinct samekey.ordering_lock(o.ordering_key) as lock

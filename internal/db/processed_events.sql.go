@@ -268,7 +268,7 @@ func (q *Queries) ProcessedEventsPrune(ctx context.Context, arg ProcessedEventsP
 
 const ProcessedEventsPruneOrphans = `-- name: ProcessedEventsPruneOrphans :one
 with page as materialized (
-    select o.id, o.idem_key, o.scope, o.action, o.part
+    select o.id, o.idem_key, o.scope, o.action, o.part, o.revision
     from samekey.outbox o
     where o.id > $1
     order by o.id
@@ -279,7 +279,7 @@ with page as materialized (
         where (select e.idem_key from samekey.processed_events e
                where e.idem_key = g.idem_key and e.scope = g.scope limit 1) is null
           and (select f.id from samekey.outbox f
-               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part) < (g.action, g.part)
+               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part, f.revision) < (g.action, g.part, g.revision)
                limit 1) is null
     ) as ids
 ), locked as materialized (

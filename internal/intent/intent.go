@@ -45,6 +45,8 @@ const (
 	EventRedriven  = "redriven"
 	EventResolved  = "resolved"
 	EventCancelled = "cancelled"
+	EventReplaced  = "replaced" // a successor took its place
+	EventHeld      = "held"     // the intent that it replaces was delivered after all
 )
 
 // How a call, a lookup, an Apply or a person's decision ended. The history keeps it beside the event.
@@ -73,7 +75,7 @@ var (
 
 // Logged lists the events that have a line in the history.
 var Logged = []string{EventAttempt, EventLookup, EventApply, EventOrphaned, EventLate,
-	EventApproved, EventRejected, EventRedriven, EventResolved, EventCancelled, EventRestored}
+	EventApproved, EventRejected, EventRedriven, EventResolved, EventCancelled, EventRestored, EventReplaced, EventHeld}
 
 // Outcomes lists all outcomes.
 var Outcomes = []string{OutcomeDelivered, OutcomeRefused, OutcomeRetry, OutcomeUnsent, OutcomeUnknown, OutcomeDead, OutcomeParked,

@@ -94,6 +94,8 @@ var happens = map[string]string{
 	intent.EventRedriven:  "Redrive",
 	intent.EventResolved:  "Resolve",
 	intent.EventCancelled: "Cancel",
+	intent.EventReplaced:  "Replace",
+	intent.EventHeld:      "held",
 }
 
 // unseen are events that a reader of the package comment does not see if they keep the status: a worker takes the

@@ -61,6 +61,12 @@ var Table = []Transition{
 	{AwaitingApproval, EventCancelled, []string{Cancelled}, "before it was sent"},
 	{Parked, EventCancelled, []string{Cancelled}, "not sent, or resolved as not sent"},
 	{Dead, EventCancelled, []string{Cancelled}, "not sent, or resolved as not sent"},
+	{Parked, EventReplaced, []string{Cancelled}, "resolved as not sent: a successor takes its place"},
+	{Dead, EventReplaced, []string{Cancelled}, "no vendor acted: a successor takes its place"},
+
+	{Pending, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
+	{AwaitingApproval, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
+	{Dead, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
 }
 
 type step struct{ from, event, to string }
