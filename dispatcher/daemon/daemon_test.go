@@ -142,7 +142,7 @@ func TestDeploymentComesFromTheEnvironment(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, o) }()
-	waitFor(t, out, "dispatcher: running")
+	out.Wait(t, "dispatcher: running")
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("Run returned %v", err)
