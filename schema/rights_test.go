@@ -59,7 +59,6 @@ var functionRights = map[string]string{
 	"bulk_filter":       "",
 	"bulk_pick":         "",
 	"bulk_plan":         "operator",
-	"abandon_operation": "operator",
 	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
 	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",
