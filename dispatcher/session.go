@@ -30,6 +30,7 @@ type session struct {
 	log        *slog.Logger
 	name       string
 	actions    []string
+	fairBy     []string            // of the actions
 	woken      func(action string) // a notification came; action is what it names
 	deployment *deployment
 	draw       func() int32 // an id at random
@@ -118,6 +119,10 @@ func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 	if err := s.register(ctx, conn); err != nil {
 		closeConn(conn)
 		return nil, fmt.Errorf("dispatcher: register worker: %w", err)
+	}
+	if err := db.New(conn).ActionsRegister(ctx, db.ActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}); err != nil {
+		closeConn(conn)
+		return nil, fmt.Errorf("dispatcher: register actions: %w", err)
 	}
 	return conn, nil
 }

@@ -36,7 +36,7 @@ func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, draw
 	}
 	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier)
 	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
-		actions: w.destinations.actions(), draw: drawID, woken: w.sweeper.woken, deployment: &c.deployment}
+		actions: w.destinations.actions(), fairBy: w.destinations.fairBy(), draw: drawID, woken: w.sweeper.woken, deployment: &c.deployment}
 	return w
 }
 

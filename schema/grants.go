@@ -76,6 +76,7 @@ var workerGrants = []string{
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
+	`grant select, insert, update on samekey.actions to %s`,
 	`grant execute on function samekey.check_deployment to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
@@ -88,7 +89,7 @@ var readGrants = []string{
 	`grant execute on function samekey.delivery_key, samekey.key_hash to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
+	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.actions, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 
