@@ -14,6 +14,7 @@ import (
 // tableRights lists the rights of each role on each table and sequence, as "app; worker; operator; approver". A table
 // without a row here fails TestRightsOfEachRole. A right that holds for some columns only names them.
 var tableRights = map[string]string{
+	"actions":    "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
@@ -96,6 +97,7 @@ var functionRights = map[string]string{
 	"resolve_step":      "operator",
 	"resolve_all":       "operator",
 	"resume":            "operator",
+	"share_of":          "",
 	"this_database":     "",
 
 	"river_job_state_in_bitmask": "public",

@@ -204,6 +204,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
+    CREATE INDEX outbox_queue_share ON samekey.outbox_queue USING btree (action, share, due_at) WHERE ((share IS NOT NULL) AND (leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
 
 table samekey.outbox_sends
     intent_id uuid not null
@@ -1226,8 +1227,8 @@ begin
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
-        insert into samekey.outbox_queue as q (id, action, status, due_at)
-        select i.id, i.action, 'pending', i.due_at from intent i
+        insert into samekey.outbox_queue as q (id, action, status, due_at, share)
+        select i.id, i.action, 'pending', i.due_at, samekey.share_of(i.action, enqueue.scope, coalesce(enqueue.part, '')) from intent i
         returning q.id into v_id;
         if v_id is null then
             return samekey.enqueue_duplicate(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
@@ -1269,13 +1270,14 @@ begin
             where q.ordering_key = enqueue.ordering_key collate "C" and q.status = 'blocked' order by q.seq desc limit 1)
     into v_head, v_last;
     if v_head is not null or v_last is not null then
-        insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1),
+        insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1), samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
                 enqueue.action, 'blocked', v_due, enqueue.ordering_key);
         return v_id;
     end if;
-    insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, enqueue.action, 'pending', v_due, enqueue.ordering_key)
+    insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
+            enqueue.action, 'pending', v_due, enqueue.ordering_key)
     on conflict (ordering_key) where ordering_key is not null and status <> 'blocked' do nothing;
     if not found then
         raise exception 'samekey: enqueue: a concurrent transaction wrote an intent with the ordering key of this intent "%"', enqueue.action
