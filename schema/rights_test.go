@@ -21,7 +21,6 @@ var tableRights = map[string]string{
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
 	"migrations":              "SELECT; SELECT; SELECT; SELECT",
 	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
-	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention_id_seq": "; ; ; ",
 	"operation_steps":         "SELECT; DELETE, SELECT; SELECT; SELECT",

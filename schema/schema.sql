@@ -3,8 +3,12 @@
 table samekey.actions
     action text collate "C" not null
     attention boolean not null default false
+    fair_by text collate "C"
     changed_at timestamp with time zone not null default clock_timestamp()
     constraint actions_pkey PRIMARY KEY (action)
+    constraint actions_action_name CHECK ((action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
+    constraint actions_fair_by CHECK ((fair_by = ANY (ARRAY['scope'::text, 'part'::text])))
+    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
 
 table samekey.deployment
     id uuid not null default gen_random_uuid()
@@ -191,6 +195,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     approved_at timestamp with time zone
     last_code text collate "C"
     cause text collate "C"
+    share text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
     constraint outbox_queue_counts CHECK (((attempt >= 0) AND (attempts_used >= 0) AND ((last_sent_attempt >= 0) AND (last_sent_attempt <= attempt))))
@@ -2012,6 +2017,32 @@ end
 $function$
 
 function samekey.river_job_state_in_bitmask  -- River's
+
+CREATE OR REPLACE FUNCTION samekey.share_of(action text, scope text, part text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ select null::text $function$
+
+CREATE OR REPLACE FUNCTION samekey.share_of_replace()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_body text;
+begin
+    perform pg_advisory_xact_lock(7309453203);
+    select coalesce('select case action ' || string_agg(format('when %L then %s', a.action, a.fair_by), ' ' order by a.action) || ' end', 'select null::text')
+    into v_body from samekey.actions a where a.fair_by is not null;
+    if btrim((select p.prosrc from pg_proc p where p.oid = 'samekey.share_of(text, text, text)'::regprocedure)) <> v_body then
+        execute format('create or replace function samekey.share_of(action text, scope text, part text) returns text '
+            'language sql immutable parallel safe as %L', v_body);
+    end if;
+    return null;
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.step_lock(scope text, idem_key text, fence bigint)
  RETURNS boolean
