@@ -133,11 +133,11 @@ func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 func (s *session) registerActions(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	p := db.ActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}
+	p := db.OutboxActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}
 	for _, name := range s.actions {
 		p.Attention = append(p.Attention, slices.Contains(s.attention, name))
 	}
-	return db.New(conn).ActionsRegister(ctx, p)
+	return db.New(conn).OutboxActionsRegister(ctx, p)
 }
 
 // lookAtSettings reports what the server, the database or the role says against the promises. A database that takes no

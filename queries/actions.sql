@@ -1,6 +1,6 @@
 -- What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
 
--- name: ActionsRegister :exec
+-- name: OutboxActionsRegister :exec
 -- Writes the actions of a worker that starts. The last one to start wins. Rows that are as they should be are not
 -- written. In order, so that two workers do not deadlock.
 --

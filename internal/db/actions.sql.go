@@ -9,7 +9,7 @@ import (
 	"context"
 )
 
-const ActionsRegister = `-- name: ActionsRegister :exec
+const OutboxActionsRegister = `-- name: OutboxActionsRegister :exec
 
 insert into samekey.actions as a (action, attention, fair_by)
 select u.action, u.attention, nullif(u.fair_by, '')
@@ -19,7 +19,7 @@ on conflict (action) do update set attention = excluded.attention, fair_by = exc
 where (a.attention, a.fair_by) is distinct from (excluded.attention, excluded.fair_by)
 `
 
-type ActionsRegisterParams struct {
+type OutboxActionsRegisterParams struct {
 	Actions   []string
 	Attention []bool
 	FairBy    []string
@@ -36,7 +36,7 @@ type ActionsRegisterParams struct {
 //	                                              former kind. OutboxQueueShareFill gives a share to those without
 //	a worker runs that does not share             the actions are overwritten when it starts: new intents have no share.
 //	                                              Workers that share give them one
-func (q *Queries) ActionsRegister(ctx context.Context, arg ActionsRegisterParams) error {
-	_, err := q.db.Exec(ctx, ActionsRegister, arg.Actions, arg.Attention, arg.FairBy)
+func (q *Queries) OutboxActionsRegister(ctx context.Context, arg OutboxActionsRegisterParams) error {
+	_, err := q.db.Exec(ctx, OutboxActionsRegister, arg.Actions, arg.Attention, arg.FairBy)
 	return err
 }
