@@ -26,6 +26,9 @@ type action struct {
 	stored    bool // endpoint names one of samekey.endpoints
 	proxied   bool
 	form      form
+
+	applyFunction, attentionFunction string // names of SQL functions, or empty
+	bothApply, bothAttention         bool   // a function in Go was given too
 }
 
 // destination is the name of the action's destination.

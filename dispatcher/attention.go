@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
 )
@@ -37,7 +38,7 @@ func (r *attentionRunner) next(ctx context.Context, a *action, intent *uuid.UUID
 	defer func() { ran, err = r.ended(ctx, e, written, failure) }() // also after runtime.Goexit
 	failure = pgx.BeginTxFunc(running, r.core.pool, isReadCommitted, func(tx pgx.Tx) (err error) {
 		q := r.core.q.WithTx(tx)
-		if e, err = lockAttention(running, q, a, intent); err != nil || e == nil {
+		if e, err = r.lock(running, q, a, intent); err != nil || e == nil {
 			return err
 		}
 		written.of = e.claim
@@ -84,12 +85,12 @@ func (r *attentionRunner) deleteCommitted(ctx context.Context, e *attentionEvent
 	return err
 }
 
-// lockAttention locks the event and loads its intent. No event and no error: nothing is due, or others have it.
-func lockAttention(ctx context.Context, q *db.Queries, a *action, intent *uuid.UUID) (*attentionEvent, error) {
+// lock locks the event and loads its intent. No event and no error: nothing is due, or others have it.
+func (r *attentionRunner) lock(ctx context.Context, q *db.Queries, a *action, intent *uuid.UUID) (*attentionEvent, error) {
 	e := &attentionEvent{}
 	var err error
 	if intent == nil {
-		e.OutboxAttentionNextRow, err = q.OutboxAttentionNext(ctx, a.name)
+		e.OutboxAttentionNextRow, err = q.OutboxAttentionNext(ctx, db.OutboxAttentionNextParams{Action: a.name, Deployment: r.core.deployment.current()})
 	} else {
 		var row db.OutboxAttentionOfIntentRow
 		row, err = q.OutboxAttentionOfIntent(ctx, *intent)
@@ -119,9 +120,10 @@ func (r *attentionRunner) failed(ctx context.Context, e *attentionEvent, err err
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	delay := e.claim.action.policy.delay(int(e.AttemptsUsed) + 1)
-	r.core.log.ErrorContext(ctx, "dispatcher: Attention failed; it is tried again, and later events and the Apply of the intent wait for it", append(e.attrs(),
+	r.core.log.ErrorContext(ctx, "dispatcher: Attention failed; it is tried again, and later events and the Apply of the intent wait for it; samekey.outbox_attention has the whole error", append(e.attrs(),
 		slog.Int("failures", int(e.AttemptsUsed)+1), slog.Duration("again_in", delay), slog.String("error", causeOf(e.claim, err)))...)
-	return r.core.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: e.ID, IntentID: e.IntentID, AttemptsUsed: e.AttemptsUsed, DelayUs: delay.Microseconds()})
+	return r.core.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: e.ID, IntentID: e.IntentID, AttemptsUsed: e.AttemptsUsed, DelayUs: delay.Microseconds(),
+		LastError: clean(redact.WithoutURLs(err), errorLimit)})
 }
 
 // value is what the function is told.

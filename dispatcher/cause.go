@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,14 +119,45 @@ const panicText = "it panicked; the history of the intent has the text (outbox.G
 func causeOf(c *claim, err error) string {
 	var pgErr *pgconn.PgError
 	var panicked *panicError
+	var function *functionError
 	switch {
 	case errors.As(err, &panicked):
 		return panicText
+	case errors.As(err, &function) && errors.As(err, &pgErr):
+		return functionText(function, pgErr)
 	case errors.As(err, &pgErr):
 		return errorText(err)
 	}
 	return c.withoutValues(redact.WithoutURLs(err))
 }
+
+// functionText is the text of an error in an SQL function of the application: where it happened, and Postgres's message
+// if that names only objects. The rights that it lacked are its owner's.
+func functionText(f *functionError, err *pgconn.PgError) string {
+	text := "function " + f.name
+	if line := lineOfFunction.FindStringSubmatch(err.Where); line != nil && !strings.Contains(f.name, line[1]) {
+		text += ", in " + line[1] + " line " + line[2]
+	} else if line != nil {
+		text += ", line " + line[2]
+	}
+	text += ": "
+	switch {
+	case !quotesValues(err.Code):
+		text += err.Message
+	case err.ConstraintName != "":
+		text += "Postgres refused a statement by the constraint " + err.ConstraintName
+	default:
+		text += "an error whose message is stored and not logged, since it may quote a value"
+	}
+	text += " (SQLSTATE " + err.Code + ")"
+	if err.Code == "42501" {
+		text += ": the function has the rights of its owner, not the worker's: grant them to the owner; a further intent needs EXECUTE on samekey.enqueue (`worker migrate -app-role OWNER`)"
+	}
+	return clean(text, 500)
+}
+
+// lineOfFunction finds the innermost function in the context of an error.
+var lineOfFunction = regexp.MustCompile(`PL/pgSQL function ([A-Za-z0-9_.$"]+)\([^)]*\) line ([0-9]+)`)
 
 // noMessage is the cause of a dead or parked intent whose last outcome has no message.
 const noMessage = "no message"

@@ -65,6 +65,31 @@ type Delivery[T any] struct {
 	// committed stays, is not repeated, and is logged as an error. Session settings that Apply changes are reset.
 	Apply func(ctx context.Context, tx pgx.Tx, payload T, settled Settled) error
 
+	// ApplyFunction names an SQL function that does what Apply does, with its schema, such as "shop.charge_settled". It
+	// is called in the same transaction as an Apply, with one argument of type jsonb. Its members, null if there is no
+	// value:
+	//
+	//	id, scope, key, subject, action, part, delivery_key, created_at     the intent
+	//	payload, or payload_base64                                          the payload, if it is JSON that fits jsonb
+	//	outcome, code, reference, resolved                                  as in Settled
+	//	response, or response_base64; response_type                         the vendor's answer
+	//
+	// What the function returns is ignored. If it raises an error, it is called again, as an Apply is. It can write a
+	// further intent with samekey.enqueue, to which it passes scope and key, and preferably subject.
+	//
+	// The function runs with the rights of its owner, and never with those of the worker: it must be SECURITY DEFINER,
+	// with a search_path of its own that ends with pg_temp, and its owner must be a role of the application. The worker's
+	// role needs EXECUTE, and PUBLIC must not have it. [Dispatcher.Run] and [Dispatcher.Drain] check all of this at their
+	// start and return what is wrong as [ConfigErrors]. The owner needs rights on what the function uses, such as those of
+	// schema.Roles.App for samekey.enqueue.
+	ApplyFunction string
+
+	// AttentionFunction names an SQL function that does what Attention does, under the rules of ApplyFunction. Its
+	// argument has the members of the intent and its payload, reference, and
+	//
+	//	status, now, at, event, code, error, actor, reason                  as in Attention
+	AttentionFunction string
+
 	// Attention tells the application that an intent came to rest or was cancelled: it is dead, parked or awaits
 	// approval, or a person cancelled or rejected it, also by SQL. Without it, the application's row stays "pending"
 	// until a person looks.
@@ -138,7 +163,16 @@ type Delivery[T any] struct {
 func (dl Delivery[T]) erase(name string) *action {
 	a := &action{
 		name: name, declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
-		form: form{digest(dl.KeyForm), digest(dl.RequestForm)},
+		form:          form{digest(dl.KeyForm), digest(dl.RequestForm)},
+		applyFunction: dl.ApplyFunction, attentionFunction: dl.AttentionFunction,
+		bothApply:     dl.ApplyFunction != "" && dl.Apply != nil,
+		bothAttention: dl.AttentionFunction != "" && dl.Attention != nil,
+	}
+	if dl.ApplyFunction != "" {
+		a.apply = applyFunction(dl.ApplyFunction)
+	}
+	if dl.AttentionFunction != "" {
+		a.attention = attentionFunction(dl.AttentionFunction)
 	}
 	if dl.Send != nil {
 		a.send = func(ctx context.Context, call *Call) (Outcome, error) {

@@ -41,10 +41,12 @@ var topToBottom = strings.Fields(`
 	applytx.go
 	postpone.go announce.go report.go pool.go uuid.go
 
+	checkfunctions.go
 	core.go identity.go deployment.go failing.go
 	cause.go claimed.go
 	check.go account.go
 	delivery.go action.go
+	function.go
 	outcome.go settlement.go values.go
 	configerror.go
 	vendor.go limits.go config.go policy.go class.go

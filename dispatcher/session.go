@@ -34,8 +34,9 @@ type session struct {
 	fairBy     []string            // of the actions
 	woken      func(action string) // a notification came; action is what it names
 	awaited    func(action string) // one came from a process that waits for ends of the action
+	draw       func() int32        // an id at random
 	deployment *deployment
-	draw       func() int32 // an id at random
+	check      func(context.Context, *pgx.Conn) error // of what the database has for the actions, at the start
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -82,7 +83,7 @@ func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
 			return nil, nil
 		}
 		var mistakes ConfigErrors
-		if errors.As(err, &mistakes) { // it names no deployment
+		if errors.As(err, &mistakes) { // it names no deployment, or an SQL function is not as it must be
 			return nil, err
 		}
 		if waitingCannotHelp(err) {
@@ -112,10 +113,14 @@ func (s *session) checkSchema(ctx context.Context) error {
 	return schema.Check(ctx, s.pool)
 }
 
-// open looks at the server's settings, registers the worker and takes its lock.
+// open looks at the server's settings and at the actions' SQL functions, registers the worker and takes its lock.
 func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := s.connect(ctx, s.lookAtSettings)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.check(ctx, conn); err != nil {
+		closeConn(conn)
 		return nil, err
 	}
 	if err := s.register(ctx, conn); err != nil {

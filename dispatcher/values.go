@@ -103,7 +103,9 @@ type Attention struct {
 	Now outbox.Status
 	At  time.Time // when the intent came to Status, by the database's clock
 
-	Event         string // what led there, as in the history: "attempt", "lookup", "resolved", "cancelled" or "rejected"
+	// Event is what led there, as in the history: "attempt", "lookup", "resolved", "cancelled", "rejected", "replaced" or
+	// "held".
+	Event         string
 	Code, Error   string // of the attempt or lookup; Error may quote the vendor: do not log it
 	Actor, Reason string // of the person; empty if a worker found it
 

@@ -31,7 +31,9 @@ func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, draw
 	attention := &attentionRunner{c}
 	w.attender = newAttender(c, attention)
 	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, attention: attention, settle: w.settler.settle, poke: poke, announcer: announcer})
+	var actions []*action
 	for _, a := range accounts {
+		actions = append(actions, a.actions...)
 		d := w.destinations.add(newDestination(c, a))
 		d.settler, d.applier, d.reports = w.settler, w.applier, w.reports
 		for _, action := range d.actions {
@@ -41,10 +43,11 @@ func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, draw
 			w.attender.add(action, mayApply)
 		}
 	}
+	check := func(ctx context.Context, conn *pgx.Conn) error { return checkFunctions(ctx, conn, actions) }
 	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier, w.attender)
 	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
-		actions: w.destinations.actions(), attention: w.attender.names(), fairBy: w.destinations.fairBy(), draw: drawID, woken: w.sweeper.woken,
-		awaited: announcer.hear, deployment: &c.deployment}
+		actions: w.destinations.actions(), attention: w.attender.names(), fairBy: w.destinations.fairBy(), check: check, draw: drawID,
+		woken: w.sweeper.woken, awaited: announcer.hear, deployment: &c.deployment}
 	return w
 }
 

@@ -27,6 +27,7 @@
 --   a worker without the function starts last      samekey.actions.attention is false: no rows are written, no Apply waits
 --                                                  for rows, and prune deletes them
 --   the action is paused                           the rows wait, as its Applies do
+--   the database belongs to another deployment     the rows wait, as everything does
 
 -- name: OutboxAttentionNext :one
 -- The first due row of an action whose intent has no older row, locked. No row: nothing is due, or others have it.
@@ -41,6 +42,7 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
                  where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.action = @action and a.due_at <= (select clock_timestamp())
+  and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
   and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
 order by a.due_at, a.id
 limit 1
@@ -75,6 +77,7 @@ where a.id = @id and (@began::text = '' or pg_current_xact_id()::text = @began::
 -- attempts_used keeps a worker that comes late from counting another worker's try.
 update samekey.outbox_attention a
 set attempts_used = case when a.id = @id then a.attempts_used + 1 else a.attempts_used end,
+    last_error    = case when a.id = @id then @last_error::text else a.last_error end,
     due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * @delay_us::bigint)
 where a.intent_id = @intent_id and a.id >= @id
   and (select b.attempts_used from samekey.outbox_attention b where b.id = @id) = @attempts_used::int;

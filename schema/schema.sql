@@ -132,6 +132,7 @@ table samekey.outbox_attention
     at timestamp with time zone not null default clock_timestamp()
     due_at timestamp with time zone not null default clock_timestamp()
     attempts_used integer not null default 0
+    last_error text
     constraint outbox_attention_pkey PRIMARY KEY (id)
     constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
     CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)

@@ -49,13 +49,13 @@ func TestNextAttentionConditions(t *testing.T) {
 		t.Fatalf("%+v, %v", row, err)
 	}
 	for _, want := range []int64{sooner, later} {
-		row, err := s.q.OutboxAttentionNext(t.Context(), "charge")
+		row, err := s.q.OutboxAttentionNext(t.Context(), db.OutboxAttentionNextParams{Action: "charge"})
 		if err != nil || row.ID != want {
 			t.Errorf("%+v, %v; want %d", row, err, want)
 		}
 		s.exec(`delete from samekey.outbox_attention where id = $1`, want)
 	}
-	if row, err := s.q.OutboxAttentionNext(t.Context(), "charge"); !errors.Is(err, pgx.ErrNoRows) {
+	if row, err := s.q.OutboxAttentionNext(t.Context(), db.OutboxAttentionNextParams{Action: "charge"}); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("%+v, %v; want none", row, err)
 	}
 	for _, intent := range []uuid.UUID{other, behind} {

@@ -41,13 +41,15 @@ func (q *Queries) OutboxAttentionDelete(ctx context.Context, arg OutboxAttention
 const OutboxAttentionFailed = `-- name: OutboxAttentionFailed :exec
 update samekey.outbox_attention a
 set attempts_used = case when a.id = $1 then a.attempts_used + 1 else a.attempts_used end,
-    due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * $2::bigint)
-where a.intent_id = $3 and a.id >= $1
-  and (select b.attempts_used from samekey.outbox_attention b where b.id = $1) = $4::int
+    last_error    = case when a.id = $1 then $2::text else a.last_error end,
+    due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * $3::bigint)
+where a.intent_id = $4 and a.id >= $1
+  and (select b.attempts_used from samekey.outbox_attention b where b.id = $1) = $5::int
 `
 
 type OutboxAttentionFailedParams struct {
 	ID           int64
+	LastError    string
 	DelayUs      int64
 	IntentID     uuid.UUID
 	AttemptsUsed int32
@@ -58,6 +60,7 @@ type OutboxAttentionFailedParams struct {
 func (q *Queries) OutboxAttentionFailed(ctx context.Context, arg OutboxAttentionFailedParams) error {
 	_, err := q.db.Exec(ctx, OutboxAttentionFailed,
 		arg.ID,
+		arg.LastError,
 		arg.DelayUs,
 		arg.IntentID,
 		arg.AttemptsUsed,
@@ -75,11 +78,17 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
                  where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
 where a.action = $1 and a.due_at <= (select clock_timestamp())
+  and (select array_agg(d.id) from samekey.deployment d) = array[$2::uuid]
   and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
 order by a.due_at, a.id
 limit 1
 for update of a skip locked
 `
+
+type OutboxAttentionNextParams struct {
+	Action     string
+	Deployment uuid.UUID
+}
 
 type OutboxAttentionNextRow struct {
 	ID           int64
@@ -126,13 +135,14 @@ type OutboxAttentionNextRow struct {
 //	a worker without the function starts last      samekey.actions.attention is false: no rows are written, no Apply waits
 //	                                               for rows, and prune deletes them
 //	the action is paused                           the rows wait, as its Applies do
+//	the database belongs to another deployment     the rows wait, as everything does
 //
 // The first due row of an action whose intent has no older row, locked. No row: nothing is due, or others have it.
 //
 // `offset 0` keeps the lookup of an older row a filter. The planner expects half of the rows to pass it, so it reads the
 // index in order and stops at the first row. For other forms it expects one in 200, and sorts all that is due.
-func (q *Queries) OutboxAttentionNext(ctx context.Context, action string) (OutboxAttentionNextRow, error) {
-	row := q.db.QueryRow(ctx, OutboxAttentionNext, action)
+func (q *Queries) OutboxAttentionNext(ctx context.Context, arg OutboxAttentionNextParams) (OutboxAttentionNextRow, error) {
+	row := q.db.QueryRow(ctx, OutboxAttentionNext, arg.Action, arg.Deployment)
 	var i OutboxAttentionNextRow
 	err := row.Scan(
 		&i.ID,

@@ -244,7 +244,7 @@ func (p planner) checkAll() {
 		names[i] = fmt.Sprintf("shop-%d", 1000*i+1)
 	}
 	p.check("endpoints of calls", db.EndpointsForCalls, 2*len(names), db.EndpointsForCallsParams{Destination: "hooks", Names: names})
-	p.check("attention, the next event", db.OutboxAttentionNext, 20, "charge_card")
+	p.check("attention, the next event", db.OutboxAttentionNext, 20, db.OutboxAttentionNextParams{Action: "charge_card"})
 	var event db.OutboxAttentionDeleteParams
 	if err := p.tx.QueryRow(p.t.Context(), `select id, intent_id from samekey.outbox_attention order by due_at desc, id limit 1`).Scan(&event.ID, &event.IntentID); err != nil {
 		p.t.Fatal(err)

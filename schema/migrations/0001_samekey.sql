@@ -239,6 +239,7 @@ create table samekey.outbox_attention (
     at            timestamptz not null default clock_timestamp(), -- when the intent came to this status
     due_at        timestamptz not null default clock_timestamp(), -- the function is not called before
     attempts_used integer     not null default 0, -- calls of the function that failed
+    last_error    text,                     -- of the last one
 
     constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
 );
