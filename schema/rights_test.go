@@ -53,12 +53,12 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 var functionRights = map[string]string{
 	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
 	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"abandon_operation": "operator",
 	"adopt":             "",
 	"approve":           "approver",
 	"bulk_filter":       "",
 	"bulk_pick":         "",
 	"bulk_plan":         "operator",
-	"abandon_operation": "operator",
 	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
 	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",

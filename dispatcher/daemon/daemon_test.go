@@ -122,7 +122,6 @@ func TestRunWithoutProbes(t *testing.T) {
 	}
 }
 
-// net/http logs unsolicited data on an idle connection.
 // The deployment of the environment is that of the dispatcher. Without one, nothing is started on a database that has
 // none either.
 func TestDeploymentComesFromTheEnvironment(t *testing.T) {
@@ -142,7 +141,7 @@ func TestDeploymentComesFromTheEnvironment(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, o) }()
-	waitFor(t, out, "dispatcher: running")
+	out.Wait(t, "dispatcher: running")
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("Run returned %v", err)
