@@ -22,6 +22,7 @@ type turns struct {
 
 	whole bool      // the last walk found all shares that had something due
 	rests time.Time // until then, a walk is not worth its time
+	slow  bool      // the last walk was slow, perhaps by chance
 }
 
 // turn is a share in the ring.
@@ -33,7 +34,8 @@ type turn struct {
 // shareWalk is how many shares a walk looks at, and so how many a claim takes from, at most.
 const shareWalk = claimLimit
 
-// A walk over so few shares, if it takes less than slowWalk, needs no rest.
+// A walk over so few shares needs no rest, unless it takes longer than slowWalk twice: a snapshot that is open for long
+// keeps many dead entries of a share.
 const shortWalk, slowWalk = 32, 20 * time.Millisecond
 
 // longestRest bounds the wait of a share that the last walk did not find, if that walk was slow.
@@ -58,9 +60,12 @@ func (t *turns) found(due []string, whole bool, steps int, began, ended time.Tim
 	}
 	t.whole = whole
 	t.rests = ended
-	if took := ended.Sub(began); (whole || len(due) < steps/2) && (steps > shortWalk || took > slowWalk) {
+	took := ended.Sub(began)
+	slow := took > slowWalk
+	if (whole || len(due) < steps/2) && (steps > shortWalk || slow && t.slow) {
 		t.rests = ended.Add(min(19*took, longestRest))
 	}
+	t.slow = slow
 }
 
 // mayHaveMore reports whether a claim that left slots free may have left intents too.

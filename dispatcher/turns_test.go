@@ -125,3 +125,17 @@ func TestWalkIsMadeWhenItIsWorthItsTime(t *testing.T) {
 		t.Error("a slow walk rests for longer than the longest rest")
 	}
 }
+
+func TestSlowWalkOfFewSharesRestsTheSecondTime(t *testing.T) {
+	began := time.Now()
+	ended := began.Add(2 * slowWalk)
+	r := &turns{}
+	r.found([]string{"a"}, true, 1, began, ended)
+	if !r.wantsWalk(ended.Add(time.Millisecond)) {
+		t.Error("it rests after one slow walk")
+	}
+	r.found([]string{"a"}, true, 1, began, ended)
+	if r.wantsWalk(ended.Add(time.Millisecond)) {
+		t.Error("it does not rest after two slow walks")
+	}
+}
