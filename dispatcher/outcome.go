@@ -10,6 +10,7 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/internal/redact"
+	"github.com/samekey/samekey/internal/unsent"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -173,7 +174,7 @@ func (o Outcome) String() string {
 // ErrUnsent marks errors of calls of which provably nothing was sent. The client of package dispatcher/httpclient
 // returns such errors. A Send or Lookup that returns one, wrapped or not, has the outcome [Unsent].
 // If the client has sent another request of the same attempt of a write, the outcome is unknown all the same.
-var ErrUnsent = errors.New("nothing was sent")
+var ErrUnsent = unsent.Err
 
 // The codes of outcomes that come without a code of the vendor's.
 const (

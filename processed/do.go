@@ -211,10 +211,7 @@ func (m *memory) openInTx(ctx context.Context, tx samekey.Tx) (found *db.Process
 	if sender, ok := tx.(guarded.Batcher); ok {
 		batch := &pgx.Batch{}
 		batch.Queue(lock, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&locked, &began) })
-		batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
-			found, err = find(row)
-			return err
-		})
+		m.queueFind(batch, &found)
 		batch.Queue(savepoint)
 		err = sender.SendBatch(ctx, batch).Close()
 		return found, began, locked, err
@@ -233,7 +230,7 @@ func (m *memory) openInTx(ctx context.Context, tx samekey.Tx) (found *db.Process
 func (m *memory) keep(ctx context.Context, tx samekey.Tx, began time.Time, ans answer) error {
 	if sender, ok := tx.(guarded.Batcher); ok {
 		batch := &pgx.Batch{}
-		m.insertRecord(batch, db.ProcessedEventsInsert, m.recordArgs(began, ans))
+		m.queueRecord(batch, began, ans)
 		batch.Queue(release)
 		return sender.SendBatch(ctx, batch).Close()
 	}

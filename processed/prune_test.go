@@ -356,8 +356,8 @@ func TestPruneLocksAtMostAThousandKeys(t *testing.T) {
 	if err != nil || done.Intents != 1001 {
 		t.Errorf("%+v, %v", done, err)
 	}
-	if pages != 3 {
-		t.Errorf("%d transactions, want one for the records and two for the intents", pages)
+	if pages != 4 {
+		t.Errorf("%d transactions, want one for the records, one for the operations and two for the intents", pages)
 	}
 }
 

@@ -33,6 +33,7 @@ type queue struct {
 	key       samekey.Key
 	subject   string
 	immediate bool // outbox.Insert writes intents at once
+	unique    bool // no intent may exist already: see Step
 
 	mu      sync.Mutex // guards the rest; the commit takes it after it has closed the gate
 	intents []keyed.Intent
@@ -75,6 +76,25 @@ func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	q.index[this] = len(q.intents)
 	q.intents = append(q.intents, in)
 	return in.ID, true, nil
+}
+
+// mustBeNew reports whether an intent that is written at once must not exist yet, and notes that it is written.
+func (q *queue) mustBeNew(in keyed.Intent) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	this := name{in.Action, in.Part}
+	if !q.unique || q.written[this] {
+		return false
+	}
+	q.note(this)
+	return true
+}
+
+func (q *queue) note(written name) {
+	if q.written == nil {
+		q.written = map[name]bool{}
+	}
+	q.written[written] = true
 }
 
 // fail makes Run return err.
@@ -133,11 +153,8 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	}
 	batch := &pgx.Batch{}
 	q.addTo(batch)
-	if q.written == nil {
-		q.written = map[name]bool{}
-	}
 	for _, in := range q.intents {
-		q.written[name{in.Action, in.Part}] = true
+		q.note(name{in.Action, in.Part})
 		q.actions = append(q.actions, in.Action)
 	}
 	q.forget()

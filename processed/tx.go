@@ -44,6 +44,9 @@ func (t *runTx) RequestSubject() string { return t.q.subject }
 
 func (t *runTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) { return t.q.enqueue(in) }
 
+// MustBeNew is part of keyed.MustBeNew.
+func (t *runTx) MustBeNew(in keyed.Intent) bool { return t.q.mustBeNew(in) }
+
 func (t *runTx) Wrote(action string) { t.q.wrote(action) }
 
 // spoil keeps Run from committing.

@@ -42,6 +42,13 @@ select samekey.endpoint_start(@destination::text, @name::text)::boolean;
 -- name: ActEndpointDelete :one
 select samekey.endpoint_delete(@destination::text, @name::text)::boolean;
 
+-- name: ActResolveStep :exec
+select samekey.resolve_step(@scope::text, @idem_key::text, @step::text, @outcome::text, @actor::text, @reason::text,
+                            sqlc.narg('code')::int, sqlc.narg('result')::bytea);
+
+-- name: ActAbandonOperation :exec
+select samekey.abandon_operation(@scope::text, @idem_key::text, @actor::text, @reason::text, @code::int, @body::bytea);
+
 -- Many intents, one batch per statement.
 
 -- name: ActRedriveAll :one

@@ -99,6 +99,11 @@ with page as materialized (
     delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
 ), intents as (
     delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+), steps as (
+    delete from samekey.operation_steps s
+    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
+                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    where s.idem_key = k.idem_key and s.scope = k.scope
 ), records as (
     delete from samekey.processed_events p
     using (select unnest((select d.keys from doomed d)::text[]) as idem_key,

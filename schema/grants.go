@@ -42,6 +42,10 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
 
+// stepFunctions are what processed.Steps calls.
+const stepFunctions = `samekey.operation_start, samekey.operation_release, samekey.operation_complete, samekey.step_lock, samekey.step_put, ` +
+	`samekey.call_mark, samekey.call_put, samekey.call_end`
+
 // appGrants: samekey.enqueue and samekey.intent_states run as their owner, so the role needs no right on outbox. Check
 // reads the two tables of versions. The other functions read and write no table: processed uses key_lock and own_scope;
 // SQL in another language creates ids, derives delivery keys and finds the key of a log line with the rest.
@@ -50,6 +54,8 @@ var appGrants = []string{
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
 	`grant execute on function samekey.intent_states to %s`, // of outbox.Await
 	`grant select, insert on samekey.processed_events to %s`,
+	`grant execute on function ` + stepFunctions + ` to %s`,
+	`grant select on samekey.operation_steps to %s`,
 	endpointsWithoutSecrets,
 	`grant execute on function ` + endpointActs + ` to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
@@ -78,6 +84,8 @@ var workerGrants = []string{
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
+	`grant select, delete on samekey.operation_steps to %s`,
+	`grant select (idem_key, scope, lease_until) on samekey.operations to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
 	`grant execute on function samekey.check_deployment to %s`,
@@ -91,6 +99,8 @@ var readGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
+	`grant select on samekey.operation_steps to %s`,
+	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,
 	endpointsWithoutSecrets,
 	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
@@ -99,6 +109,7 @@ var readGrants = []string{
 var operatorGrants = []string{
 	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
 	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.bulk_plan to %s`,
+	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 

@@ -231,7 +231,7 @@ func TestGrantsCoverEveryQuery(t *testing.T) {
 
 // isWorker reports whether the worker's role runs a query: it makes no person's decision, and waits for no intent.
 func isWorker(name string) bool {
-	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && name != "CauseGroups"
+	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && name != "CauseGroups" && !callsSteps(name)
 }
 
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
@@ -252,9 +252,19 @@ func isReader(name string) bool {
 // isApp reports whether the application's role runs a query, or could: a query that only takes locks reads no table.
 func isApp(name string) bool {
 	return name == "OutboxEnqueue" || name == "OutboxStates" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
+		callsSteps(name) || name == "OperationStepsList" || name == "OperationStepsFind" ||
 		strings.HasPrefix(name, "ActEndpoint") || name == "EndpointsGet" || name == "EndpointsList" ||
 		name == "OutboxQueueApplyEnded" || name == "WorkersSession" || // which read no table
 		name == "OutboxQueueLockOrder" || name == "OutboxQueueTryLockOrder"
+}
+
+// callsSteps reports whether a query is one of processed.Steps that changes an operation. A worker makes none.
+func callsSteps(name string) bool {
+	switch name {
+	case "OperationStepsList", "OperationStepsFind", "OperationsAbandoned":
+		return false
+	}
+	return strings.HasPrefix(name, "Operation")
 }
 
 // explainQuery makes the server check the permissions of a query without running it.

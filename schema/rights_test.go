@@ -14,15 +14,19 @@ import (
 // tableRights lists the rights of each role on each table and sequence, as "app; worker; operator; approver". A table
 // without a row here fails TestRightsOfEachRole. A right that holds for some columns only names them.
 var tableRights = map[string]string{
+	"actions":    "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
 	"migrations":              "SELECT; SELECT; SELECT; SELECT",
 	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
-	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention_id_seq": "; ; ; ",
+	"operation_steps":         "SELECT; DELETE, SELECT; SELECT; SELECT",
+	// Not the fence.
+	"operations": "; SELECT(idem_key lease_until scope)" +
+		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq":     "; SELECT; ; ",
@@ -49,11 +53,14 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 var functionRights = map[string]string{
 	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
 	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"abandon_operation": "operator",
 	"adopt":             "",
 	"approve":           "approver",
 	"bulk_filter":       "",
 	"bulk_pick":         "",
 	"bulk_plan":         "operator",
+	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
+	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",
 	"cancel_all":        "operator",
 	"cause_groups":      "operator approver",
@@ -86,8 +93,10 @@ var functionRights = map[string]string{
 	"replace_payload":   "approver",
 	"replacement_key":   "",
 	"resolve":           "operator",
+	"resolve_step":      "operator",
 	"resolve_all":       "operator",
 	"resume":            "operator",
+	"share_of":          "",
 	"this_database":     "",
 
 	"river_job_state_in_bitmask": "public",

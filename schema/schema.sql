@@ -3,8 +3,12 @@
 table samekey.actions
     action text collate "C" not null
     attention boolean not null default false
+    fair_by text collate "C"
     changed_at timestamp with time zone not null default clock_timestamp()
     constraint actions_pkey PRIMARY KEY (action)
+    constraint actions_action_name CHECK ((action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
+    constraint actions_fair_by CHECK ((fair_by = ANY (ARRAY['scope'::text, 'part'::text])))
+    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
 
 table samekey.deployment
     id uuid not null default gen_random_uuid()
@@ -45,6 +49,50 @@ table samekey.migrations
     applied_at timestamp with time zone not null default clock_timestamp()
     constraint migrations_pkey PRIMARY KEY (version)
     constraint migrations_version_check CHECK ((version > 0))
+
+table samekey.operation_steps
+    idem_key text collate "C" not null
+    scope text collate "C" not null
+    "position" smallint not null
+    name text collate "C" not null
+    status text collate "C" not null
+    failed boolean not null default false
+    code integer
+    result bytea
+    delivery_key uuid
+    sends integer
+    first_sent_at timestamp with time zone
+    key_window_until timestamp with time zone
+    sent_at timestamp with time zone
+    ended_at timestamp with time zone
+    absent_at timestamp with time zone
+    resent boolean not null default false
+    error text
+    resolved_at timestamp with time zone
+    resolved_by text
+    resolved_db_user text collate "C"
+    resolved_reason text
+    created_at timestamp with time zone not null default clock_timestamp()
+    finished_at timestamp with time zone
+    constraint operation_steps_pkey PRIMARY KEY (idem_key, scope, "position")
+    constraint operation_steps_call CHECK (((status = 'done'::text) OR (delivery_key IS NOT NULL)))
+    constraint operation_steps_done CHECK (((status = 'done'::text) = (finished_at IS NOT NULL)))
+    constraint operation_steps_length CHECK (((COALESCE(octet_length(result), 0) <= 1048576) AND (COALESCE(octet_length(error), 0) <= 4096) AND ((COALESCE(octet_length(resolved_by), 1) >= 1) AND (COALESCE(octet_length(resolved_by), 1) <= 255)) AND ((COALESCE(octet_length(resolved_reason), 1) >= 1) AND (COALESCE(octet_length(resolved_reason), 1) <= 4096))))
+    constraint operation_steps_name CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
+    constraint operation_steps_once UNIQUE (idem_key, scope, name)
+    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1000)))
+    constraint operation_steps_sends CHECK (((sends >= 0) AND ((sends = 0) = (first_sent_at IS NULL))))
+    constraint operation_steps_status CHECK ((status = ANY (ARRAY['done'::text, 'in_flight'::text, 'unsent'::text, 'parked'::text])))
+    CREATE INDEX operation_steps_parked ON samekey.operation_steps USING btree (created_at) WHERE (status = 'parked'::text)
+
+table samekey.operations  -- with fillfactor=50
+    idem_key text collate "C" not null
+    scope text collate "C" not null
+    fence bigint not null
+    lease_until timestamp with time zone not null
+    attempts integer not null default 1
+    started_at timestamp with time zone not null default clock_timestamp()
+    constraint operations_pkey PRIMARY KEY (idem_key, scope)
 
 table samekey.outbox
     id uuid not null
@@ -147,6 +195,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     approved_at timestamp with time zone
     last_code text collate "C"
     cause text collate "C"
+    share text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
     constraint outbox_queue_counts CHECK (((attempt >= 0) AND (attempts_used >= 0) AND ((last_sent_attempt >= 0) AND (last_sent_attempt <= attempt))))
@@ -160,6 +209,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
+    CREATE INDEX outbox_queue_share ON samekey.outbox_queue USING btree (action, share, due_at) WHERE ((share IS NOT NULL) AND (leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
 
 table samekey.outbox_sends
     intent_id uuid not null
@@ -258,6 +308,47 @@ sequence samekey.outbox_attention_id_seq as bigint
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.pauses_id_seq as bigint
+
+CREATE OR REPLACE FUNCTION samekey.abandon_operation(scope text, idem_key text, actor text, reason text, code integer, body bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_doubt text;
+begin
+    if abandon_operation.code is null then
+        raise exception 'samekey: abandon_operation: code is required: callers get it as the code of the failure' using errcode = '22023', column = 'code';
+    elsif abandon_operation.body is null or octet_length(abandon_operation.body) > 1048576 or not samekey.is_json(abandon_operation.body) then
+        raise exception 'samekey: abandon_operation: body must be JSON of at most 1048576 bytes' using errcode = '22023', column = 'body';
+    end if;
+    perform samekey.operation_lock_idle('abandon_operation', abandon_operation.scope, abandon_operation.idem_key, abandon_operation.actor, abandon_operation.reason);
+    select s.status into v_doubt
+    from samekey.operation_steps s
+    where s.idem_key = abandon_operation.idem_key collate "C" and s.scope = abandon_operation.scope collate "C" and s.status in ('in_flight', 'parked')
+    limit 1;
+    if v_doubt is not null then
+        raise exception 'samekey: abandon_operation: a step of the operation with key % is %',
+            samekey.key_hash(abandon_operation.scope, abandon_operation.idem_key), v_doubt
+            using errcode = 'SK011', constraint = v_doubt, hint = 'Find out what the vendor did, and call samekey.resolve_step first.';
+    end if;
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at,
+                                              resolved_at, resolved_by, resolved_db_user, resolved_reason)
+    select abandon_operation.idem_key, abandon_operation.scope, coalesce(max(t.position), 0) + 1, 'samekey.abandoned', 'done', true,
+           abandon_operation.code, abandon_operation.body, clock_timestamp(),
+           clock_timestamp(), abandon_operation.actor, session_user, abandon_operation.reason
+    from samekey.operation_steps t
+    where t.idem_key = abandon_operation.idem_key collate "C" and t.scope = abandon_operation.scope collate "C";
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + (p.expires_at - p.created_at), failed = true,
+        response_code = abandon_operation.code, response_body = abandon_operation.body
+    where p.idem_key = abandon_operation.idem_key collate "C" and p.scope = abandon_operation.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = abandon_operation.idem_key collate "C" and o.scope = abandon_operation.scope collate "C";
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.act_cancel(act text, event text, id uuid, actor text, reason text, states text[])
  RETURNS text[]
@@ -800,6 +891,103 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.call_end(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, sends integer, unsent boolean, error text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_end.scope, call_end.idem_key, call_end.fence, call_end.lease_us);
+    update samekey.operation_steps s
+    set status = case when call_end.unsent and s.sends = 1 then 'unsent' else s.status end,
+        sends = s.sends - call_end.unsent::int,
+        first_sent_at = case when call_end.unsent and s.sends = 1 then null else s.first_sent_at end,
+        key_window_until = case when call_end.unsent and s.sends = 1 then null else s.key_window_until end,
+        resent = s.resent and not call_end.unsent,
+        ended_at = coalesce(s.ended_at, clock_timestamp()),
+        error = call_end.error
+    where s.idem_key = call_end.idem_key collate "C" and s.scope = call_end.scope collate "C" and s.position = call_end.position
+      and s.status = 'in_flight' and s.sends = call_end.sends;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.call_mark(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text, timeout_us bigint, window_us bigint, settle_us bigint, can_lookup boolean, absent boolean, resend_absent boolean, OUT verdict text, OUT sends integer, OUT wait_us bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    s        samekey.operation_steps;
+    v_now    timestamptz;
+    v_window timestamptz; -- until when the vendor remembers the key; null if it does not
+    v_ready  timestamptz; -- when a lookup may be made
+begin
+    perform samekey.operation_hold(call_mark.scope, call_mark.idem_key, call_mark.fence, call_mark.lease_us + call_mark.timeout_us);
+    v_now := clock_timestamp();
+    wait_us := 0;
+    select * into s
+    from samekey.operation_steps t
+    where t.idem_key = call_mark.idem_key collate "C" and t.scope = call_mark.scope collate "C" and t.position = call_mark.position;
+    if not found then
+        insert into samekey.operation_steps as t (idem_key, scope, position, name, status, delivery_key, sends)
+        values (call_mark.idem_key, call_mark.scope, call_mark.position, call_mark.name, 'unsent',
+                samekey.delivery_key(call_mark.scope, call_mark.idem_key, 'step:' || call_mark.name, ''), 0)
+        returning * into s;
+    elsif s.name <> call_mark.name collate "C" or s.status = 'done' or s.delivery_key is null then
+        raise exception 'samekey: step % of the operation with key % is "%", not a call "%" that is still to be made', call_mark.position,
+            samekey.key_hash(call_mark.scope, call_mark.idem_key), s.name, call_mark.name using errcode = 'SK011', constraint = s.status;
+    end if;
+    if call_mark.window_us > 0 then
+        v_window := least(s.key_window_until, coalesce(s.first_sent_at, v_now) + interval '1 microsecond' * call_mark.window_us);
+    end if;
+    v_ready := greatest(coalesce(s.ended_at, s.sent_at), s.absent_at) + interval '1 microsecond' * call_mark.settle_us;
+    verdict := case
+        when s.status = 'unsent' then 'send'
+        when s.status = 'parked' then 'parked'
+        -- The vendor still remembers the key at the end of this send.
+        when v_now + interval '1 microsecond' * call_mark.timeout_us + interval '10 seconds' < v_window then 'send'
+        when not call_mark.can_lookup then 'parked'
+        when not call_mark.absent then case when v_ready > v_now then 'wait' else 'lookup' end
+        when s.absent_at is null then 'wait'
+        when call_mark.resend_absent and v_window is null and not s.resent then 'send'
+        else 'parked' end;
+    if verdict = 'wait' then
+        wait_us := case when call_mark.absent then call_mark.settle_us else extract(epoch from v_ready - v_now) * 1000000 end;
+    end if;
+    update samekey.operation_steps t
+    set status = case verdict when 'send' then 'in_flight' when 'parked' then 'parked' else t.status end,
+        sends = t.sends + (verdict = 'send')::int,
+        first_sent_at = case when verdict = 'send' then coalesce(t.first_sent_at, v_now) else t.first_sent_at end,
+        key_window_until = case when verdict = 'send' then v_window else t.key_window_until end,
+        sent_at = case when verdict = 'send' then v_now else t.sent_at end,
+        ended_at = case when verdict = 'send' then null else t.ended_at end,
+        absent_at = case when verdict = 'send' then null when call_mark.absent then coalesce(t.absent_at, v_now) else t.absent_at end,
+        resent = t.resent or verdict = 'send' and call_mark.absent
+    where t.idem_key = s.idem_key and t.scope = s.scope and t.position = s.position
+    returning t.sends into sends;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.call_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, failed boolean, code integer, result bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_put.scope, call_put.idem_key, call_put.fence, call_put.lease_us);
+    update samekey.operation_steps s
+    set status = 'done', failed = call_put.failed, code = call_put.code, result = call_put.result, error = null, finished_at = clock_timestamp()
+    where s.idem_key = call_put.idem_key collate "C" and s.scope = call_put.scope collate "C" and s.position = call_put.position
+      and s.status = 'in_flight';
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -1044,8 +1232,8 @@ begin
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
-        insert into samekey.outbox_queue as q (id, action, status, due_at)
-        select i.id, i.action, 'pending', i.due_at from intent i
+        insert into samekey.outbox_queue as q (id, action, status, due_at, share)
+        select i.id, i.action, 'pending', i.due_at, samekey.share_of(i.action, enqueue.scope, coalesce(enqueue.part, '')) from intent i
         returning q.id into v_id;
         if v_id is null then
             return samekey.enqueue_duplicate(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
@@ -1087,13 +1275,14 @@ begin
             where q.ordering_key = enqueue.ordering_key collate "C" and q.status = 'blocked' order by q.seq desc limit 1)
     into v_head, v_last;
     if v_head is not null or v_last is not null then
-        insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1),
+        insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1), samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
                 enqueue.action, 'blocked', v_due, enqueue.ordering_key);
         return v_id;
     end if;
-    insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, enqueue.action, 'pending', v_due, enqueue.ordering_key)
+    insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
+            enqueue.action, 'pending', v_due, enqueue.ordering_key)
     on conflict (ordering_key) where ordering_key is not null and status <> 'blocked' do nothing;
     if not found then
         raise exception 'samekey: enqueue: a concurrent transaction wrote an intent with the ordering key of this intent "%"', enqueue.action
@@ -1395,6 +1584,169 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.operation_complete(scope text, idem_key text, fence bigint, retain_us bigint, failed boolean, code integer, headers bytea, body bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(operation_complete.scope, operation_complete.idem_key, operation_complete.fence, 0);
+    if exists (select from samekey.operation_steps s
+               where s.idem_key = operation_complete.idem_key collate "C" and s.scope = operation_complete.scope collate "C" and s.status in ('in_flight', 'parked')) then
+        raise exception 'samekey: the operation with key % has a step whose outcome is unknown',
+            samekey.key_hash(operation_complete.scope, operation_complete.idem_key) using errcode = 'SK011', constraint = 'in_flight';
+    end if;
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + interval '1 microsecond' * operation_complete.retain_us,
+        failed = operation_complete.failed, response_code = operation_complete.code, response_headers = operation_complete.headers,
+        response_body = operation_complete.body
+    where p.idem_key = operation_complete.idem_key collate "C" and p.scope = operation_complete.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = operation_complete.idem_key collate "C" and o.scope = operation_complete.scope collate "C";
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_hold(scope text, idem_key text, fence bigint, lease_us bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    operation_hold.scope := samekey.own_scope(operation_hold.scope);
+    update samekey.operations o
+    set lease_until = clock_timestamp() + interval '1 microsecond' * operation_hold.lease_us
+    where o.idem_key = operation_hold.idem_key collate "C" and o.scope = operation_hold.scope collate "C"
+      and o.fence = operation_hold.fence;
+    if not found then
+        raise exception 'samekey: another call works on the operation with key %',
+            samekey.key_hash(operation_hold.scope, operation_hold.idem_key)
+            using errcode = 'SK020', hint = 'Call again with the same key: it resumes the operation, or returns its answer.';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_lock_idle(act text, scope text, idem_key text, actor text, reason text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_until timestamptz;
+begin
+    operation_lock_idle.scope := samekey.own_scope(operation_lock_idle.scope);
+    perform samekey.act_check(operation_lock_idle.act, operation_lock_idle.actor, operation_lock_idle.reason);
+    select o.lease_until into v_until
+    from samekey.operations o
+    where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C"
+    for update skip locked;
+    if found and v_until <= clock_timestamp() then
+        return;
+    elsif found or exists (select from samekey.operations o
+                           where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C") then
+        raise exception 'samekey: %: a call works on the operation with key %', operation_lock_idle.act,
+            samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key)
+            using errcode = 'SK011', constraint = 'running', hint = 'Wait until it ends, at most until operations.lease_until.';
+    end if;
+    raise exception 'samekey: %: no operation with key % is in progress', operation_lock_idle.act,
+        samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key) using errcode = 'SK010';
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_release(scope text, idem_key text, fence bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    operation_release.scope := samekey.own_scope(operation_release.scope);
+    update samekey.operations o set lease_until = clock_timestamp()
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
+      and o.fence = operation_release.fence;
+    if not found or exists (select from samekey.operation_steps s
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+        return;
+    end if;
+    delete from samekey.operation_steps s
+    where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C";
+    delete from samekey.operations o
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C";
+    delete from samekey.processed_events p
+    where p.idem_key = operation_release.idem_key collate "C" and p.scope = operation_release.scope collate "C" and p.completed_at is null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint, subject text, fence bigint, lease_us bigint, OUT outcome text, OUT retry_us bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_locked  boolean;
+    v_same    boolean;
+    v_fence   bigint;
+    v_until   timestamptz;
+begin
+    retry_us := 0;
+    v_locked := pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(operation_start.scope), operation_start.idem_key));
+    select p.completed_at is null and p.payload_hash = operation_start.payload_hash and p.hash_version = operation_start.hash_version
+    into v_same
+    from samekey.processed_events p
+    where p.idem_key = operation_start.idem_key collate "C" and p.scope = operation_start.scope collate "C";
+    if not found then
+        outcome := 'held'; -- by a Run or Do that has not committed
+        if v_locked then
+            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, subject, expires_at)
+            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version, nullif(operation_start.subject, ''),
+                    clock_timestamp() + interval '1 microsecond' * operation_start.retain_us)
+            on conflict (idem_key, scope) do nothing;
+            if found then
+                insert into samekey.operations as o (idem_key, scope, fence, lease_until)
+                values (operation_start.idem_key, operation_start.scope, operation_start.fence,
+                        clock_timestamp() + interval '1 microsecond' * operation_start.lease_us);
+                outcome := 'mine';
+            end if;
+        end if;
+        return;
+    end if;
+    outcome := 'other';
+    if not v_same then
+        return;
+    end if;
+    select o.fence, o.lease_until into v_fence, v_until
+    from samekey.operations o
+    where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C"
+    for update skip locked;
+    if not found then -- a step's transaction has the row, however old its lease is
+        select greatest(0, extract(epoch from o.lease_until - clock_timestamp()) * 1000000)::bigint into retry_us
+        from samekey.operations o
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+        outcome := 'held';
+        retry_us := coalesce(retry_us, 0);
+        return;
+    end if;
+    if v_fence <> operation_start.fence then
+        if v_until > clock_timestamp() then
+            outcome := 'held';
+            retry_us := extract(epoch from v_until - clock_timestamp()) * 1000000;
+            return;
+        end if;
+        update samekey.operations o
+        set fence = operation_start.fence, attempts = o.attempts + 1,
+            lease_until = clock_timestamp() + interval '1 microsecond' * operation_start.lease_us
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+    end if;
+    outcome := 'mine';
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.ordering_lock(ordering_key text)
  RETURNS bigint
  LANGUAGE sql
@@ -1583,6 +1935,57 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.resolve_step(scope text, idem_key text, step text, outcome text, actor text, reason text, code integer DEFAULT NULL::integer, result bytea DEFAULT NULL::bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_status text;
+    v_field  text;
+    v_wrong  text;
+begin
+    if resolve_step.outcome is null or resolve_step.outcome not in ('delivered', 'refused', 'not_sent') then
+        v_field := 'outcome';
+        v_wrong := 'must be delivered, refused or not_sent';
+    elsif (resolve_step.outcome = 'not_sent') <> (resolve_step.result is null) then
+        v_field := 'result';
+        v_wrong := 'is the JSON of the vendor''s answer or of the failure: required, except for not_sent';
+    elsif octet_length(resolve_step.result) > 1048576 or not samekey.is_json(resolve_step.result) then
+        v_field := 'result';
+        v_wrong := 'must be JSON of at most 1048576 bytes';
+    elsif (resolve_step.outcome = 'refused') <> (resolve_step.code is not null) then
+        v_field := 'code';
+        v_wrong := 'is the code of the failure: for refused only';
+    end if;
+    if v_field is not null then
+        raise exception 'samekey: resolve_step: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    perform samekey.operation_lock_idle('resolve_step', resolve_step.scope, resolve_step.idem_key, resolve_step.actor, resolve_step.reason);
+    select s.status into v_status
+    from samekey.operation_steps s
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+    if v_status is null then
+        raise exception 'samekey: resolve_step: the operation with key % has no such step',
+            samekey.key_hash(resolve_step.scope, resolve_step.idem_key) using errcode = 'SK010';
+    elsif v_status not in ('in_flight', 'parked') then
+        raise exception 'samekey: resolve_step: the step is %', v_status
+            using errcode = 'SK011', constraint = v_status, hint = 'Only a step whose outcome is unknown can be resolved.';
+    end if;
+    update samekey.operation_steps s
+    set status = case when resolve_step.outcome = 'not_sent' then 'unsent' else 'done' end,
+        failed = resolve_step.outcome = 'refused', code = resolve_step.code, result = resolve_step.result,
+        finished_at = case when resolve_step.outcome <> 'not_sent' then clock_timestamp() end,
+        sends = case when resolve_step.outcome = 'not_sent' then 0 else s.sends end,
+        first_sent_at = case when resolve_step.outcome <> 'not_sent' then s.first_sent_at end,
+        key_window_until = case when resolve_step.outcome <> 'not_sent' then s.key_window_until end,
+        resolved_at = clock_timestamp(), resolved_by = resolve_step.actor, resolved_db_user = session_user, resolved_reason = resolve_step.reason
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.resume(destination text, actor text, reason text, action text DEFAULT ''::text)
  RETURNS void
  LANGUAGE plpgsql
@@ -1614,6 +2017,66 @@ end
 $function$
 
 function samekey.river_job_state_in_bitmask  -- River's
+
+CREATE OR REPLACE FUNCTION samekey.share_of(action text, scope text, part text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ select null::text $function$
+
+CREATE OR REPLACE FUNCTION samekey.share_of_replace()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_body text;
+begin
+    perform pg_advisory_xact_lock(7309453203);
+    select coalesce('select case action ' || string_agg(format('when %L then %s', a.action, a.fair_by), ' ' order by a.action) || ' end', 'select null::text')
+    into v_body from samekey.actions a where a.fair_by is not null;
+    if btrim((select p.prosrc from pg_proc p where p.oid = 'samekey.share_of(text, text, text)'::regprocedure)) <> v_body then
+        execute format('create or replace function samekey.share_of(action text, scope text, part text) returns text '
+            'language sql immutable parallel safe as %L', v_body);
+    end if;
+    return null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.step_lock(scope text, idem_key text, fence bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_mine boolean;
+begin
+    step_lock.scope := samekey.own_scope(step_lock.scope);
+    select o.fence = step_lock.fence into v_mine
+    from samekey.operations o
+    where o.idem_key = step_lock.idem_key collate "C" and o.scope = step_lock.scope collate "C"
+    for update;
+    return coalesce(v_mine, false);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.step_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text, failed boolean, code integer, result bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(step_put.scope, step_put.idem_key, step_put.fence, step_put.lease_us);
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at)
+    values (step_put.idem_key, step_put.scope, step_put.position, step_put.name, 'done', step_put.failed, step_put.code, step_put.result,
+            clock_timestamp());
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.text_hash(value text)
  RETURNS text

@@ -122,7 +122,6 @@ func TestRunWithoutProbes(t *testing.T) {
 	}
 }
 
-// net/http logs unsolicited data on an idle connection.
 // The deployment of the environment is that of the dispatcher. Without one, nothing is started on a database that has
 // none either.
 func TestDeploymentComesFromTheEnvironment(t *testing.T) {

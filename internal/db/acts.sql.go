@@ -12,6 +12,31 @@ import (
 	"github.com/google/uuid"
 )
 
+const ActAbandonOperation = `-- name: ActAbandonOperation :exec
+select samekey.abandon_operation($1::text, $2::text, $3::text, $4::text, $5::int, $6::bytea)
+`
+
+type ActAbandonOperationParams struct {
+	Scope   string
+	IdemKey string
+	Actor   string
+	Reason  string
+	Code    int32
+	Body    []byte
+}
+
+func (q *Queries) ActAbandonOperation(ctx context.Context, arg ActAbandonOperationParams) error {
+	_, err := q.db.Exec(ctx, ActAbandonOperation,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.Body,
+	)
+	return err
+}
+
 const ActApprove = `-- name: ActApprove :one
 
 select samekey.approve($1::uuid, $2::text, $3::text)::text[]
@@ -406,6 +431,36 @@ func (q *Queries) ActResolveAll(ctx context.Context, arg ActResolveAllParams) (A
 	var i ActResolveAllRow
 	err := row.Scan(&i.Changed, &i.LastID, &i.Actions)
 	return i, err
+}
+
+const ActResolveStep = `-- name: ActResolveStep :exec
+select samekey.resolve_step($1::text, $2::text, $3::text, $4::text, $5::text, $6::text,
+                            $7::int, $8::bytea)
+`
+
+type ActResolveStepParams struct {
+	Scope   string
+	IdemKey string
+	Step    string
+	Outcome string
+	Actor   string
+	Reason  string
+	Code    *int32
+	Result  []byte
+}
+
+func (q *Queries) ActResolveStep(ctx context.Context, arg ActResolveStepParams) error {
+	_, err := q.db.Exec(ctx, ActResolveStep,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Step,
+		arg.Outcome,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.Result,
+	)
+	return err
 }
 
 const ActResume = `-- name: ActResume :exec

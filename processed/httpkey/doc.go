@@ -39,6 +39,9 @@
 //     attempt. It ends with Options.Timeout, with a deadline set by an outer handler, and when an outer handler cancels
 //     it with a cause. Then everything is rolled back.
 //
+// If the work takes several transactions, such as a vendor's answer in the middle, set Options.Steps: the handler is an
+// operation (processed.Steps), and a client's next attempt resumes it.
+//
 // # What is stored
 //
 //	the handler answers                          its rows      its answer

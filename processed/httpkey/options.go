@@ -69,6 +69,13 @@ type Options struct {
 	// default.
 	Isolation pgx.TxIsoLevel
 
+	// Steps lets handlers do their work in several transactions, as an operation of processed.Steps: they call
+	// [Operation] and not [Tx]. An answer that is stored completes the operation. What its finished steps did stays
+	// whatever the status, and so does the operation after an answer that is forgotten, a panic or an [Abort]: the next
+	// request with the key resumes it. If no step was stored or may have been sent, nothing is left. No connection is
+	// held between steps. Set Timeout to the longest operation.
+	Steps bool
+
 	// Timeout bounds the handler and its transaction, because a client that disconnects does not. When it ends, the
 	// handler's context ends, and the request is rolled back and forgotten (503). 0 for 30 s. A connection of the pool
 	// is held meanwhile.

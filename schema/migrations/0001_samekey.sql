@@ -11,6 +11,8 @@
 --   outbox_attention  what the application has yet to learn: an intent needs a person, or was cancelled
 --   actions           what the workers have registered about their actions
 --   processed_events  one row per idempotency key: the request's hash and the stored response
+--   operations        operations in several transactions that are in progress: who works on them
+--   operation_steps   the steps of such operations, and their results
 --   endpoints         webhook receivers: URL, signing secrets, stopped or not
 --   pauses            which destinations and actions are paused, by whom and why
 --   rate_limits       how much of a destination's rate is used, for all workers together
@@ -56,6 +58,7 @@
 --                                                                          with this ordering key
 --   (samekey.worker_class(), workers.id)   two integers  class 1935764331  the worker's session, while it runs
 --   migration                              one bigint    7309453202        Migrate and Grant, while they run
+--   shares                                 one bigint    7309453203        a worker that registers its actions
 --   hashtextextended(database name, 0)     one bigint    seed 0            samekeytest, in another database
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -123,6 +126,7 @@ create table samekey.outbox_queue (
     approved_at       timestamptz,
     last_code         text        collate "C", -- code of the last outcome, such as 503, timeout or absent
     cause             text        collate "C", -- of a dead or parked intent: the last error's message without its values
+    share             text        collate "C", -- of a fair action: whose share of the slots it is in; see actions.fair_by
 
     constraint outbox_queue_status check (status in
         ('pending', 'blocked', 'leased', 'unknown', 'answered', 'awaiting_approval', 'parked', 'dead')),
@@ -139,6 +143,10 @@ create table samekey.outbox_queue (
 -- Claims read this index in order. Parked, dead, blocked and unapproved intents are not in it.
 create index outbox_queue_due on samekey.outbox_queue (action, due_at)
     where leased_by is null and status in ('pending', 'unknown');
+-- Claims of fair actions walk this index from share to share. Rows of other actions have no share and are not in it. The
+-- test for it is first, since it ends the test of the predicate: an insert of such a row takes 1.5 % longer.
+create index outbox_queue_share on samekey.outbox_queue (action, share, due_at)
+    where share is not null and leased_by is null and status in ('pending', 'unknown');
 -- Intents whose Apply is due have an index of their own: a million of them do not slow a claim down.
 create index outbox_queue_answered on samekey.outbox_queue (action, due_at)
     where leased_by is null and status = 'answered';
@@ -214,13 +222,6 @@ create table samekey.outbox_sends (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- What the workers have registered about actions, for statements that run outside a worker.
-create table samekey.actions (
-    action     text        collate "C" primary key,
-    attention  boolean     not null default false, -- resting and cancelled intents of it write a row of outbox_attention
-    changed_at timestamptz not null default clock_timestamp()
-);
-
 -- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
 -- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
 -- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
@@ -274,6 +275,65 @@ create table samekey.processed_events (
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
 create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Operations in several transactions (processed.Steps). An operation's processed record is in progress until its last
+-- transaction. Until then it has a row here: who works on it, and until when. Only the functions below change the two
+-- tables; queries/operations.sql has the interleavings.
+create table samekey.operations (
+    idem_key    text        collate "C" not null,
+    scope       text        collate "C" not null,
+    fence       bigint      not null,     -- random, new for each call that takes the operation over. Other calls' writes fail
+    lease_until timestamptz not null,     -- after this, another call may take the operation over
+    attempts    integer     not null default 1, -- how many calls have worked on it
+    started_at  timestamptz not null default clock_timestamp(),
+    primary key (idem_key, scope)
+) with (fillfactor = 50);                 -- leaves space on the page for the row's next versions
+
+-- The steps that an operation has finished or begun to send, in order. They stay until the record is pruned.
+create table samekey.operation_steps (
+    idem_key         text        collate "C" not null,
+    scope            text        collate "C" not null,
+    position         smallint    not null,     -- 1 for the first step
+    name             text        collate "C" not null,
+    status           text        collate "C" not null,
+    failed           boolean     not null default false, -- the result is a business error
+    code             integer,                  -- of a business error
+    result           bytea,
+    -- The rest is null for a step in the database.
+    delivery_key     uuid,                     -- sent to the vendor as the idempotency key
+    sends            integer,                  -- how many sends may have reached the vendor
+    first_sent_at    timestamptz,              -- when a vendor may first have seen the key; null while certainly none has
+    key_window_until timestamptz,              -- until when the vendor remembers the key; null if it does not
+    sent_at          timestamptz,              -- the last send
+    ended_at         timestamptz,              -- when the last send ended without an answer; null if its process died
+    absent_at        timestamptz,              -- when a lookup first reported that the vendor does not know the key
+    resent           boolean     not null default false, -- was sent again after two such lookups, which happens once
+    error            text,                     -- of the last send or lookup
+    resolved_at      timestamptz,              -- a person recorded what the vendor did
+    resolved_by      text,
+    resolved_db_user text        collate "C",
+    resolved_reason  text,
+    created_at       timestamptz not null default clock_timestamp(),
+    finished_at      timestamptz,
+    primary key (idem_key, scope, position),
+    constraint operation_steps_once unique (idem_key, scope, name),
+
+    constraint operation_steps_position check (position between 1 and 1000),
+    constraint operation_steps_name     check (name ~ '^[a-z][a-z0-9_.-]{0,62}$'),
+    -- in_flight: a call is being made, or its outcome is unknown. unsent: certainly not sent. parked: its outcome is
+    -- unknown, and a person has to find it out.
+    constraint operation_steps_status   check (status in ('done', 'in_flight', 'unsent', 'parked')),
+    constraint operation_steps_done     check ((status = 'done') = (finished_at is not null)),
+    constraint operation_steps_call     check (status = 'done' or delivery_key is not null),
+    constraint operation_steps_sends    check (sends >= 0 and (sends = 0) = (first_sent_at is null)),
+    constraint operation_steps_length   check
+        (coalesce(octet_length(result), 0) <= 1048576 and coalesce(octet_length(error), 0) <= 4096
+         and coalesce(octet_length(resolved_by), 1) between 1 and 255
+         and coalesce(octet_length(resolved_reason), 1) between 1 and 4096)
+);
+-- What waits for a person.
+create index operation_steps_parked on samekey.operation_steps (created_at) where status = 'parked';
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Webhook receivers: many endpoints behind one destination. Each attempt reads its endpoint's row. Nothing is sent to a
@@ -335,6 +395,17 @@ create table samekey.pauses (
 );
 -- A destination, or an action of it, has at most one pause by a person and one by River in force.
 create unique index pauses_in_force on samekey.pauses (destination, action, (river_queue_created_at is not null)) where ended_at is null;
+
+-- What the workers have registered about actions, for statements that run outside a worker. A worker writes the rows of
+-- its actions when it starts; the last one to start wins.
+create table samekey.actions (
+    action     text    collate "C" primary key,
+    attention  boolean not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    fair_by    text    collate "C",            -- 'scope' or 'part': outbox_queue.share is taken from it. null: no shares
+    changed_at timestamptz not null default clock_timestamp(),
+    constraint actions_action_name check (action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
+    constraint actions_fair_by     check (fair_by in ('scope', 'part'))
+);
 
 -- A leaky bucket per destination, shared by all workers: level calls were in it at updated_at, and it leaks at the
 -- rate. The row does not store a time until which the budget is used up: such a time is wrong once the clock is set
@@ -705,6 +776,40 @@ end
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Fair shares. samekey.share_of returns the share of a new intent, which samekey.enqueue writes to the queue: its scope,
+-- its part, or null if its action has no shares. The function is samekey.actions in the form of an expression: a trigger
+-- on the table replaces the function when fair_by of an action changes. A subselect from the table in enqueue took 3 %
+-- of an intent's instructions although no action had shares; the expression, which becomes part of the plan, takes none.
+
+create function samekey.share_of(action text, scope text, part text) returns text
+    language sql immutable parallel safe
+as $$ select null::text $$;
+
+-- Two workers may register actions at once: the second waits for the lock, and then sees the rows of the first.
+create function samekey.share_of_replace() returns trigger
+    language plpgsql security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_body text;
+begin
+    perform pg_advisory_xact_lock(7309453203);
+    select coalesce('select case action ' || string_agg(format('when %L then %s', a.action, a.fair_by), ' ' order by a.action) || ' end', 'select null::text')
+    into v_body from samekey.actions a where a.fair_by is not null;
+    if btrim((select p.prosrc from pg_proc p where p.oid = 'samekey.share_of(text, text, text)'::regprocedure)) <> v_body then
+        execute format('create or replace function samekey.share_of(action text, scope text, part text) returns text '
+            'language sql immutable parallel safe as %L', v_body);
+    end if;
+    return null;
+end
+$$;
+
+-- For each statement, also one that changes no row: so a worker's start corrects a function that a restored or a
+-- replicated database does not have.
+create trigger share_of_replace after insert or update or delete on samekey.actions
+    for each statement execute function samekey.share_of_replace();
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Writes an intent in the caller's transaction and returns its id. The call is idempotent: the same key, action, part
 -- and payload returns the first id.
 --
@@ -784,8 +889,8 @@ begin
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
-        insert into samekey.outbox_queue as q (id, action, status, due_at)
-        select i.id, i.action, 'pending', i.due_at from intent i
+        insert into samekey.outbox_queue as q (id, action, status, due_at, share)
+        select i.id, i.action, 'pending', i.due_at, samekey.share_of(i.action, enqueue.scope, coalesce(enqueue.part, '')) from intent i
         returning q.id into v_id;
         if v_id is null then
             return samekey.enqueue_duplicate(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
@@ -827,13 +932,14 @@ begin
             where q.ordering_key = enqueue.ordering_key collate "C" and q.status = 'blocked' order by q.seq desc limit 1)
     into v_head, v_last;
     if v_head is not null or v_last is not null then
-        insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1),
+        insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1), samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
                 enqueue.action, 'blocked', v_due, enqueue.ordering_key);
         return v_id;
     end if;
-    insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, enqueue.action, 'pending', v_due, enqueue.ordering_key)
+    insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
+            enqueue.action, 'pending', v_due, enqueue.ordering_key)
     on conflict (ordering_key) where ordering_key is not null and status <> 'blocked' do nothing;
     if not found then
         raise exception 'samekey: enqueue: a concurrent transaction wrote an intent with the ordering key of this intent "%"', enqueue.action
@@ -964,6 +1070,417 @@ begin
     left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
     left join lateral (select h.final_status, h.code from samekey.outbox_history h
                        where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Operations in several transactions: see queries/operations.sql. The functions run as their owner, so a role needs
+-- EXECUTE and no right to change the two tables. Each refuses a scope of another service (SK003), and each write of a
+-- call that lost the operation to another one (SK020). own_scope is assigned and not compared in a WHERE clause: there,
+-- the planner may evaluate its refusal to estimate the rows.
+
+-- Starts an operation, or takes it over if no call works on it. The outcome is
+--   mine   the caller works on it now. Steps that are finished already are in operation_steps
+--   held   another call works on it, for retry_us more at most (0: unknown)
+--   other  the record is completed, or has another payload hash: nothing was changed
+-- A repetition with the same fence changes nothing, so a call whose answer was lost may be made again.
+create function samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint,
+    subject text, fence bigint, lease_us bigint, out outcome text, out retry_us bigint)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_locked  boolean;
+    v_same    boolean;
+    v_fence   bigint;
+    v_until   timestamptz;
+begin
+    retry_us := 0;
+    v_locked := pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(operation_start.scope), operation_start.idem_key));
+    select p.completed_at is null and p.payload_hash = operation_start.payload_hash and p.hash_version = operation_start.hash_version
+    into v_same
+    from samekey.processed_events p
+    where p.idem_key = operation_start.idem_key collate "C" and p.scope = operation_start.scope collate "C";
+    if not found then
+        outcome := 'held'; -- by a Run or Do that has not committed
+        if v_locked then
+            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, subject, expires_at)
+            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version, nullif(operation_start.subject, ''),
+                    clock_timestamp() + interval '1 microsecond' * operation_start.retain_us)
+            on conflict (idem_key, scope) do nothing;
+            if found then
+                insert into samekey.operations as o (idem_key, scope, fence, lease_until)
+                values (operation_start.idem_key, operation_start.scope, operation_start.fence,
+                        clock_timestamp() + interval '1 microsecond' * operation_start.lease_us);
+                outcome := 'mine';
+            end if;
+        end if;
+        return;
+    end if;
+    outcome := 'other';
+    if not v_same then
+        return;
+    end if;
+    select o.fence, o.lease_until into v_fence, v_until
+    from samekey.operations o
+    where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C"
+    for update skip locked;
+    if not found then -- a step's transaction has the row, however old its lease is
+        select greatest(0, extract(epoch from o.lease_until - clock_timestamp()) * 1000000)::bigint into retry_us
+        from samekey.operations o
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+        outcome := 'held';
+        retry_us := coalesce(retry_us, 0);
+        return;
+    end if;
+    if v_fence <> operation_start.fence then
+        if v_until > clock_timestamp() then
+            outcome := 'held';
+            retry_us := extract(epoch from v_until - clock_timestamp()) * 1000000;
+            return;
+        end if;
+        update samekey.operations o
+        set fence = operation_start.fence, attempts = o.attempts + 1,
+            lease_until = clock_timestamp() + interval '1 microsecond' * operation_start.lease_us
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+    end if;
+    outcome := 'mine';
+end
+$$;
+
+-- Extends the lease, or raises SK020 if the caller has lost the operation. The row stays locked until the transaction
+-- ends.
+create function samekey.operation_hold(scope text, idem_key text, fence bigint, lease_us bigint) returns void
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    operation_hold.scope := samekey.own_scope(operation_hold.scope);
+    update samekey.operations o
+    set lease_until = clock_timestamp() + interval '1 microsecond' * operation_hold.lease_us
+    where o.idem_key = operation_hold.idem_key collate "C" and o.scope = operation_hold.scope collate "C"
+      and o.fence = operation_hold.fence;
+    if not found then
+        raise exception 'samekey: another call works on the operation with key %',
+            samekey.key_hash(operation_hold.scope, operation_hold.idem_key)
+            using errcode = 'SK020', hint = 'Call again with the same key: it resumes the operation, or returns its answer.';
+    end if;
+end
+$$;
+
+-- Begins the transaction of a step: locks the operation's row, and reports whether the caller still has it. While the
+-- row is locked, no other call takes the operation over, however long the step takes.
+create function samekey.step_lock(scope text, idem_key text, fence bigint) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_mine boolean;
+begin
+    step_lock.scope := samekey.own_scope(step_lock.scope);
+    select o.fence = step_lock.fence into v_mine
+    from samekey.operations o
+    where o.idem_key = step_lock.idem_key collate "C" and o.scope = step_lock.scope collate "C"
+    for update;
+    return coalesce(v_mine, false);
+end
+$$;
+
+-- Stores the result of a step, in the transaction of what the step wrote. It raises if the step is stored already:
+-- otherwise the COMMIT behind it would keep the step's rows twice.
+create function samekey.step_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text,
+    failed boolean, code integer, result bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(step_put.scope, step_put.idem_key, step_put.fence, step_put.lease_us);
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at)
+    values (step_put.idem_key, step_put.scope, step_put.position, step_put.name, 'done', step_put.failed, step_put.code, step_put.result,
+            clock_timestamp());
+end
+$$;
+
+-- Decides what to do with a step that calls a vendor, and marks it in flight before it is sent. The verdict is
+--   send    marked: commit, then send. sends is the number of this send
+--   lookup  the outcome of an earlier send is unknown: ask the vendor
+--   wait    likewise, but not before wait_us are over: a call in progress at the vendor can end meanwhile
+--   parked  no lookup can tell: a person has to
+-- window_us is how long the vendor remembers the key; 0 if it does not deduplicate by it. absent is true after a lookup
+-- that did not find the key. The lease covers the call (timeout_us) and lease_us.
+create function samekey.call_mark(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text,
+    timeout_us bigint, window_us bigint, settle_us bigint, can_lookup boolean, absent boolean, resend_absent boolean,
+    out verdict text, out sends integer, out wait_us bigint)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    s        samekey.operation_steps;
+    v_now    timestamptz;
+    v_window timestamptz; -- until when the vendor remembers the key; null if it does not
+    v_ready  timestamptz; -- when a lookup may be made
+begin
+    perform samekey.operation_hold(call_mark.scope, call_mark.idem_key, call_mark.fence, call_mark.lease_us + call_mark.timeout_us);
+    v_now := clock_timestamp();
+    wait_us := 0;
+    select * into s
+    from samekey.operation_steps t
+    where t.idem_key = call_mark.idem_key collate "C" and t.scope = call_mark.scope collate "C" and t.position = call_mark.position;
+    if not found then
+        insert into samekey.operation_steps as t (idem_key, scope, position, name, status, delivery_key, sends)
+        values (call_mark.idem_key, call_mark.scope, call_mark.position, call_mark.name, 'unsent',
+                samekey.delivery_key(call_mark.scope, call_mark.idem_key, 'step:' || call_mark.name, ''), 0)
+        returning * into s;
+    elsif s.name <> call_mark.name collate "C" or s.status = 'done' or s.delivery_key is null then
+        raise exception 'samekey: step % of the operation with key % is "%", not a call "%" that is still to be made', call_mark.position,
+            samekey.key_hash(call_mark.scope, call_mark.idem_key), s.name, call_mark.name using errcode = 'SK011', constraint = s.status;
+    end if;
+    if call_mark.window_us > 0 then
+        v_window := least(s.key_window_until, coalesce(s.first_sent_at, v_now) + interval '1 microsecond' * call_mark.window_us);
+    end if;
+    v_ready := greatest(coalesce(s.ended_at, s.sent_at), s.absent_at) + interval '1 microsecond' * call_mark.settle_us;
+    verdict := case
+        when s.status = 'unsent' then 'send'
+        when s.status = 'parked' then 'parked'
+        -- The vendor still remembers the key at the end of this send.
+        when v_now + interval '1 microsecond' * call_mark.timeout_us + interval '10 seconds' < v_window then 'send'
+        when not call_mark.can_lookup then 'parked'
+        when not call_mark.absent then case when v_ready > v_now then 'wait' else 'lookup' end
+        when s.absent_at is null then 'wait'
+        when call_mark.resend_absent and v_window is null and not s.resent then 'send'
+        else 'parked' end;
+    if verdict = 'wait' then
+        wait_us := case when call_mark.absent then call_mark.settle_us else extract(epoch from v_ready - v_now) * 1000000 end;
+    end if;
+    update samekey.operation_steps t
+    set status = case verdict when 'send' then 'in_flight' when 'parked' then 'parked' else t.status end,
+        sends = t.sends + (verdict = 'send')::int,
+        first_sent_at = case when verdict = 'send' then coalesce(t.first_sent_at, v_now) else t.first_sent_at end,
+        key_window_until = case when verdict = 'send' then v_window else t.key_window_until end,
+        sent_at = case when verdict = 'send' then v_now else t.sent_at end,
+        ended_at = case when verdict = 'send' then null else t.ended_at end,
+        absent_at = case when verdict = 'send' then null when call_mark.absent then coalesce(t.absent_at, v_now) else t.absent_at end,
+        resent = t.resent or verdict = 'send' and call_mark.absent
+    where t.idem_key = s.idem_key and t.scope = s.scope and t.position = s.position
+    returning t.sends into sends;
+end
+$$;
+
+-- Stores the vendor's answer to a call. A repetition changes nothing.
+create function samekey.call_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint,
+    failed boolean, code integer, result bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_put.scope, call_put.idem_key, call_put.fence, call_put.lease_us);
+    update samekey.operation_steps s
+    set status = 'done', failed = call_put.failed, code = call_put.code, result = call_put.result, error = null, finished_at = clock_timestamp()
+    where s.idem_key = call_put.idem_key collate "C" and s.scope = call_put.scope collate "C" and s.position = call_put.position
+      and s.status = 'in_flight';
+end
+$$;
+
+-- Notes that a send or a lookup ended without an answer. unsent: this send certainly did not reach the vendor. If no
+-- earlier one may have, the step may be sent again, whatever its class. A repetition changes nothing.
+create function samekey.call_end(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, sends integer,
+    unsent boolean, error text) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_end.scope, call_end.idem_key, call_end.fence, call_end.lease_us);
+    update samekey.operation_steps s
+    set status = case when call_end.unsent and s.sends = 1 then 'unsent' else s.status end,
+        sends = s.sends - call_end.unsent::int,
+        first_sent_at = case when call_end.unsent and s.sends = 1 then null else s.first_sent_at end,
+        key_window_until = case when call_end.unsent and s.sends = 1 then null else s.key_window_until end,
+        resent = s.resent and not call_end.unsent,
+        ended_at = coalesce(s.ended_at, clock_timestamp()),
+        error = call_end.error
+    where s.idem_key = call_end.idem_key collate "C" and s.scope = call_end.scope collate "C" and s.position = call_end.position
+      and s.status = 'in_flight' and s.sends = call_end.sends;
+end
+$$;
+
+-- Completes an operation: its record gets the answer. No step may be left whose outcome is unknown.
+create function samekey.operation_complete(scope text, idem_key text, fence bigint, retain_us bigint,
+    failed boolean, code integer, headers bytea, body bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(operation_complete.scope, operation_complete.idem_key, operation_complete.fence, 0);
+    if exists (select from samekey.operation_steps s
+               where s.idem_key = operation_complete.idem_key collate "C" and s.scope = operation_complete.scope collate "C" and s.status in ('in_flight', 'parked')) then
+        raise exception 'samekey: the operation with key % has a step whose outcome is unknown',
+            samekey.key_hash(operation_complete.scope, operation_complete.idem_key) using errcode = 'SK011', constraint = 'in_flight';
+    end if;
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + interval '1 microsecond' * operation_complete.retain_us,
+        failed = operation_complete.failed, response_code = operation_complete.code, response_headers = operation_complete.headers,
+        response_body = operation_complete.body
+    where p.idem_key = operation_complete.idem_key collate "C" and p.scope = operation_complete.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = operation_complete.idem_key collate "C" and o.scope = operation_complete.scope collate "C";
+end
+$$;
+
+-- Lets the next call take the operation over at once. If no step of it was stored or may have been sent, the operation
+-- is deleted, and the key can be used again. Without the fence it changes nothing.
+create function samekey.operation_release(scope text, idem_key text, fence bigint) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    operation_release.scope := samekey.own_scope(operation_release.scope);
+    update samekey.operations o set lease_until = clock_timestamp()
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
+      and o.fence = operation_release.fence;
+    if not found or exists (select from samekey.operation_steps s
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+        return;
+    end if;
+    delete from samekey.operation_steps s
+    where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C";
+    delete from samekey.operations o
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C";
+    delete from samekey.processed_events p
+    where p.idem_key = operation_release.idem_key collate "C" and p.scope = operation_release.scope collate "C" and p.completed_at is null;
+end
+$$;
+
+-- What a person decides about an operation: acts, with the arguments and the errors of the acts below.
+
+-- Locks an operation on which no call works.
+create function samekey.operation_lock_idle(act text, scope text, idem_key text, actor text, reason text) returns void
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_until timestamptz;
+begin
+    operation_lock_idle.scope := samekey.own_scope(operation_lock_idle.scope);
+    perform samekey.act_check(operation_lock_idle.act, operation_lock_idle.actor, operation_lock_idle.reason);
+    select o.lease_until into v_until
+    from samekey.operations o
+    where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C"
+    for update skip locked;
+    if found and v_until <= clock_timestamp() then
+        return;
+    elsif found or exists (select from samekey.operations o
+                           where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C") then
+        raise exception 'samekey: %: a call works on the operation with key %', operation_lock_idle.act,
+            samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key)
+            using errcode = 'SK011', constraint = 'running', hint = 'Wait until it ends, at most until operations.lease_until.';
+    end if;
+    raise exception 'samekey: %: no operation with key % is in progress', operation_lock_idle.act,
+        samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key) using errcode = 'SK010';
+end
+$$;
+
+-- Records what really happened to a step whose outcome is unknown: in_flight or parked, while no call works on the
+-- operation. The outcome is delivered (result is the vendor's answer as JSON: what the step returns), refused (code and
+-- result are the step's failure) or not_sent (it is sent again when the operation is resumed: no earlier send reached
+-- the vendor, and none will). The next call with the key continues behind the step.
+create function samekey.resolve_step(scope text, idem_key text, step text, outcome text, actor text, reason text,
+    code integer default null, result bytea default null) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_status text;
+    v_field  text;
+    v_wrong  text;
+begin
+    if resolve_step.outcome is null or resolve_step.outcome not in ('delivered', 'refused', 'not_sent') then
+        v_field := 'outcome';
+        v_wrong := 'must be delivered, refused or not_sent';
+    elsif (resolve_step.outcome = 'not_sent') <> (resolve_step.result is null) then
+        v_field := 'result';
+        v_wrong := 'is the JSON of the vendor''s answer or of the failure: required, except for not_sent';
+    elsif octet_length(resolve_step.result) > 1048576 or not samekey.is_json(resolve_step.result) then
+        v_field := 'result';
+        v_wrong := 'must be JSON of at most 1048576 bytes';
+    elsif (resolve_step.outcome = 'refused') <> (resolve_step.code is not null) then
+        v_field := 'code';
+        v_wrong := 'is the code of the failure: for refused only';
+    end if;
+    if v_field is not null then
+        raise exception 'samekey: resolve_step: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    perform samekey.operation_lock_idle('resolve_step', resolve_step.scope, resolve_step.idem_key, resolve_step.actor, resolve_step.reason);
+    select s.status into v_status
+    from samekey.operation_steps s
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+    if v_status is null then
+        raise exception 'samekey: resolve_step: the operation with key % has no such step',
+            samekey.key_hash(resolve_step.scope, resolve_step.idem_key) using errcode = 'SK010';
+    elsif v_status not in ('in_flight', 'parked') then
+        raise exception 'samekey: resolve_step: the step is %', v_status
+            using errcode = 'SK011', constraint = v_status, hint = 'Only a step whose outcome is unknown can be resolved.';
+    end if;
+    update samekey.operation_steps s
+    set status = case when resolve_step.outcome = 'not_sent' then 'unsent' else 'done' end,
+        failed = resolve_step.outcome = 'refused', code = resolve_step.code, result = resolve_step.result,
+        finished_at = case when resolve_step.outcome <> 'not_sent' then clock_timestamp() end,
+        sends = case when resolve_step.outcome = 'not_sent' then 0 else s.sends end,
+        first_sent_at = case when resolve_step.outcome <> 'not_sent' then s.first_sent_at end,
+        key_window_until = case when resolve_step.outcome <> 'not_sent' then s.key_window_until end,
+        resolved_at = clock_timestamp(), resolved_by = resolve_step.actor, resolved_db_user = session_user, resolved_reason = resolve_step.reason
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+end
+$$;
+
+-- Ends an operation that no caller will resume: its answer is the failure with this code and body, and the record can be
+-- pruned. No step may be in doubt. What its steps did stays. The act is stored as the last step, samekey.abandoned.
+create function samekey.abandon_operation(scope text, idem_key text, actor text, reason text, code integer, body bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_doubt text;
+begin
+    if abandon_operation.code is null then
+        raise exception 'samekey: abandon_operation: code is required: callers get it as the code of the failure' using errcode = '22023', column = 'code';
+    elsif abandon_operation.body is null or octet_length(abandon_operation.body) > 1048576 or not samekey.is_json(abandon_operation.body) then
+        raise exception 'samekey: abandon_operation: body must be JSON of at most 1048576 bytes' using errcode = '22023', column = 'body';
+    end if;
+    perform samekey.operation_lock_idle('abandon_operation', abandon_operation.scope, abandon_operation.idem_key, abandon_operation.actor, abandon_operation.reason);
+    select s.status into v_doubt
+    from samekey.operation_steps s
+    where s.idem_key = abandon_operation.idem_key collate "C" and s.scope = abandon_operation.scope collate "C" and s.status in ('in_flight', 'parked')
+    limit 1;
+    if v_doubt is not null then
+        raise exception 'samekey: abandon_operation: a step of the operation with key % is %',
+            samekey.key_hash(abandon_operation.scope, abandon_operation.idem_key), v_doubt
+            using errcode = 'SK011', constraint = v_doubt, hint = 'Find out what the vendor did, and call samekey.resolve_step first.';
+    end if;
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at,
+                                              resolved_at, resolved_by, resolved_db_user, resolved_reason)
+    select abandon_operation.idem_key, abandon_operation.scope, coalesce(max(t.position), 0) + 1, 'samekey.abandoned', 'done', true,
+           abandon_operation.code, abandon_operation.body, clock_timestamp(),
+           clock_timestamp(), abandon_operation.actor, session_user, abandon_operation.reason
+    from samekey.operation_steps t
+    where t.idem_key = abandon_operation.idem_key collate "C" and t.scope = abandon_operation.scope collate "C";
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + (p.expires_at - p.created_at), failed = true,
+        response_code = abandon_operation.code, response_body = abandon_operation.body
+    where p.idem_key = abandon_operation.idem_key collate "C" and p.scope = abandon_operation.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = abandon_operation.idem_key collate "C" and o.scope = abandon_operation.scope collate "C";
 end
 $$;
 
