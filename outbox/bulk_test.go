@@ -31,7 +31,9 @@ func rest(t *testing.T, on *samekeytest.DB, n int, status outbox.Status, sent, r
 
 func run(t *testing.T, on outbox.DB, b outbox.Bulk, want int) {
 	t.Helper()
-	if n, err := b.Run(t.Context(), on); n != want || err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), dbtest.Patience)
+	defer cancel()
+	if n, err := b.Run(ctx, on); n != want || err != nil {
 		t.Errorf("it changed %d, %v; want %d", n, err, want)
 	}
 }
