@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -112,6 +113,22 @@ type Order struct {
 	Cents int64 `json:"cents"`
 }
 
+// outcome waits for up to two seconds for the end of a charge. If it is "paid", the rows of Apply are there.
+func outcome(ctx context.Context, pool *pgxpool.Pool, key samekey.Key, charge uuid.UUID) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	end, err := outbox.Await(ctx, pool, key, charge)
+	switch {
+	case end.Status == outbox.StatusDelivered:
+		return "paid", nil
+	case end.Status == outbox.StatusRefused:
+		return "declined", nil
+	case err == nil, errors.Is(err, context.DeadlineExceeded): // a person decides, or it takes longer
+		return "pending", nil
+	}
+	return "", err
+}
+
 func insertOrder(ctx context.Context, tx pgx.Tx, body []byte) (order Order, err error) {
 	if err := json.Unmarshal(body, &order); err != nil {
 		return Order{}, err
@@ -155,6 +172,12 @@ func TestReadme(t *testing.T) {
 		_, err = d.Drain(ctx)
 		must(t, err)
 		must(t, db.QueryRow(ctx, "select coalesce(bool_and(paid), false) from orders").Scan(&paid))
+	}
+	var charge uuid.UUID
+	must(t, db.QueryRow(ctx, "select id from samekey.outbox").Scan(&charge))
+	key := samekey.Key{Scope: "acme/orders.create", Value: "order-1"}
+	if got, err := outcome(ctx, db.Pool, key, charge); err != nil || got != "paid" {
+		t.Errorf("the outcome is %q, %v", got, err)
 	}
 	samekeytest.AssertEffects(t, vendor, 1)
 	if calls := len(vendor.Ledger().Calls); calls != 2 {

@@ -17,14 +17,18 @@ type action struct {
 	policy   Policy // with its defaults; see resolve
 	rules    KeyRules
 
-	send     func(context.Context, *Call) (Outcome, error)
-	lookup   func(context.Context, *Call) (Outcome, error) // nil: none
-	render   func(context.Context, *Call) (Rendered, error)
-	apply    func(context.Context, pgx.Tx, Settled) error
-	endpoint func(*Call) string
-	stored   bool // endpoint names one of samekey.endpoints
-	proxied  bool
-	form     form
+	send      func(context.Context, *Call) (Outcome, error)
+	lookup    func(context.Context, *Call) (Outcome, error) // nil: none
+	render    func(context.Context, *Call) (Rendered, error)
+	apply     func(context.Context, pgx.Tx, Settled) error
+	attention func(context.Context, pgx.Tx, Attention) error
+	endpoint  func(*Call) string
+	stored    bool // endpoint names one of samekey.endpoints
+	proxied   bool
+	form      form
+
+	applyFunction, attentionFunction string // names of SQL functions, or empty
+	bothApply, bothAttention         bool   // a function in Go was given too
 }
 
 // destination is the name of the action's destination.

@@ -9,7 +9,7 @@ import (
 // others get the URL and the secrets of their endpoint, if it is a stored one.
 func (d *destination) admit(ctx context.Context, b batch) (on, postponed []*claim) {
 	for _, c := range b.claims {
-		c.resting, c.calls = b.action.beforeCall(&c.OutboxQueueClaimRow)
+		c.resting = b.action.beforeCall(&c.OutboxQueueClaimRow)
 		if d.enter(c, b.epoch) {
 			on = append(on, c)
 		} else {
@@ -30,7 +30,7 @@ func (d *destination) enter(c *claim, epoch int) bool {
 		return true
 	}
 	c.visit.breaker = nil
-	if !c.calls {
+	if c.resting != nil {
 		return true
 	}
 	call := c.call()

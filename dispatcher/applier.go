@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -43,11 +42,11 @@ type applier struct {
 	poked    chan struct{}
 	claiming sync.Mutex // one claim at a time
 
-	mu      sync.Mutex
-	failing time.Time  // since when claims fail; zero: they do not
-	failure string     // why
-	free    int        // slots that no Apply has
-	queue   []*applies // the one whose turn it is first
+	alarm failing // claims fail
+
+	mu    sync.Mutex
+	free  int        // slots that no Apply has
+	queue []*applies // the one whose turn it is first
 }
 
 // applies are those of one action.
@@ -88,8 +87,6 @@ const (
 	usedOfLate = 0.98
 )
 
-var errGoexit = errors.New("the Apply ended its goroutine")
-
 // applySlots is how many connections of a pool Applies may take: half, so that claims, settles and River go on.
 func applySlots(maxConns int32) int { return max(int(maxConns)/2, 1) }
 
@@ -129,36 +126,12 @@ func (ap *applier) run(ctx context.Context) {
 		ap.giveWay()
 		if ap.auto {
 			_, _, err := ap.claimAll(ctx)
-			if ap.watch(err); err != nil && ctx.Err() == nil {
+			if ap.alarm.note(err); err != nil && ctx.Err() == nil {
 				ap.core.log.WarnContext(ctx, "dispatcher: answered intents could not be claimed; the next sweep tries again", slog.String("error", errorText(err)))
 			}
 			ap.startWaiting(false)
 		}
 	}
-}
-
-// watch takes what a round of claims came to.
-func (ap *applier) watch(err error) {
-	ap.mu.Lock()
-	defer ap.mu.Unlock()
-	switch {
-	case err == nil:
-		ap.failing, ap.failure = time.Time{}, ""
-		return
-	case ap.failing.IsZero():
-		ap.failing = time.Now()
-	}
-	ap.failure = errorText(err)
-}
-
-// stuckFor says why answered intents have not been claimed for long; empty where they are, or where there are none.
-func (ap *applier) stuckFor() string {
-	ap.mu.Lock()
-	defer ap.mu.Unlock()
-	if ap.failing.IsZero() || time.Since(ap.failing) < ap.core.times.alarmAfter {
-		return ""
-	}
-	return fmt.Sprintf("for %v: %s; look for locks on samekey.outbox_queue (pg_locks), a full pool, a slow network", time.Since(ap.failing).Round(time.Second), ap.failure)
 }
 
 // stop waits for a running claim. Once the worker is stopping, no claim is made after it.

@@ -142,7 +142,7 @@ func TestBlockedActionsDoNotStopAHealthyOne(t *testing.T) {
 	outbox.Flush(b.db.Pool, "send_receipt")
 	b.until("the others are delivered", func() bool { return b.finished("send_receipt") == 50 })
 	t.Logf("50 Applies of the healthy action in %v", time.Since(began))
-	b.untilLogged("an Apply takes long and others have no connection")
+	b.logs.Wait(b, "an Apply takes long and others have no connection")
 	if n := b.waiters(); n > 2 {
 		t.Errorf("%d Applies run in a pool of 4", n)
 	}

@@ -9,22 +9,21 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/keyed"
-	"github.com/samekey/samekey/internal/sqltext"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/wake"
 	"github.com/samekey/samekey/outbox"
 )
 
 // applyRunner runs single Applies.
 type applyRunner struct {
-	core    *core
-	reports *reports
-	settle  func(*claim, settlement) (written bool) // of an Apply that failed
-	poke    func(actions ...string)
+	core      *core
+	reports   *reports
+	attention *attentionRunner
+	settle    func(*claim, settlement) (written bool) // of an Apply that failed
+	poke      func(actions ...string)
+	announcer *announcer
 }
 
 // apply runs the Apply of an answered intent, from loading its payload to finishing it. It returns the intent's
@@ -34,8 +33,31 @@ func (r *applyRunner) apply(ctx context.Context, c *claim) (outcome string, err 
 		return "", err
 	}
 	r.renewForApply(ctx, c)
-	return r.applyOnce(ctx, c)
+	outcome, err = r.applyOnce(ctx, c)
+	if waits := (*waitsForAttention)(nil); !errors.As(err, &waits) || c.action.attention == nil {
+		return outcome, err
+	}
+	// The attention events of the intent come first. If another worker is running one, or one has failed and waits for
+	// its next try, the second applyOnce returns the error again.
+	for {
+		r.renewForApply(ctx, c)
+		if ran, err := r.attention.next(ctx, c.action, &c.ID); err != nil {
+			return "", err
+		} else if !ran {
+			return r.applyOnce(ctx, c)
+		}
+	}
 }
+
+// waitsForAttention is the error of an Apply whose intent has attention events that come first.
+type waitsForAttention struct{ delay time.Duration } // until the first of them is due
+
+func (e *waitsForAttention) Error() string {
+	return "dispatcher: the Apply waits for earlier attention events of its intent"
+}
+
+// attentionPatience is how soon an Apply that waits for attention events is tried again, at the soonest.
+const attentionPatience = time.Second
 
 // loadForApply loads what the claim of an answered intent left out.
 func (r *applyRunner) loadForApply(ctx context.Context, c *claim) error {
@@ -75,11 +97,20 @@ var errGaveWay = errors.New("it took long while the Applies of other actions had
 
 // applied ends a claim after its Apply.
 func (r *applyRunner) applied(c *claim, failures int, outcome string, err error) {
+	var waits *waitsForAttention
 	switch {
 	case err == nil:
 		r.reports.end(outcome, true)
 	case errors.Is(err, errFenced):
 		r.reports.end(statusAnswered, false)
+	case errors.As(err, &waits):
+		c.visit.delay = max(waits.delay, attentionPatience)
+		r.core.log.InfoContext(r.core.calls, waits.Error(), append(c.attrs(), slog.Duration("again_in", c.visit.delay))...)
+		if err := writePostpone(r.core.calls, r.core.q, []*claim{c}, false); err != nil {
+			r.core.log.WarnContext(r.core.calls, "dispatcher: an answered intent could not be given back; it is taken up again when its lease runs out",
+				append(c.attrs(), slog.String("error", errorText(err)))...)
+		}
+		r.reports.end(statusAnswered, true)
 	default:
 		level, message := slog.LevelError, "dispatcher: Apply failed; the vendor has answered and is not called again"
 		if errors.Is(err, errGaveWay) {
@@ -95,7 +126,7 @@ func (r *applyRunner) applied(c *claim, failures int, outcome string, err error)
 // applyFailed leaves an answered intent to be applied again, for as long as it takes.
 func (a *action) applyFailed(row *db.OutboxQueueClaimRow, failures int, err error) settlement {
 	return settlement{event: "apply", status: statusAnswered, outcome: outcomeRetry, attemptsUsed: failures + 1,
-		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: withoutURL(err)}
+		delay: a.policy.delay(failures + 1), response: Response{Code: "apply_failed"}, err: redact.WithoutURLs(err)}
 }
 
 // applyOnce runs the action's Apply in the transaction that finishes the intent. It takes locks in the order in which
@@ -119,10 +150,13 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 	written := &applyTx{of: c}
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
-		written.Tx = tx
-		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
+		written.begun(tx)
+		claimed, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err != nil {
 			return fenced(err)
+		}
+		if claimed.AttentionInUs >= 0 {
+			return &waitsForAttention{time.Duration(claimed.AttentionInUs) * time.Microsecond}
 		}
 		if answer, err = q.OutboxHistoryAnswer(ctx, c.ID); err != nil {
 			return err
@@ -130,13 +164,10 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		c.reference = answer.Reference
 		touch(tx.Conn())
 		if err := r.callApply(ctx, written, c, answer); err != nil {
-			if tx.Conn().PgConn().TxStatus() == 'I' { // it failed, and there is nothing left to roll back
-				err = errors.Join(err, errApplyEndedFirst)
-			}
-			return err
+			return written.failed(err)
 		}
-		promoted, err = r.finishApplied(ctx, q, c, answer, began)
-		if committed = errors.Is(err, errApplyCommitted); committed {
+		promoted, err = r.finishApplied(ctx, q, c, answer, claimed.Began)
+		if committed = errors.Is(err, errCommitted); committed {
 			return nil // what the Apply wrote after its commit is its own as well
 		}
 		return err
@@ -146,6 +177,7 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 		promoted, err = r.finishCommitted(ctx, c, answer)
 	}
 	if err == nil {
+		r.announcer.settled(c, answer.Outcome)
 		r.poke(promoted...)
 		wake.Flush(r.core.pool, written.actions...)
 	}
@@ -155,12 +187,6 @@ func (r *applyRunner) applyOnce(ctx context.Context, c *claim) (outcome string, 
 func (c *claim) held() db.OutboxQueueCheckClaimParams {
 	return db.OutboxQueueCheckClaimParams{ID: c.ID, Attempt: c.Attempt, Worker: c.worker}
 }
-
-var (
-	errApplyEndedFirst = errors.New("dispatcher: before it failed, Apply ended its transaction by a statement of its own: what it committed is there, and is written again at the next try")
-	errApplyCommitted  = errors.New("dispatcher: Apply committed its transaction by a statement of its own")
-	errApplyRolledBack = errors.New("dispatcher: Apply rolled its transaction back by a statement of its own, and its rows are gone: return an error instead, and use tx.Begin for a part that may fail")
-)
 
 func (r *applyRunner) finishApplied(ctx context.Context, q *db.Queries, c *claim, answer db.OutboxHistoryAnswerRow, began string) (promoted []string, err error) {
 	var keys []string
@@ -176,7 +202,7 @@ func (r *applyRunner) finishApplied(ctx context.Context, q *db.Queries, c *claim
 		return nil, err
 	}
 	if rows != 1 {
-		return nil, notFinished(ctx, q, began)
+		return nil, notEnded(ctx, q, began)
 	}
 	if len(keys) == 0 {
 		return nil, nil
@@ -184,26 +210,13 @@ func (r *applyRunner) finishApplied(ctx context.Context, q *db.Queries, c *claim
 	return q.OutboxQueuePromote(ctx, keys)
 }
 
-// notFinished says why nothing was finished.
-func notFinished(ctx context.Context, q *db.Queries, began string) error {
-	switch apply, err := q.OutboxQueueApplyEnded(ctx, began); {
-	case err != nil:
-		return err
-	case apply.Committed:
-		return errApplyCommitted
-	case apply.Ended:
-		return errApplyRolledBack
-	}
-	return errFenced
-}
-
 // finishCommitted finishes the intent of an Apply that committed its own transaction.
 func (r *applyRunner) finishCommitted(ctx context.Context, c *claim, answer db.OutboxHistoryAnswerRow) (promoted []string, err error) {
 	err = pgx.BeginTxFunc(ctx, r.core.pool, isReadCommitted, func(tx pgx.Tx) error {
 		q := r.core.q.WithTx(tx)
-		began, err := q.OutboxQueueCheckClaim(ctx, c.held())
+		claimed, err := q.OutboxQueueCheckClaim(ctx, c.held())
 		if err == nil {
-			promoted, err = r.finishApplied(ctx, q, c, answer, began)
+			promoted, err = r.finishApplied(ctx, q, c, answer, claimed.Began)
 		}
 		return fenced(err)
 	})
@@ -217,59 +230,6 @@ func (r *applyRunner) callApply(ctx context.Context, tx *applyTx, c *claim, answ
 	_, err := guard(func() (struct{}, error) { return struct{}{}, c.action.apply(ctx, tx, settledOf(c, answer)) })
 	return err
 }
-
-// applyTx is the transaction that an Apply gets: outbox.Insert takes the key of the intent's own request and the
-// intent's subject from it, writes at once, and notes whom to wake after the commit. It is not the Apply's to end.
-type applyTx struct {
-	pgx.Tx
-	of      *claim
-	actions []string
-}
-
-var _ keyed.Queue = (*applyTx)(nil)
-
-// RequestKey implements keyed.Tx.
-func (t *applyTx) RequestKey() samekey.Key {
-	return samekey.Key{Scope: t.of.Scope, Value: t.of.IdemKey}
-}
-
-// RequestSubject implements keyed.Tx.
-func (t *applyTx) RequestSubject() string { return t.of.subject() }
-
-// Enqueue implements keyed.Queue: it queues nothing.
-func (t *applyTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) { return uuid.Nil, false, nil }
-
-// Wrote implements keyed.Queue.
-func (t *applyTx) Wrote(action string) { t.actions = append(t.actions, action) }
-
-var errApplyEnds = errors.New("dispatcher: the transaction of an Apply is committed with the end of its intent, or rolled back by an error: return instead")
-
-// Commit returns an error and does nothing.
-func (t *applyTx) Commit(context.Context) error { return errApplyEnds }
-
-// Rollback returns an error and does nothing, so that a deferred one is harmless.
-func (t *applyTx) Rollback(context.Context) error { return errApplyEnds }
-
-// Exec refuses a statement that ends the transaction.
-func (t *applyTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sqltext.EndsTransaction(sql) {
-		return pgconn.CommandTag{}, errApplyEnds
-	}
-	return t.Tx.Exec(ctx, sql, args...)
-}
-
-// SendBatch refuses a batch with a statement that ends the transaction.
-func (t *applyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	for _, query := range batch.QueuedQueries {
-		if sqltext.EndsTransaction(query.SQL) {
-			return pgx.FailedBatchResults(batch, errApplyEnds)
-		}
-	}
-	return t.Tx.SendBatch(ctx, batch)
-}
-
-// errFenced means that another worker has taken the intent over, or finished it.
-var errFenced = errors.New("dispatcher: the intent was taken over")
 
 func fenced(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -64,6 +64,29 @@ func TestTransactionControlInApplyIsRefused(t *testing.T) {
 	})
 }
 
+func TestEveryMethodInApplyRefusesToEndIt(t *testing.T) {
+	b := setup(t)
+	b.insert("charge_card")
+	told := make(chan error, 4)
+	b.expect(b.handles(dispatcher.IdempotentWrite, nil, withApply(
+		func(ctx context.Context, tx pgx.Tx, c []byte, o dispatcher.Settled) error {
+			_, err := tx.Exec(ctx, "commit")
+			told <- err
+			rows, err := tx.Query(ctx, "commit")
+			rows.Close()
+			told <- err
+			told <- tx.QueryRow(ctx, "commit").Scan()
+			_, err = tx.Prepare(ctx, "ends", "commit")
+			told <- err
+			return nil
+		})), delivered)
+	for range cap(told) {
+		if err := wait(b, "a statement was answered", told); err == nil || !strings.Contains(err.Error(), "return instead") {
+			t.Errorf("the Apply got %v", err)
+		}
+	}
+}
+
 // An Apply may use savepoints.
 func TestApplyMayUseSavepoints(t *testing.T) {
 	b := setup(t)

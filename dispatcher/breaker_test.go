@@ -99,7 +99,7 @@ func TestOpenBreakerProbesOneIntentAtATime(t *testing.T) {
 	}
 	up.Store(true)
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue where attempt = 0`) == 0 })
-	b.untilLogged("calls are answered again")
+	b.logs.Wait(b, "calls are answered again")
 	if n := b.count(`select count(*) from samekey.outbox_history where outcome = 'delivered'`); n == 0 {
 		t.Error("no intent was delivered")
 	}
@@ -159,7 +159,7 @@ func TestThrottledVendorGetsNoNewCalls(t *testing.T) {
 	if n := b.count(`select count(*) from samekey.outbox_queue where attempts_used > 0 or first_sent_at is not null`); n != 0 {
 		t.Errorf("%d intents used an attempt or were sent", n)
 	}
-	b.untilLogged("wants fewer calls")
+	b.logs.Wait(b, "wants fewer calls")
 }
 
 // The pause is longer than a drain waits. After it, no call is a probe: the first one fails and the others continue.
@@ -235,7 +235,7 @@ func TestOpenBreakerDoesNotLoop(t *testing.T) {
 		})
 	b.insertMany("charge_card", 10)
 	b.start(d)
-	b.untilLogged("calls fail")
+	b.logs.Wait(b, "calls fail")
 	before := statements.Count()
 	b.sweeps(d, 600*time.Millisecond)
 	if n := statements.Count() - before; n > 2 {

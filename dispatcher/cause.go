@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/samekey/samekey/internal/cause"
+	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
@@ -116,21 +119,64 @@ const panicText = "it panicked; the history of the intent has the text (outbox.G
 func causeOf(c *claim, err error) string {
 	var pgErr *pgconn.PgError
 	var panicked *panicError
+	var function *functionError
 	switch {
 	case errors.As(err, &panicked):
 		return panicText
+	case errors.As(err, &function) && errors.As(err, &pgErr):
+		return functionText(function, pgErr)
 	case errors.As(err, &pgErr):
 		return errorText(err)
 	}
-	return c.withoutValues(withoutURL(err))
+	return c.withoutValues(redact.WithoutURLs(err))
+}
+
+// functionText is the text of an error in an SQL function of the application: where it happened, and Postgres's message
+// if that names only objects. The rights that it lacked are its owner's.
+func functionText(f *functionError, err *pgconn.PgError) string {
+	text := "function " + f.name
+	if line := lineOfFunction.FindStringSubmatch(err.Where); line != nil && !strings.Contains(f.name, line[1]) {
+		text += ", in " + line[1] + " line " + line[2]
+	} else if line != nil {
+		text += ", line " + line[2]
+	}
+	text += ": "
+	switch {
+	case !quotesValues(err.Code):
+		text += err.Message
+	case err.ConstraintName != "":
+		text += "Postgres refused a statement by the constraint " + err.ConstraintName
+	default:
+		text += "an error whose message is stored and not logged, since it may quote a value"
+	}
+	text += " (SQLSTATE " + err.Code + ")"
+	if err.Code == "42501" {
+		text += ": the function has the rights of its owner, not the worker's: grant them to the owner; a further intent needs EXECUTE on samekey.enqueue (`worker migrate -app-role OWNER`)"
+	}
+	return clean(text, 500)
+}
+
+// lineOfFunction finds the innermost function in the context of an error.
+var lineOfFunction = regexp.MustCompile(`PL/pgSQL function ([A-Za-z0-9_.$"]+)\([^)]*\) line ([0-9]+)`)
+
+// noMessage is the cause of a dead or parked intent whose last outcome has no message.
+const noMessage = "no message"
+
+// restCause is why an intent came to rest, for the groups of outbox.Groups: the error's text, or else the message of the
+// vendor's answer, without its values.
+func (c *claim) restCause(err string, answer []byte) string {
+	if err == "" {
+		err = cause.Message(answer)
+	}
+	if shape := cause.Shape(c.withoutValues(err)); shape != "" {
+		return shape
+	}
+	return noMessage
 }
 
 // withoutValues removes the payload's values, the keys, the subject and the vendor's reference from a text.
 func (c *claim) withoutValues(text string) string {
-	for _, value := range c.values() {
-		text = strings.ReplaceAll(text, value, "[removed]")
-	}
-	return clean(text, 500)
+	return clean(redact.Secrets{Shortest: shortestValue}.With(c.values()...).Text(text), 500)
 }
 
 // shortestValue is the length from which a value is removed from a text. Shorter values occur in every text.
@@ -145,7 +191,7 @@ func (c *claim) values() []string {
 	for {
 		token, err := decoder.Token()
 		if err != nil {
-			break
+			return values
 		}
 		switch v := token.(type) {
 		case string: // members' names too: they may identify a customer
@@ -154,7 +200,4 @@ func (c *claim) values() []string {
 			values = append(values, v.String())
 		}
 	}
-	values = slices.DeleteFunc(values, func(v string) bool { return len(v) < shortestValue })
-	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
-	return slices.Compact(values)
 }

@@ -68,8 +68,25 @@ func (a *action) check(errs *ConfigErrors, dest *account) {
 		errs.Add(item, "CompletionTime", "%v must be longer than %s and %s together (%v): an accepted call would be parked before its first lookup",
 			p.CompletionTime, GoName("Timeout"), GoName("SettlingDelay"), first)
 	}
+	a.checkFunctionNames(errs, item)
 	if a.stored && p.Deadline == 0 {
 		errs.Add(item, "Deadline", "missing: calls to an endpoint that cannot be reached use up no attempts, so set when to give up")
+	}
+}
+
+// checkFunctionNames adds what is wrong with the names of SQL functions. What the database knows about the functions is
+// checked at a worker's start.
+func (a *action) checkFunctionNames(errs *ConfigErrors, item string) {
+	for _, f := range []struct {
+		field, name, goField string
+		both                 bool
+	}{{"ApplyFunction", a.applyFunction, "Apply", a.bothApply}, {"AttentionFunction", a.attentionFunction, "Attention", a.bothAttention}} {
+		switch {
+		case f.both:
+			errs.Add(item, f.field, "not allowed together with %s: set one of them", GoName(f.goField))
+		case f.name != "" && !functionName.MatchString(f.name):
+			errs.Add(item, f.field, "%q %v", f.name, errFunctionName)
+		}
 	}
 }
 

@@ -23,8 +23,7 @@ type claim struct {
 	visit   visit     // its way past the limits
 	settled chan bool // what the settler wrote; see settler.settle
 
-	calls   bool       // it leads to a call
-	resting settlement // else its settlement
+	resting *settlement // of a claim that leads to no call, else nil
 
 	unloaded bool // of an answered intent: it has no payload until its Apply begins
 	unmarked bool // leased as unsent, and not marked since: it is not sent

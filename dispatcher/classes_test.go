@@ -157,7 +157,7 @@ func (b *bundle) sentAgainWithTheSameKeyAndBytes(d *dispatcher.Dispatcher, code 
 	b.wantStatus(id, "pending")
 	b.elapse(backoff)
 	b.expect(d, delivered)
-	b.wantHistory(id, "attempt:retry:"+code+" attempt:delivered:201")
+	b.wantHistory(id, "attempt:unknown:"+code+" attempt:delivered:201")
 	b.wantSameCalls(id, 2)
 }
 

@@ -128,7 +128,6 @@ func (a *action) unknown(s settlement) settlement {
 		s.status, s.leaveOrder = statusDead, p.PassFailed
 	default:
 		s.status, s.delay = statusPending, p.delay(s.attemptsUsed)
-		s.outcome = outcomeRetry
 	}
 	return s
 }

@@ -73,15 +73,15 @@ func TestDecideAfterSend(t *testing.T) {
 		"unsent":     "pending unsent used=0 unsent",
 		"err unsent": "pending unsent used=0 unsent",
 		"stuck":      "unknown unknown used=0 500", // a read has its own expectation
-		"unknown":    "pending retry used=1 500",
-		"error":      "pending retry used=1 unknown",
-		"dial":       "pending retry used=1 unknown", // a redirect may have been followed before, so it proves nothing
-		"timeout":    "pending retry used=1 timeout",
-		"stopped":    "pending retry used=1 stopped",
-		"panic":      "pending retry used=1 panic",
-		"nothing":    "pending retry used=1 no_outcome",
-		"absent":     "pending retry used=1 404",
-		"error wins": "pending retry used=1 200",
+		"unknown":    "pending unknown used=1 500",
+		"error":      "pending unknown used=1 unknown",
+		"dial":       "pending unknown used=1 unknown", // a redirect may have been followed before, so it proves nothing
+		"timeout":    "pending unknown used=1 timeout",
+		"stopped":    "pending unknown used=1 stopped",
+		"panic":      "pending unknown used=1 panic",
+		"nothing":    "pending unknown used=1 no_outcome",
+		"absent":     "pending unknown used=1 404",
+		"error wins": "pending unknown used=1 200",
 	}
 	once := map[string]string{
 		"delivered":  repeatable["delivered"],

@@ -14,7 +14,7 @@ import (
 
 // Delivery is how the intents of an action are delivered. Policy.Class and Send are required.
 //
-// Send, Lookup, Render and Apply get the payload, decoded from JSON into T exactly: numbers keep their digits, and
+// Send, Lookup, Render, Apply and Attention get the payload, decoded from JSON into T exactly: numbers keep their digits, and
 // unknown members are allowed. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
 // payload does not decode, its intent is dead, with the reason in its history; other intents are not affected.
 //
@@ -64,6 +64,53 @@ type Delivery[T any] struct {
 	// it unseen (within a text of several statements, or over tx.Conn): what it rolled back is tried again; what it
 	// committed stays, is not repeated, and is logged as an error. Session settings that Apply changes are reset.
 	Apply func(ctx context.Context, tx pgx.Tx, payload T, settled Settled) error
+
+	// ApplyFunction names an SQL function that does what Apply does, with its schema, such as "shop.charge_settled". It
+	// is called in the same transaction as an Apply, with one argument of type jsonb. Its members, null if there is no
+	// value:
+	//
+	//	id, scope, key, subject, action, part, delivery_key, created_at     the intent
+	//	payload, or payload_base64                                          the payload, if it is JSON that fits jsonb
+	//	outcome, code, reference, resolved                                  as in Settled
+	//	response, or response_base64; response_type                         the vendor's answer
+	//
+	// What the function returns is ignored. If it raises an error, it is called again, as an Apply is. It can write a
+	// further intent with samekey.enqueue, to which it passes scope and key, and preferably subject.
+	//
+	// The function runs with the rights of its owner, and never with those of the worker: it must be SECURITY DEFINER,
+	// with a search_path of its own that ends with pg_temp, and its owner must be a role of the application. The worker's
+	// role needs EXECUTE, and PUBLIC must not have it. [Dispatcher.Run] and [Dispatcher.Drain] check all of this at their
+	// start and return what is wrong as [ConfigErrors]. The owner needs rights on what the function uses, such as those of
+	// schema.Roles.App for samekey.enqueue.
+	ApplyFunction string
+
+	// AttentionFunction names an SQL function that does what Attention does, under the rules of ApplyFunction. Its
+	// argument has the members of the intent and its payload, reference, and
+	//
+	//	status, now, at, event, code, error, actor, reason                  as in Attention
+	AttentionFunction string
+
+	// Attention tells the application that an intent came to rest or was cancelled: it is dead, parked or awaits
+	// approval, or a person cancelled or rejected it, also by SQL. Without it, the application's row stays "pending"
+	// until a person looks.
+	//
+	// It runs in a transaction of its own, within about half a second. Its rows and the end of the event are committed
+	// together, so they are written once. What it does outside the transaction can happen twice: insert intents instead,
+	// with package outbox; they take the key of the intent's own request. Outcomes never wait for it.
+	//
+	// The events of an intent come in order, one at a time. Apply comes after the events that happened before the
+	// vendor's answer, and waits for them. An intent without an Apply can be delivered while an earlier event of it
+	// still waits: compare at.Status with at.Now.
+	//
+	// After an error or a panic the transaction is rolled back, and Attention is tried again with the policy's backoff
+	// for as long as it takes; each failure is an ERROR line in the log. The intent and its record are not pruned
+	// before. The rules of Apply hold: keep it short, do not call out, do not end the transaction. It ends at the
+	// policy's Timeout.
+	//
+	// At most four run at once per action, and all of them together use at most a quarter of the pool's connections. A
+	// paused action's events wait. samekey.actions records whether an action has an Attention: the worker that started
+	// last decides. Events from before the first such worker are not delivered.
+	Attention func(ctx context.Context, tx pgx.Tx, payload T, at Attention) error
 
 	// Endpoint names the one of many independent endpoints that a call goes to, such as the receiver of a webhook, so
 	// that an endpoint that hangs or fails does not delay the others. Each endpoint gets at most [Limits.PerEndpoint]
@@ -116,7 +163,16 @@ type Delivery[T any] struct {
 func (dl Delivery[T]) erase(name string) *action {
 	a := &action{
 		name: name, declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
-		form: form{digest(dl.KeyForm), digest(dl.RequestForm)},
+		form:          form{digest(dl.KeyForm), digest(dl.RequestForm)},
+		applyFunction: dl.ApplyFunction, attentionFunction: dl.AttentionFunction,
+		bothApply:     dl.ApplyFunction != "" && dl.Apply != nil,
+		bothAttention: dl.AttentionFunction != "" && dl.Attention != nil,
+	}
+	if dl.ApplyFunction != "" {
+		a.apply = applyFunction(dl.ApplyFunction)
+	}
+	if dl.AttentionFunction != "" {
+		a.attention = attentionFunction(dl.AttentionFunction)
 	}
 	if dl.Send != nil {
 		a.send = func(ctx context.Context, call *Call) (Outcome, error) {
@@ -152,6 +208,16 @@ func (dl Delivery[T]) erase(name string) *action {
 				return err
 			}
 			return dl.Apply(ctx, tx, payload, settled)
+		}
+	}
+	if dl.Attention != nil {
+		a.attention = func(ctx context.Context, tx pgx.Tx, at Attention) error {
+			payload, err := decode[T](&at.Call)
+			if err != nil { // the application must learn of it all the same
+				at.PayloadError = err
+				payload = *new(T)
+			}
+			return dl.Attention(ctx, tx, payload, at)
 		}
 	}
 	return a

@@ -39,7 +39,8 @@ type Dispatcher struct {
 // the pool's configuration: the same servers, the same hooks, and the same maximum. The pool itself is neither used nor
 // closed. It must connect to Postgres directly, and not through a pooler in transaction mode.
 //
-// Claims and settles of each destination, River, and Applies share these connections; Applies use at most half of them.
+// Claims and settles of each destination, River, Applies and Attention functions share these connections. Applies use at
+// most half of them, and Attention functions a quarter.
 // The maximum must be at least 4, and 10 is enough for most. The worker's session uses one more.
 //
 // After the pool's hooks, each connection gets the settings that the worker's promises need: synchronous_commit on,

@@ -66,7 +66,7 @@
 // http.Client does none of this: its timer fires some time after a stopped process continues, the kernel goes on
 // retransmitting a request that timed out, and an outage uses attempts.
 //
-// # Lookup and Apply
+// # Lookup, Apply and Attention
 //
 // [Delivery].Lookup asks the vendor whether it acted under a delivery key (reconciliation). It is called instead of
 // Send if a write's outcome is unknown or its key window is over. Without it such an intent is parked for a person.
@@ -75,6 +75,10 @@
 // [Delivery].Apply is the completion callback. It runs in the transaction that finishes the intent: mark the order as
 // paid, insert the receipt's intent. The vendor's response is committed before, so an Apply that fails is tried again
 // with backoff, and the vendor is not called again.
+//
+// [Delivery].Attention tells the application what Apply does not: the intent is dead, parked or awaits approval, or a
+// person cancelled it, in whatever way. It runs in a transaction of its own, in the order of events for each intent, and
+// before a later Apply.
 //
 // # Run
 //

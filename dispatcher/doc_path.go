@@ -22,15 +22,20 @@ package dispatcher
 //	13  apply     applier.go      answered     finds a connection for the application's Apply
 //	              apply.go        apply        runs it in the transaction that finishes the intent
 //
+// Beside the path, attender.go runs what a sweep finds in samekey.outbox_attention: attention.go tells the application
+// that an intent came to rest or was cancelled. An Apply runs the earlier events of its intent first.
+//
 // Above the path: run.go starts and stops a worker, worker.go makes its parts and connects them, river.go is the only
 // file that imports River, health.go is for readiness probes, register.go keeps what the application registers, and
 // upkeep.go has the periodic tasks.
 //
 // Below it: destination.go, slots.go and loadbudget.go are the state that the steps 3 to 11 work on, alarm.go finds
 // destinations that claim nothing, unsent.go and postpone.go undo claims of which nothing was sent, settlewriter.go has
-// the statements that settle, report.go counts and logs, pool.go makes the worker's connections, core.go is what all
-// parts share, deployment.go checks whose the database is, and cause.go words errors. At the bottom are the values: claimed.go (what a claim carries),
-// settlement.go, outcome.go, values.go (what the application's functions get and return), action.go, and the settings.
+// the statements that settle, announce.go tells processes that wait which intents have ended, report.go counts and logs,
+// pool.go makes the worker's connections, applytx.go is the transaction that an Apply or an Attention gets, core.go is
+// what all parts share, deployment.go checks whose the database is, failing.go notes since when something fails, and
+// cause.go words errors. At the bottom are the values: claimed.go (what a claim carries), settlement.go, outcome.go,
+// values.go (what the application's functions get and return), action.go, and the settings.
 //
 // A file uses only what the files below it declare; path_test.go has the order of all files.
 //

@@ -192,7 +192,7 @@ func TestFailingEndpointIsProbedByDueIntents(t *testing.T) {
 		}, byPart)
 	b.insertTo(20, 0, 0)
 	b.start(d)
-	b.untilLogged("calls are answered again")
+	b.logs.Wait(b, "calls are answered again")
 	b.until("the others are delivered", func() bool { return b.count(`select count(*) from samekey.outbox_queue`) == 6 })
 }
 

@@ -1,6 +1,10 @@
 package dispatcher
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/samekey/samekey/internal/redact"
+)
 
 // panicError is a panic in the application's code. It must not end the worker.
 type panicError struct{ value any }
@@ -16,7 +20,7 @@ func guard[T any](fn func() (T, error)) (value T, err error) {
 		}
 	}()
 	if value, err = fn(); err != nil {
-		_ = withoutURL(err)
+		_ = redact.WithoutURLs(err)
 	}
 	return value, err
 }

@@ -32,8 +32,12 @@ func (d *Dispatcher) Ready() error {
 			return fmt.Errorf("dispatcher: destination %s: nothing is claimed although it is due: %s", dest.name, stuck)
 		}
 	}
-	if stuck := n.applier.stuckFor(); stuck != "" {
-		return fmt.Errorf("dispatcher: answered intents are not applied: their claims fail %s", stuck)
+	const lookFor = "look for locks on samekey.%s (pg_locks), a full pool, a slow network"
+	if so, why := n.applier.alarm.forLong(n.times.alarmAfter); why != "" {
+		return fmt.Errorf("dispatcher: answered intents are not applied: their claims fail for %v: %s; "+lookFor, so, why, "outbox_queue")
+	}
+	if so, why := n.attender.alarm.forLong(n.times.alarmAfter); why != "" {
+		return fmt.Errorf("dispatcher: attention events are not handled: they cannot be read for %v: %s; "+lookFor, so, why, "outbox_attention")
 	}
 	return nil
 }

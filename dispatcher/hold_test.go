@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,7 +69,7 @@ func TestThrottleWithoutATimeAllowsFewCalls(t *testing.T) {
 			d := b.breaking(dispatcher.NonIdempotentWrite, dispatcher.Limits{Concurrency: 8, BreakDelay: 200 * time.Millisecond, MaxBreakDelay: time.Hour}, v.call(b, busy))
 			b.insertManyMore("charge_card", 5_000)
 			b.start(d)
-			b.until("the fourth hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=4 ") })
+			b.logs.Wait(t, "holds=4 ")
 			// The batch, the calls that had begun by the tenth answer, and a probe for each of the three holds that
 			// ended.
 			if n := v.calls.Load(); n > 24+3 {
@@ -93,10 +92,10 @@ func TestCallsReturnOneByOneAfterAHold(t *testing.T) {
 	handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), v.call(b, busyAnswers["429 without a time"]))
 	b.insertMany("charge_card", 300)
 	b.start(d)
-	b.until("the second hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=2 ") })
+	b.logs.Wait(t, "holds=2 ")
 	b.until("no call is in flight", v.idle)
 	before := v.calls.Load()
-	b.until("the third hold has begun", func() bool { return strings.Contains(b.logs.String(), "holds=3 ") })
+	b.logs.Wait(t, "holds=3 ")
 	b.until("no call is in flight", v.idle)
 	if n := v.calls.Load() - before; n != 1 {
 		t.Errorf("after a hold %d calls were made, want 1", n)

@@ -103,16 +103,18 @@ func BenchmarkCommitToCall(b *testing.B) {
 			}
 		}
 		stop()
-		ms := func(d []time.Duration, of float64) float64 {
-			slices.Sort(d)
-			return float64(d[int(of*float64(len(d)-1))].Microseconds()) / 1000
-		}
-		b.ReportMetric(ms(took, 0.5), "p50-ms")
-		b.ReportMetric(ms(took, 0.99), "p99-ms")
-		b.ReportMetric(ms(cold, 0.5), "cold-start-ms")
-		b.ReportMetric(ms(idle, 0.5), "idle-ms")
+		b.ReportMetric(milliseconds(took, 0.5), "p50-ms")
+		b.ReportMetric(milliseconds(took, 0.99), "p99-ms")
+		b.ReportMetric(milliseconds(cold, 0.5), "cold-start-ms")
+		b.ReportMetric(milliseconds(idle, 0.5), "idle-ms")
 		b.ReportMetric(0, "ns/op")
 	}
+}
+
+// milliseconds returns a quantile.
+func milliseconds(d []time.Duration, of float64) float64 {
+	slices.Sort(d)
+	return float64(d[int(of*float64(len(d)-1))].Microseconds()) / 1000
 }
 
 // callTimes records when each key was first called.

@@ -87,7 +87,7 @@ func (d *destination) markSending(ctx context.Context, a *action, claims []*clai
 	p.KeyWindowForever, p.KeyWindow = a.keyWindow()
 	var marking []*claim
 	for _, c := range claims {
-		if c.Status == statusLeased && c.calls {
+		if c.Status == statusLeased && c.resting == nil {
 			p.Ids, p.Attempts = append(p.Ids, c.ID), append(p.Attempts, c.Attempt)
 			marking = append(marking, c)
 		}

@@ -13,18 +13,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/processed"
 )
-
-// line returns the logged line that contains a text.
-func (l *logs) line(text string) string {
-	for line := range strings.Lines(l.String()) {
-		if strings.Contains(line, text) {
-			return line
-		}
-	}
-	return ""
-}
 
 func TestLogExplainsAFailedHandler(t *testing.T) {
 	b := setup(t)
@@ -38,12 +30,12 @@ func TestLogExplainsAFailedHandler(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Unknown: 1})
 	b.elapse(time.Minute) // there is no lookup
 	b.expect(d, dispatcher.Summary{Parked: 1})
-	for _, want := range []string{"the bank closed [removed] on Monday", id.String()} {
-		if line := b.logs.line("attempt ended"); !strings.Contains(line, want) {
+	for _, want := range []string{"the bank closed [redacted] on Monday", id.String()} {
+		if line := b.logs.Line("attempt ended"); !strings.Contains(line, want) {
 			t.Errorf("the line lacks %q: %s", want, line)
 		}
 	}
-	if line := b.logs.line("status=parked"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "outbox.Resolve") {
+	if line := b.logs.Line("status=parked"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "outbox.Resolve") {
 		t.Errorf("the line has no next step: %s", line)
 	}
 	if strings.Contains(b.logs.String(), iban) {
@@ -60,7 +52,7 @@ func TestLogExplainsAFailedApply(t *testing.T) {
 		}))
 	b.insert("charge_card")
 	b.expect(d, dispatcher.Summary{Retried: 1})
-	line := b.logs.line("Apply failed")
+	line := b.logs.Line("Apply failed")
 	for _, want := range []string{`relation \"no_such_table\" does not exist`, "SQLSTATE 42P01"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("the line lacks %q: %s", want, line)
@@ -177,5 +169,28 @@ func TestRecoveryAfterRefusedBytes(t *testing.T) {
 			}
 			b.expect(d, dispatcher.Summary{Delivered: 1})
 		})
+	}
+}
+
+// An operation that no caller resumes is never pruned. So the worker reports it.
+func TestLogReportsAbandonedOperations(t *testing.T) {
+	b := setup(t)
+	d := b.handles(dispatcher.IdempotentWrite, nil)
+	own := errors.New("own")
+	_, err := processed.Steps(b.ctx, b.db.Pool, processed.Request{Key: dbtest.Key(t, "k"), Payload: []byte(`1`)}, func(ctx context.Context, op *processed.Operation) (int, error) {
+		if _, err := processed.Step(ctx, op, "reserve", func(context.Context, pgx.Tx) (int, error) { return 1, nil }); err != nil {
+			return 0, err
+		}
+		return 0, own
+	})
+	if !errors.Is(err, own) {
+		t.Fatal(err)
+	}
+	dbtest.Exec(t, b.db, `update samekey.processed_events set expires_at = clock_timestamp()`)
+	if err := d.Upkeep(b.ctx, "prune"); err != nil {
+		t.Fatal(err)
+	}
+	if line := b.logs.Line("operations are past their retention"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "operations=1") {
+		t.Errorf("%q", line)
 	}
 }

@@ -22,7 +22,7 @@ func (b *bundle) goingTo(destination string, p dispatcher.Policy, s *scripted, o
 func TestMovedIntentThatMayBeSentIsNotSentAgain(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
 		dispatcher.NonIdempotentWrite: "attempt:unknown:unknown lookup:parked:moved",
-		dispatcher.IdempotentWrite:    "attempt:retry:unknown attempt:unknown:moved lookup:parked:moved",
+		dispatcher.IdempotentWrite:    "attempt:unknown:unknown attempt:unknown:moved lookup:parked:moved",
 	} {
 		t.Run(class.String(), func(t *testing.T) {
 			b := setup(t)

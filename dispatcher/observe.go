@@ -16,11 +16,13 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 		return
 	}
 	v.told, v.health = true, healthOf(outcome, c.Status == statusUnknown)
-	attrs := append(c.where(), slog.String("code", clean(code, codeLimit)))
+	attrs := func(more ...any) []any { // not made for the calls of which nothing is logged
+		return append(append(c.where(), slog.String("code", clean(code, codeLimit))), more...)
+	}
 	if after := outcome.wait(); v.health == limit.Throttled && after > 0 { // not a failure, and there may be many
 		if held := v.breaker.Throttle(v.epoch, after, time.Now()); held > 0 {
 			d.core.log.Info("dispatcher: the vendor wants fewer calls; no call is made until the delay is over",
-				append(attrs, slog.Duration("again_in", held))...)
+				attrs(slog.Duration("again_in", held))...)
 		}
 		return
 	}
@@ -37,10 +39,10 @@ func (d *destination) observe(c *claim, code string, outcome Outcome) {
 	switch {
 	case made.Holds > 0:
 		d.core.log.Log(d.core.calls, repeated, "dispatcher: the vendor wants to be asked later; no call is made until the delay is over, then one by one",
-			append(attrs, slog.Int("holds", made.Holds), slog.Duration("again_in", made.Delay))...)
+			attrs(slog.Int("holds", made.Holds), slog.Duration("again_in", made.Delay))...)
 	case made.Opened:
 		d.core.log.Log(d.core.calls, level, "dispatcher: calls fail; no call is made until the delay is over, then one to try",
-			append(attrs, slog.Int("failures", made.Failures), slog.Duration("again_in", made.Delay))...)
+			attrs(slog.Int("failures", made.Failures), slog.Duration("again_in", made.Delay))...)
 	case made.Closed:
 		d.core.log.Info("dispatcher: calls are answered again", c.where()...)
 	}

@@ -128,11 +128,6 @@ func (w *wire) set(cut bool) {
 	}
 }
 
-func (b *bundle) untilLogged(text string) {
-	b.Helper()
-	b.until("it is logged that "+text, func() bool { return strings.Contains(b.logs.String(), text) })
-}
-
 const keptText = "outcomes could not be written back; they are kept and tried again"
 
 func TestOutcomesAreWrittenAfterAnOutage(t *testing.T) {
@@ -148,7 +143,7 @@ func TestOutcomesAreWrittenAfterAnOutage(t *testing.T) {
 				wait(b, "the call", g.began)
 				w.set(true)
 				g.release()
-				b.untilLogged(keptText)
+				b.logs.Wait(b, keptText)
 				b.elapse(away)
 				w.set(false)
 				b.untilStatus(id, "delivered")
@@ -178,7 +173,7 @@ func TestOutageDoesNotCauseATightLoop(t *testing.T) {
 	wait(b, "the call", g.began)
 	w.set(true)
 	g.release()
-	b.untilLogged(keptText)
+	b.logs.Wait(b, keptText)
 	b.until("the worker knows", func() bool { return d.Ready() != nil })
 	w.attempts.Store(0)
 	lines := strings.Count(b.logs.String(), "\n")
@@ -226,7 +221,7 @@ func TestStopDuringAnOutageReturns(t *testing.T) {
 	wait(b, "the call", g.began)
 	w.set(true)
 	g.release()
-	b.untilLogged(keptText)
+	b.logs.Wait(b, keptText)
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +244,7 @@ func TestRefusedSettlesAreLoggedAndResendsBounded(t *testing.T) {
 	for range 5 { // one more worker that cannot settle
 		b.start(b.gated(b.db.Pool, g, p))
 	}
-	b.untilLogged(keptText)
+	b.logs.Wait(b, keptText)
 	used := func() int { return b.count(`select attempts_used from samekey.outbox_queue`) }
 	for i := range 3 {
 		before := used()

@@ -9,6 +9,8 @@ import (
 
 	"github.com/samekey/samekey/internal/intent"
 	"github.com/samekey/samekey/internal/names"
+	"github.com/samekey/samekey/internal/redact"
+	"github.com/samekey/samekey/internal/unsent"
 	"github.com/samekey/samekey/internal/wire"
 )
 
@@ -81,8 +83,7 @@ func Denied(r Response) Outcome { return Outcome{kind: outcomeDenied, response: 
 // Dead reports that the vendor did not act and will not until a person changes something (404, a malformed request).
 // The intent stays dead (a dead letter) until it is redriven, resolved or cancelled.
 //
-// A redrive sends the same bytes. If the bytes are wrong, resolve the intent as not sent, cancel it, and insert it
-// again with another part.
+// A redrive sends the same bytes. If the bytes are wrong, replace the intent (outbox.Replace).
 func Dead(r Response) Outcome { return Outcome{kind: outcomeDead, response: r} }
 
 // Gone reports that the endpoint did not act and wants no more calls (410). The intent is dead. If its endpoint is a
@@ -173,7 +174,7 @@ func (o Outcome) String() string {
 // ErrUnsent marks errors of calls of which provably nothing was sent. The client of package dispatcher/httpclient
 // returns such errors. A Send or Lookup that returns one, wrapped or not, has the outcome [Unsent].
 // If the client has sent another request of the same attempt of a write, the outcome is unknown all the same.
-var ErrUnsent = errors.New("nothing was sent")
+var ErrUnsent = unsent.Err
 
 // The codes of outcomes that come without a code of the vendor's.
 const (
@@ -235,7 +236,7 @@ func (o Outcome) text() string {
 	if o.reason == nil {
 		return ""
 	}
-	return withoutURL(o.reason)
+	return redact.WithoutURLs(o.reason)
 }
 
 // unknownCode is the code of an unknown outcome without a response.

@@ -22,8 +22,8 @@ const wrongOutcome = "level=ERROR msg=\"dispatcher: an action's function returne
 
 func TestZeroOutcomeIsUnknown(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
-		dispatcher.Read:               "attempt:retry:no_outcome",
-		dispatcher.IdempotentWrite:    "attempt:retry:no_outcome",
+		dispatcher.Read:               "attempt:unknown:no_outcome",
+		dispatcher.IdempotentWrite:    "attempt:unknown:no_outcome",
 		dispatcher.NonIdempotentWrite: "attempt:unknown:no_outcome",
 		dispatcher.IrreversibleWrite:  "attempt:unknown:no_outcome",
 	} {

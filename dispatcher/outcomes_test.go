@@ -158,7 +158,7 @@ func TestIntentIsDeadAfterTheLastAttempt(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Dead: 1})
 	b.elapse(backoff)
 	b.expect(d, nothing)
-	b.wantHistory(id, "attempt:retry:unknown attempt:retry:unknown attempt:unknown:unknown")
+	b.wantHistory(id, "attempt:unknown:unknown attempt:unknown:unknown attempt:unknown:unknown")
 	if s.calls != 3 {
 		t.Errorf("%d calls, want 3", s.calls)
 	}

@@ -37,12 +37,16 @@ var topToBottom = strings.Fields(`
 	destination.go turns.go slots.go loadbudget.go
 	settle.go order.go settlewriter.go
 	applier.go apply.go
-	postpone.go report.go pool.go
+	attender.go attention.go
+	applytx.go
+	postpone.go announce.go report.go pool.go uuid.go
 
-	core.go identity.go deployment.go
+	checkfunctions.go
+	core.go identity.go deployment.go failing.go
 	cause.go claimed.go
 	check.go account.go
 	delivery.go action.go
+	function.go
 	outcome.go settlement.go values.go
 	configerror.go
 	vendor.go limits.go config.go policy.go class.go

@@ -48,7 +48,7 @@ func TestClaimLongerThanTimeoutIsLogged(t *testing.T) {
 		return b.count(`select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '1200 ms'`) > 0
 	})
 	holder()
-	b.untilLogged("the claim alone took as long as the policy's Timeout")
+	b.logs.Wait(b, "the claim alone took as long as the policy's Timeout")
 	b.untilStatus(id, "delivered")
 	b.wantHistory(id, "attempt:unsent:given_back attempt:delivered:201")
 }

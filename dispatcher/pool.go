@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -62,14 +63,20 @@ where pg_catalog.current_setting(s.name, true) is not null`
 // look is what a session asks of a connection once the application's hooks have had it, before its settings are made.
 type look func(context.Context, *pgx.Conn) error
 
-// minConns is the least size of the worker's pool: an Apply has one, the others share the rest.
-const minConns = 2
+// minConns is the least size of the worker's pool: an Apply has one, an Attention function another, and the others
+// share the rest.
+func minConns(actions []*action) int32 {
+	if slices.ContainsFunc(actions, func(a *action) bool { return a.attention != nil }) {
+		return 3
+	}
+	return 2
+}
 
 // openPool makes the pool of one Run or Drain, from a copy of the application's configuration. It connects when it is
 // first used. ready makes a connection outside the pool one of the worker's.
-func openPool(ctx context.Context, config *pgxpool.Config, settings string) (pool *pgxpool.Pool, ready func(context.Context, *pgx.Conn, look) error, err error) {
-	config.MaxConns = max(config.MaxConns, minConns) // else one blocked Apply would stop claims and settles
-	ready = ownConnections(config, settings)
+func openPool(ctx context.Context, config *pgxpool.Config, actions []*action) (pool *pgxpool.Pool, ready func(context.Context, *pgx.Conn, look) error, err error) {
+	config.MaxConns = max(config.MaxConns, minConns(actions)) // else one blocked Apply would stop claims and settles
+	ready = ownConnections(config, settingsFor(actions))
 	if pool, err = pgxpool.NewWithConfig(context.WithoutCancel(ctx), config); err != nil {
 		return nil, nil, fmt.Errorf("dispatcher: open the worker's connections: %w", err)
 	}
@@ -112,6 +119,7 @@ func ownConnections(config *pgxpool.Config, settings string) (ready func(context
 				return err
 			}
 		}
+		useUUIDCodec(conn)
 		return apply(ctx, conn, settings)
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return ready(ctx, conn, nil) }

@@ -15,13 +15,19 @@ import (
 
 // What happens between a claim and its call: may the call be made, and with which bytes?
 
-// beforeCall decides whether a claimed intent is called at all. If ok is false, s holds the reason. The answer
-// depends on the row and the policy alone, so a claim asks once and keeps the answer.
-func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (s settlement, ok bool) {
+// beforeCall decides whether a claimed intent is called at all: if it is not, it returns the settlement that says why,
+// else nil. The answer depends on the row and the policy alone, so a claim asks once and keeps the answer.
+func (a *action) beforeCall(row *db.OutboxQueueClaimRow) (resting *settlement) {
+	before := a.beforeSend
 	if row.Status == statusUnknown {
-		return a.beforeLookup(row)
+		before = a.beforeLookup
 	}
-	return a.beforeSend(row)
+	s, ok := before(row)
+	if ok {
+		return nil
+	}
+	rests := s // on the heap only here
+	return &rests
 }
 
 // beforeSend decides whether a pending intent is sent.
@@ -100,8 +106,8 @@ func (d *destination) prepare(ctx context.Context, c *claim) (call *Call, s sett
 		return nil, c.action.givenBack(&c.OutboxQueueClaimRow)
 	case c.unmarked: // which is logged already
 		return nil, d.notSent(ctx, c, "", nil)
-	case !c.calls:
-		return nil, c.resting
+	case c.resting != nil:
+		return nil, *c.resting
 	case c.Status == statusUnknown:
 		return d.prepareLookup(ctx, c)
 	}

@@ -139,7 +139,7 @@ func TestHeldWorkerLeavesDrainsToOthers(t *testing.T) {
 	})
 	b.insert("charge_card")
 	b.start(d)
-	b.untilLogged("wants fewer calls")
+	b.logs.Wait(b, "wants fewer calls")
 	b.exec(`insert into samekey.river_job (args, kind, max_attempts, queue) select '{"destination":"vendor"}', 'samekey.drain', 1, $1 from generate_series(1, 3)`, dispatcher.QueueName("vendor"))
 	b.until("one drain runs, and others wait", func() bool {
 		return b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running'`) == 1 &&
@@ -335,7 +335,7 @@ func TestReconcileRestoresALostQueueRow(t *testing.T) {
 			d := b.gated(b.db.Pool, g, policyOf(c.class))
 			id, finished := b.insert("charge_card"), b.insert("send_receipt")
 			b.exec(`delete from samekey.outbox_queue`)
-			b.exec(`insert into samekey.outbox_history (intent_id, event, final_status) values ($1, 'cancelled', 'cancelled')`, finished)
+			b.exec(`insert into samekey.outbox_history (intent_id, event, final_status) values ($1, 'attempt', 'delivered')`, finished)
 			b.elapse(59 * time.Second)
 			if err := d.Upkeep(b.ctx, "reconcile"); err != nil {
 				t.Fatal(err)

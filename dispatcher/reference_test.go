@@ -102,11 +102,11 @@ func TestLogHasHashesOfSubjectAndReference(t *testing.T) {
 	})
 	b.insert("charge_card", func(in *outbox.Intent) { in.Subject = subject })
 	b.expect(d, dispatcher.Summary{Dead: 1})
-	line := b.logs.line("attempt ended")
+	line := b.logs.Line("attempt ended")
 	for _, want := range []string{
 		"subject=" + value[string](b, `select samekey.text_hash($1)`, subject),
 		"reference=" + value[string](b, `select samekey.text_hash($1)`, reference),
-		"the charge [removed] of [removed] exists",
+		"the charge [redacted] of [redacted] exists",
 	} {
 		if !strings.Contains(line, want) {
 			t.Errorf("the line lacks %q: %s", want, line)

@@ -105,7 +105,7 @@ func (r *reports) report(ctx context.Context, c *claim, s settlement) {
 func nextStep(status string) string {
 	switch status {
 	case intent.Dead:
-		return "correct the cause and redrive it (outbox.Redrive), which sends the same bytes; if the bytes are wrong, resolve it as not sent, cancel it, and insert it again with another part"
+		return "correct the cause and redrive it (outbox.Redrive), which sends the same bytes; if the bytes are wrong, replace it (outbox.Replace)"
 	case intent.Parked:
 		return "find out at the vendor whether it acted, and resolve it (outbox.Resolve)"
 	case intent.AwaitingApproval:

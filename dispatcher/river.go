@@ -135,7 +135,7 @@ func (r *riverPart) start(ctx context.Context) {
 		cancel()
 		if err == nil {
 			// Only stop ends River: cancelling the context of its Start is a stop of another kind.
-			err = guarded(func() error { return r.client.Start(context.WithoutCancel(ctx)) })
+			err = callRiver(func() error { return r.client.Start(context.WithoutCancel(ctx)) })
 		}
 		if err == nil {
 			close(r.started)
@@ -154,14 +154,14 @@ func (r *riverPart) start(ctx context.Context) {
 func (r *riverPart) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), r.worker.times.stopMargin)
 	defer cancel()
-	err := guarded(func() error { return r.client.Stop(ctx) })
+	err := callRiver(func() error { return r.client.Stop(ctx) })
 	if err == nil {
 		return
 	}
 	r.worker.log.WarnContext(ctx, "dispatcher: River takes long to stop and is cut off", slog.String("error", errorText(err)))
 	hard, cancelHard := context.WithTimeout(context.Background(), r.worker.times.stopMargin)
 	defer cancelHard()
-	_ = guarded(func() error { return r.client.StopAndCancel(hard) })
+	_ = callRiver(func() error { return r.client.StopAndCancel(hard) })
 }
 
 // ask asks River for a drain of the destination, once River has started, and returns the job's id.
@@ -173,7 +173,7 @@ func (r *riverPart) ask(ctx context.Context, d *destination) (id int64, err erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	err = guarded(func() error {
+	err = callRiver(func() error {
 		// InsertMany, since Insert panics if a trigger keeps the row out.
 		inserted, err := r.client.InsertMany(ctx, []river.InsertManyParams{{
 			Args: drainArgs{Destination: d.name}, InsertOpts: &river.InsertOpts{Queue: d.queue, MaxAttempts: 1}}})
@@ -197,9 +197,9 @@ func (r *riverPart) forget(ctx context.Context, id int64) {
 	}
 }
 
-// guarded calls into River. A panic there becomes an error: River is not needed to deliver, and must not end the
+// callRiver calls into River. A panic there becomes an error: River is not needed to deliver, and must not end the
 // worker.
-func guarded(fn func() error) error {
+func callRiver(fn func() error) error {
 	_, err := guard(func() (struct{}, error) { return struct{}{}, fn() })
 	return err
 }

@@ -35,6 +35,10 @@ func (w *worker) drainRounds(ctx context.Context) error {
 		if err := w.allEnded(ctx); err != nil {
 			return err
 		}
+		ran, err := w.attender.drain(ctx)
+		if claimed += ran; err != nil {
+			return fmt.Errorf("dispatcher: drain: run attention events: %w", err)
+		}
 		if claimed > 0 {
 			continue
 		}

@@ -43,7 +43,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		return err
 	}
 
-	w.applier.auto = true
+	w.applier.auto, w.attender.auto = true, true
 	leave := w.attend(base, conn)
 	var helpers group // they end with the claims
 	helpers.run(func() { river.start(claims) })
@@ -106,7 +106,7 @@ func (d *Dispatcher) begin(ctx context.Context) (*worker, error) {
 }
 
 func (d *Dispatcher) newWorker(ctx context.Context) (*worker, error) {
-	pool, ready, err := openPool(ctx, d.pool.Config(), settingsFor(d.registered))
+	pool, ready, err := openPool(ctx, d.pool.Config(), d.registered)
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +134,7 @@ func (w *worker) attend(base context.Context, conn *pgx.Conn) (leave func()) {
 	return func() {
 		defer cancelSettling()
 		w.applier.stop()
+		w.attender.stop()
 		w.finishCalls()
 		endApplying()
 		appliers.wait()
@@ -157,8 +158,6 @@ func (w *worker) finishCalls() {
 		case <-ended:
 		case <-time.After(w.times.stopMargin):
 			w.log.Error("dispatcher: stopped with calls in progress that ignore their context; their intents are taken over")
-			w.settler.abandon()
-			return
 		}
 	}
 	w.settler.stop()

@@ -30,10 +30,13 @@ type session struct {
 	log        *slog.Logger
 	name       string
 	actions    []string
+	attention  []string            // those with an Attention function
 	fairBy     []string            // of the actions
 	woken      func(action string) // a notification came; action is what it names
+	awaited    func(action string) // one came from a process that waits for ends of the action
+	draw       func() int32        // an id at random
 	deployment *deployment
-	draw       func() int32 // an id at random
+	check      func(context.Context, *pgx.Conn) error // of what the database has for the actions, at the start
 
 	former []db.WorkersSessionRow // sessions of this worker that may still hold the lock
 }
@@ -80,7 +83,7 @@ func (s *session) begin(ctx context.Context) (*pgx.Conn, error) {
 			return nil, nil
 		}
 		var mistakes ConfigErrors
-		if errors.As(err, &mistakes) { // it names no deployment
+		if errors.As(err, &mistakes) { // it names no deployment, or an SQL function is not as it must be
 			return nil, err
 		}
 		if waitingCannotHelp(err) {
@@ -110,21 +113,36 @@ func (s *session) checkSchema(ctx context.Context) error {
 	return schema.Check(ctx, s.pool)
 }
 
-// open looks at the server's settings, registers the worker and takes its lock.
+// open looks at the server's settings and at the actions' SQL functions, registers the worker and takes its lock.
 func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := s.connect(ctx, s.lookAtSettings)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.check(ctx, conn); err != nil {
+		closeConn(conn)
 		return nil, err
 	}
 	if err := s.register(ctx, conn); err != nil {
 		closeConn(conn)
 		return nil, fmt.Errorf("dispatcher: register worker: %w", err)
 	}
-	if err := db.New(conn).ActionsRegister(ctx, db.ActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}); err != nil {
+	if err := s.registerActions(ctx, conn); err != nil {
 		closeConn(conn)
 		return nil, fmt.Errorf("dispatcher: register actions: %w", err)
 	}
 	return conn, nil
+}
+
+// registerActions records what statements outside a worker must know about its actions.
+func (s *session) registerActions(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
+	defer cancel()
+	p := db.OutboxActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}
+	for _, name := range s.actions {
+		p.Attention = append(p.Attention, slices.Contains(s.attention, name))
+	}
+	return db.New(conn).OutboxActionsRegister(ctx, p)
 }
 
 // lookAtSettings reports what the server, the database or the role says against the promises. A database that takes no
@@ -314,7 +332,7 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		cancel()
 		switch {
 		case err == nil:
-			s.woken(notification.Payload)
+			s.notified(notification.Payload)
 			if time.Now().Before(due) {
 				continue
 			}
@@ -331,6 +349,15 @@ func (s *session) listen(ctx context.Context, conn *pgx.Conn) error {
 		}
 		due = time.Now().Add(sessionCheck)
 	}
+}
+
+// notified hands on what a notification is about.
+func (s *session) notified(payload string) {
+	if action, ok := wake.Awaited(payload); ok {
+		s.awaited(action)
+		return
+	}
+	s.woken(payload)
 }
 
 // leave removes the worker's row and ends the session, and the lock with it. What the worker still held by then is

@@ -116,8 +116,8 @@ func TestWorkerDrawsANewIDIfAnotherHoldsIt(t *testing.T) {
 	// An earlier claim is settled under the id of its claim, in one batch with new claims.
 	mustExec(t, on, `select samekey.enqueue('tenant/orders', 'order-2', 'charge_card', '{}')`)
 	later := claimOne(t, n)
-	n.settler.in <- resultOf(c, Delivered(Response{Code: "200"}))
-	n.settler.in <- resultOf(later, Delivered(Response{Code: "200"}))
+	n.settler.take(resultOf(c, Delivered(Response{Code: "200"})))
+	n.settler.take(resultOf(later, Delivered(Response{Code: "200"})))
 	n.settler.stop()
 	s.run(t.Context())
 	if before, after := <-c.settled, <-later.settled; !before || !after {

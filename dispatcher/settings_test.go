@@ -106,9 +106,7 @@ func TestWorkerWritesNothingInAFrozenDatabase(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
 	defer func() { cancel(); <-done }()
-	b.until("the worker says why it waits", func() bool {
-		return strings.Contains(b.logs.String(), "default_transaction_read_only")
-	})
+	b.logs.Wait(t, "default_transaction_read_only")
 	b.wantCalls(0)
 	if d.Ready() == nil {
 		t.Error("it is ready")

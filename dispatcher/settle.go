@@ -23,17 +23,18 @@ import (
 type settler struct {
 	settleWriter
 
-	in        chan result
-	abandoned chan struct{} // closed when a stop waits no longer for calls: nothing more is taken
-	ended     chan struct{} // closed when run has ended
+	mu      sync.Mutex
+	waiting []result      // taken, and not in a batch yet
+	closed  bool          // nothing more is taken
+	some    chan struct{} // something waits, or closed is set
 
 	behind  atomic.Bool // the database does not take settlements
 	ordered chan result
 }
 
-func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string)) *settler {
-	return &settler{settleWriter: settleWriter{pool: pool, q: q, log: log, poke: poke},
-		in: make(chan result, settleBatch), ordered: make(chan result, settleBatch), abandoned: make(chan struct{}), ended: make(chan struct{})}
+func newSettler(pool *pgxpool.Pool, q *db.Queries, log *slog.Logger, poke func(...string), announcer *announcer) *settler {
+	return &settler{settleWriter: settleWriter{pool: pool, q: q, log: log, poke: poke, announcer: announcer},
+		some: make(chan struct{}, 1), ordered: make(chan result, settleBatch)}
 }
 
 // isBehind reports whether the database does not take settlements at the moment: they are kept and tried again.
@@ -45,30 +46,37 @@ func (s *settler) isHeldUp() bool { return s.stuck.Load() >= maxStuck }
 // settle writes the settlement of a claim, and returns whether it was written. If it was not, another worker has taken
 // the intent over, or will.
 func (s *settler) settle(c *claim, what settlement) (written bool) {
-	select {
-	case <-s.abandoned: // first, since a buffer without a reader would take it too
-		return false
-	default:
-	}
-	select {
-	case s.in <- result{c, what}:
-	case <-s.abandoned:
-		return false
-	}
-	select {
-	case written = <-c.settled:
-	case <-s.ended:
-		select {
-		case written = <-c.settled:
-		default: // run did not take it
-		}
-	}
-	return written
+	return s.take(result{c, what}) && <-c.settled
 }
 
-// stop has run end when all settlements are written. abandon takes no more of them. One of the two is called, once.
-func (s *settler) stop()    { close(s.in) }
-func (s *settler) abandon() { close(s.abandoned) }
+// take queues a settlement, unless the settler is stopped. Each one that is taken is told whether it was written.
+//
+// The queue is a slice, not a channel: a settle that waits in a select over shared channels costs nearly twice as much.
+func (s *settler) take(r result) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.waiting = append(s.waiting, r)
+	s.wake()
+	return true
+}
+
+// stop takes no more settlements. run ends when those that were taken are written.
+func (s *settler) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.wake()
+}
+
+func (s *settler) wake() {
+	select {
+	case s.some <- struct{}{}:
+	default: // run will look anyway
+	}
+}
 
 const (
 	settleBytes = 8 << 20 // responses in one batch, about
@@ -78,59 +86,61 @@ const (
 // run settles until stop is called and all is written, or ctx ends. What is not written then is found by a sweep, as
 // after a crash.
 func (s *settler) run(ctx context.Context) {
-	defer close(s.ended)
 	var order sync.WaitGroup
 	order.Go(func() { (&orderSettler{settleWriter: &s.settleWriter, ordered: s.ordered}).run(ctx) })
-	for {
-		batch, more := s.next(ctx)
-		for _, part := range byWorker(batch) {
+	var batch []result
+	for more := true; more; {
+		batch, more = s.next(ctx, batch)
+		for _, part := range byWorker(s.unordered(ctx, batch)) {
 			s.persist(ctx, part)
 		}
-		if !more {
-			break
-		}
+		clear(batch) // so that the slice keeps no claim
 	}
 	close(s.ordered)
 	order.Wait()
 	s.alone.Wait()
 }
 
-// next collects the settlements that are there. Ordered intents go to their own goroutine.
-func (s *settler) next(ctx context.Context) (batch []result, more bool) {
-	size := 0
-	take := func(r result) {
-		if r.claim.OrderingKey != nil {
-			select {
-			case s.ordered <- r:
-			case <-ctx.Done():
-				s.giveUp(ctx, r)
-			}
-			return
-		}
-		size += len(r.response.Body) + len(r.err)
-		batch = append(batch, r)
-	}
+// next waits for settlements and returns a batch of them, in the slice of an earlier batch. If more is false, it is the
+// last one.
+func (s *settler) next(ctx context.Context, used []result) (batch []result, more bool) {
 	select {
-	case r, ok := <-s.in:
-		if !ok {
-			return nil, false
-		}
-		take(r)
+	case <-s.some:
 	case <-ctx.Done():
-		return nil, false
+		s.stop()
 	}
-	for len(batch) < settleBatch && size < settleBytes {
-		select {
-		case r, ok := <-s.in:
-			if !ok {
-				return batch, false
-			}
-			take(r)
-		default:
-			return batch, true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := batchSize(s.waiting)
+	batch = append(used[:0], s.waiting[:n]...)
+	s.waiting = slices.Delete(s.waiting, 0, n)
+	if len(s.waiting) > 0 {
+		s.wake()
+	}
+	return batch, !s.closed || len(s.waiting) > 0
+}
+
+// unordered returns the settlements of unordered intents. The others go to their own goroutine.
+func (s *settler) unordered(ctx context.Context, batch []result) []result {
+	return slices.DeleteFunc(batch, func(r result) bool {
+		if r.claim.OrderingKey == nil {
+			return false
 		}
+		select {
+		case s.ordered <- r:
+		case <-ctx.Done():
+			s.giveUp(ctx, r)
+		}
+		return true
+	})
+}
+
+// batchSize returns how many of the settlements are written together.
+func batchSize(waiting []result) (n int) {
+	for size := 0; n < len(waiting) && n < settleBatch && size < settleBytes; n++ {
+		size += len(waiting[n].response.Body) + len(waiting[n].err)
 	}
-	return batch, true
+	return n
 }
 
 // persist writes a batch, for as long as the database is unavailable.

@@ -75,7 +75,7 @@ func claimOne(t *testing.T, n *worker) *claim {
 		t.Fatalf("claimed %d intents, %v", len(rows), err)
 	}
 	c := newClaim(rows[0], a, time.Now(), n.session.id())
-	c.resting, c.calls = a.beforeCall(&c.OutboxQueueClaimRow)
+	c.resting = a.beforeCall(&c.OutboxQueueClaimRow)
 	return c
 }
 
@@ -103,7 +103,8 @@ func deliver(t *testing.T, n *worker, c *claim) {
 	n.open.Add(1)
 	ended := make(chan struct{})
 	go func() { defer close(ended); d.deliver(c) }()
-	n.settler.persist(t.Context(), []result{<-n.settler.in})
+	batch, _ := n.settler.next(t.Context(), nil)
+	n.settler.persist(t.Context(), batch)
 	<-ended
 }
 
@@ -282,7 +283,7 @@ func TestLookupNeedsTheLastAnswer(t *testing.T) {
 	}
 	c := claimOne(t, n)
 	c.action.policy.Attempts = 1
-	c.Status, c.asked, c.calls = statusUnknown, time.Now().Add(-time.Hour), true // there is no time left to read it
+	c.Status, c.asked, c.resting = statusUnknown, time.Now().Add(-time.Hour), nil // there is no time left to read it
 	s := n.destinations.list[0].attempt(c)
 	if s.event != "lookup" || s.status != statusUnknown || s.outcome != outcomeRetry || s.attemptsUsed != 0 || s.delay != time.Second {
 		t.Errorf("the settlement is %+v", s)
@@ -352,7 +353,7 @@ func TestUnwrittenOutcomesKeepLeasesAndStopClaims(t *testing.T) {
 	on, n, _ := settling(t)
 	claimOne(t, n)
 	samekeytest.Elapse(t, on, time.Hour)
-	s := newSweeper(n.core, n.destinations, n.settler, n.applier)
+	s := newSweeper(n.core, n.destinations, n.settler, n.applier, n.attender)
 	for _, behind := range []bool{true, false} {
 		n.settler.behind.Store(behind)
 		if n.destinations.list[0].mayClaim() == behind {
@@ -533,7 +534,7 @@ func TestDelayedOutcomeKeepsItsLease(t *testing.T) {
 			}
 			ended := make(chan struct{})
 			go func() { defer close(ended); s.run(t.Context()) }()
-			n.settler.in <- resultOf(claimed, Delivered(Response{Code: "200"}))
+			n.settler.take(resultOf(claimed, Delivered(Response{Code: "200"})))
 			n.settler.stop()
 			eventually(t, "it is counted as held up", func() bool { return n.settler.stuck.Load() == 1 })
 			eventually(t, "its lease is renewed", func() bool {
@@ -582,12 +583,12 @@ func TestLateAnswerIsKeptWithAnyText(t *testing.T) {
 }
 
 func TestBatchIsBoundedByBytes(t *testing.T) {
-	s := &settler{in: make(chan result, 3)}
-	for range 3 {
-		s.in <- result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
+	half := result{claim: &claim{}, settlement: settlement{response: Response{Body: make([]byte, settleBytes/2)}}}
+	if n := batchSize([]result{half, half, half}); n != 2 {
+		t.Errorf("a batch has %d outcomes of half of the limit", n)
 	}
-	if batch, more := s.next(t.Context()); len(batch) != 2 || !more {
-		t.Errorf("a batch has %d outcomes of half of the limit, more to come: %v", len(batch), more)
+	if n := batchSize(make([]result, settleBatch+1)); n != settleBatch {
+		t.Errorf("a batch has %d outcomes", n)
 	}
 }
 
@@ -611,7 +612,7 @@ func TestLookupWithoutEndpointIsParked(t *testing.T) {
 	a.lookup = func(context.Context, *Call) (Outcome, error) { t.Error("the lookup was made"); return Outcome{}, nil }
 	d := &destination{core: &core{calls: t.Context(), log: slog.New(slog.DiscardHandler)}}
 	for used, want := range map[int32]string{1: statusUnknown, 2: statusParked} {
-		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint, calls: true}
+		c := &claim{action: a, asked: time.Now(), endpointErr: errNoEndpoint}
 		c.Status, c.AttemptsUsed = statusUnknown, used
 		if s := d.attempt(c); s.status != want || s.attemptsUsed != int(used)+1 {
 			t.Errorf("after %d lookups: %+v", used, s)

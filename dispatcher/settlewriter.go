@@ -2,12 +2,15 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/db"
@@ -21,6 +24,8 @@ type settleWriter struct {
 	q    *db.Queries
 	log  *slog.Logger
 	poke func(actions ...string) // actions that became due by a promotion or a late answer
+
+	announcer *announcer
 
 	stuck atomic.Int64   // settlements that something else holds up, each by itself
 	alone sync.WaitGroup // settlements that are tried alone, for as long as it takes
@@ -37,6 +42,14 @@ const (
 type result struct {
 	claim *claim
 	settlement
+}
+
+// cause is empty unless the intent comes to rest.
+func (r result) cause() string {
+	if r.status != statusDead && r.status != statusParked {
+		return ""
+	}
+	return r.claim.restCause(r.err, r.response.Body)
 }
 
 // tell says whether the settlement was written. False means that the fence was closed, or that it was given up.
@@ -76,6 +89,7 @@ func (s *settleWriter) tell(ctx context.Context, batch []result, attempts []db.O
 			s.alone.Go(func() { s.keepLate(ctx, r) })
 			continue
 		}
+		s.announcer.settled(r.claim, r.status)
 		r.tell(true)
 	}
 }
@@ -100,11 +114,19 @@ func (s *settleWriter) keepLate(ctx context.Context, r result) {
 func (s *settleWriter) late(ctx context.Context, r result) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	row, err := s.q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
-		ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
-		Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
-		ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body,
-		Reference: r.reference,
+	var row db.OutboxQueueSettleLateRow
+	var successor *db.OutboxQueueHoldSuccessorRow
+	err := pgx.BeginTxFunc(ctx, s.pool, isReadCommitted, func(tx pgx.Tx) (err error) {
+		q := s.q.WithTx(tx)
+		row, err = q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
+			ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
+			Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
+			ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body, Reference: r.reference,
+		})
+		if err == nil && row.Logged > 0 && row.Resolved == 0 && r.outcome == statusDelivered {
+			successor, err = holdSuccessor(ctx, q, r.claim.ID)
+		}
+		return err
 	})
 	switch {
 	case err != nil:
@@ -116,7 +138,31 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 		s.log.WarnContext(ctx, "dispatcher: an attempt ended after another worker had taken its intent over; its answer is kept",
 			append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
 	}
+	if successor != nil {
+		s.reportSuccessor(ctx, r, *successor)
+	}
 	return nil
+}
+
+// holdSuccessor holds the successor of an intent that was delivered late. It returns nil if there is none.
+func holdSuccessor(ctx context.Context, q *db.Queries, id uuid.UUID) (*db.OutboxQueueHoldSuccessorRow, error) {
+	row, err := q.OutboxQueueHoldSuccessor(ctx, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return &row, err
+}
+
+// reportSuccessor raises the alarm for an intent that was delivered after another one had replaced it.
+func (s *settleWriter) reportSuccessor(ctx context.Context, r result, successor db.OutboxQueueHoldSuccessorRow) {
+	attrs := append(r.claim.attrs(), slog.Any("successor", successor.Successor), slog.String("successor_status", successor.Status))
+	if successor.Held {
+		s.log.ErrorContext(ctx, "dispatcher: an intent was delivered after it had been replaced; its successor is parked and was not sent: "+
+			"resolve the successor as delivered, or cancel it", attrs...)
+		return
+	}
+	s.log.ErrorContext(ctx, "dispatcher: an intent was delivered after it had been replaced, and its successor is sent or finished too: "+
+		"look for two effects at the vendor", attrs...)
 }
 
 // renew keeps the leases of settlements that wait.
@@ -165,6 +211,7 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 		p.Responses = append(p.Responses, r.response.Body)
 		p.VendorReferences = append(p.VendorReferences, r.reference)
 		p.TookUs = append(p.TookUs, r.took.Microseconds())
+		p.Causes = append(p.Causes, r.cause())
 	}
 	return p
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -54,7 +53,7 @@ type bundle struct {
 	db     *samekeytest.DB
 	vendor *samekeytest.Vendor
 	ctx    context.Context //nolint:containedctx // of the test
-	logs   *logs
+	logs   *dbtest.Log
 	client *http.Client
 	keys   int
 	gates  []*gate // released before a dispatcher is stopped
@@ -69,7 +68,7 @@ func setupVendor(t *testing.T, options *samekeytest.VendorOptions) *bundle {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	t.Cleanup(cancel)
-	b := &bundle{T: t, db: samekeytest.NewDB(t), vendor: samekeytest.StartVendor(t, options), ctx: ctx, logs: &logs{}}
+	b := &bundle{T: t, db: samekeytest.NewDB(t), vendor: samekeytest.StartVendor(t, options), ctx: ctx, logs: &dbtest.Log{}}
 	b.client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -382,24 +381,6 @@ func (b *bundle) lookup(ctx context.Context, call *dispatcher.Call, _ []byte) (d
 		return dispatcher.Outcome{}, fmt.Errorf("status %s", response.Code)
 	}
 	return dispatcher.Delivered(response), nil
-}
-
-// logs collects the log.
-type logs struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // policyOf returns the policy of most tests. Its backoff is long, so that no retry comes due within a drain.

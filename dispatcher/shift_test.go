@@ -59,7 +59,7 @@ func TestDeliveryWithoutRiverDrains(t *testing.T) {
 			b.insertMany("charge_card", 20)
 			b.untilFinished()
 			c.wantOnceEach(b, 20)
-			b.untilLogged(withoutRiver)
+			b.logs.Wait(b, withoutRiver)
 			b.sweeps(d, 1500*time.Millisecond)
 			if n := strings.Count(b.logs.String(), withoutRiver); n != 1 {
 				t.Errorf("the log has %d lines, want 1", n)
@@ -122,10 +122,10 @@ func TestDrainWithoutRiverYieldsToRiversJob(t *testing.T) {
 	b.start(d)
 	b.insertMany("charge_card", 5)
 	b.untilFinished()
-	b.untilLogged(withoutRiver)
+	b.logs.Wait(b, withoutRiver)
 	b.exec(`drop trigger meddle on samekey.river_job`)
 	b.exec(`insert into samekey.river_job (args, kind, max_attempts, queue) values ('{"destination":"vendor"}', 'samekey.drain', 1, $1)`, dispatcher.QueueName("vendor"))
-	b.untilLogged("River begins drains again")
+	b.logs.Wait(b, "River begins drains again")
 	if n := b.count(`select count(*) from samekey.river_job where kind = 'samekey.drain' and state = 'running'`); n != 1 {
 		t.Errorf("%d drain jobs run, want 1", n)
 	}
@@ -179,7 +179,7 @@ func TestStuckClaimsRaiseTheAlarm(t *testing.T) {
 			b.start(d)
 			b.exec(`select samekey.enqueue('t', 'k' || i, 'charge_card', '{}', due_at => clock_timestamp() + interval '1 second') from generate_series(1, 3) i`)
 			release := c.block(b)
-			b.untilLogged(stuckText)
+			b.logs.Wait(b, stuckText)
 			err := d.Ready()
 			if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "vendor") {
 				t.Errorf("Ready returned %v, want the destination and %q", err, c.says)
@@ -191,7 +191,7 @@ func TestStuckClaimsRaiseTheAlarm(t *testing.T) {
 			release()
 			b.untilFinished()
 			b.until("it is ready again", func() bool { return d.Ready() == nil })
-			b.untilLogged("due intents are claimed again")
+			b.logs.Wait(b, "due intents are claimed again")
 			handled.wantOnceEach(b, 3)
 		})
 	}
@@ -203,10 +203,10 @@ func TestUnansweredSweepsRaiseTheAlarm(t *testing.T) {
 	d.SetAlarmAfter(time.Second)
 	b.start(d)
 	release := b.locked("samekey.outbox_queue")
-	b.untilLogged("answered no sweep for long")
+	b.logs.Wait(b, "answered no sweep for long")
 	b.until("it is not ready", func() bool { return d.Ready() != nil })
 	release()
-	b.untilLogged("answers sweeps again")
+	b.logs.Wait(b, "answers sweeps again")
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
@@ -253,7 +253,7 @@ func TestTooManyDelayedOutcomesRaiseTheAlarm(t *testing.T) {
 	b.start(d)
 	release := d.HoldUpOutcomes(1000)
 	b.insertMany("charge_card", 1)
-	b.untilLogged("1000 outcomes wait")
+	b.logs.Wait(b, "1000 outcomes wait")
 	if d.Ready() == nil {
 		t.Error("it is ready")
 	}
@@ -275,7 +275,7 @@ func TestAlarmNamesTheStuckClaim(t *testing.T) {
 	b.insertMany("refund", 1)
 	release := b.locked("samekey.outbox")
 	b.start(d)
-	b.untilLogged(stuckText + ": action refund")
+	b.logs.Wait(b, stuckText+": action refund")
 	if strings.Contains(b.logs.String(), "no drain runs") {
 		t.Error("the alarm reports that no drain runs")
 	}

@@ -61,7 +61,7 @@ func TestSettlesReturnWhenTheSettlerIsCutOff(t *testing.T) {
 			eventually(t, "all settle", func() bool { return began.Load() == many })
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			s.abandon()
+			s.stop()
 			s.run(ctx)
 			settles.Wait()
 			if written.Load() != 0 {

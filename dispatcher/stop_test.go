@@ -47,7 +47,7 @@ func TestStopFinishesCallsAndClaimsNothing(t *testing.T) {
 
 func TestStopCancelsCallsPastStopTimeoutAndSettlesThem(t *testing.T) {
 	for class, want := range map[dispatcher.Class]string{
-		dispatcher.IdempotentWrite:    "attempt:retry:stopped",
+		dispatcher.IdempotentWrite:    "attempt:unknown:stopped",
 		dispatcher.NonIdempotentWrite: "attempt:unknown:stopped",
 	} {
 		t.Run(class.String(), func(t *testing.T) {

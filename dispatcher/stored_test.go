@@ -135,7 +135,7 @@ func TestGoneStopsTheEndpoint(t *testing.T) {
 	other := outbox.Filter{Status: outbox.StatusDead, Code: "endpoint_stopped", Part: "to-2"}
 	missed := outbox.Filter{Status: outbox.StatusDead, Code: "endpoint_stopped", Part: "to-1"}
 	for f, want := range map[*outbox.Filter]int{&other: 0, &missed: 1} {
-		if n, err := outbox.RedriveAll(b.ctx, b.db.Pool, *f, by); n != want || err != nil {
+		if n, err := outbox.RedriveAll(*f, by).Run(b.ctx, b.db.Pool); n != want || err != nil {
 			t.Fatalf("redriven for %s: %d, %v", f.Part, n, err)
 		}
 	}

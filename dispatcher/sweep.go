@@ -20,6 +20,7 @@ type sweeper struct {
 	destinations *destinations
 	settler      *settler
 	applier      *applier
+	attender     *attender
 
 	now   chan struct{} // sweep now: something may have changed
 	began time.Time     // when run began
@@ -34,8 +35,8 @@ type sweeper struct {
 	after string              // how far
 }
 
-func newSweeper(c *core, ds *destinations, settler *settler, applier *applier) *sweeper {
-	return &sweeper{core: c, destinations: ds, settler: settler, applier: applier, now: make(chan struct{}, 1)}
+func newSweeper(c *core, ds *destinations, settler *settler, applier *applier, attender *attender) *sweeper {
+	return &sweeper{core: c, destinations: ds, settler: settler, applier: applier, attender: attender, now: make(chan struct{}, 1)}
 }
 
 // woken takes a notification: work of this action was committed. An empty one means: look everywhere, also at pauses.
@@ -122,7 +123,7 @@ func (s *sweeper) answered(ctx context.Context, err error) {
 func (s *sweeper) sweep(ctx context.Context) error {
 	looked := time.Now()
 	rows, err := s.core.q.OutboxQueueSweep(ctx, db.OutboxQueueSweepParams{
-		Actions: s.destinations.actions(), Worker: s.core.self.id()})
+		Actions: s.destinations.actions(), Attending: s.attender.names(), Worker: s.core.self.id()})
 	if err != nil {
 		return err
 	}
@@ -131,13 +132,15 @@ func (s *sweeper) sweep(ctx context.Context) error {
 	s.mu.Unlock()
 
 	gone, paused, due, mirror := map[int32]time.Time{}, map[string]map[string]bool{}, map[string]bool{}, false
-	var answered []string
+	var answered, attention []string
 	for _, row := range rows {
 		switch row.Kind {
 		case "due":
 			due[row.Name] = true
 		case "answered":
 			answered = append(answered, row.Name)
+		case "attention":
+			attention = append(attention, row.Name)
 		case "paused":
 			destination, action, _ := strings.Cut(row.Name, " ")
 			if paused[destination] == nil {
@@ -177,6 +180,7 @@ func (s *sweeper) sweep(ctx context.Context) error {
 		d.watch(time.Now(), due)
 	}
 	s.applier.setDue(answered)
+	s.attender.setDue(attention)
 	s.destinations.poke(slices.Collect(maps.Keys(due))...)
 	return nil
 }

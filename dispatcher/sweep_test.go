@@ -30,7 +30,7 @@ func sweeping(t *testing.T, on *samekeytest.DB) *sweeper {
 	t.Cleanup(func() { n.session.leave(conn) })
 	held := time.Now().Add(-time.Hour)
 	n.session.held.Store(&held)
-	return newSweeper(n.core, n.destinations, n.settler, n.applier)
+	return newSweeper(n.core, n.destinations, n.settler, n.applier, n.attender)
 }
 
 // withPolicy sets the action's times to the policy's defaults, such as the lease, as Check does.
@@ -124,7 +124,7 @@ func TestSweepPromotesAllHeadlessKeys(t *testing.T) {
 	mustExec(t, on, `select samekey.enqueue('tenant/bulk', p || '-' || g, 'charge_card', '{}', ordering_key => to_char(g, 'FM00000'))
 		from generate_series(1, $1::int) g, generate_series(1, 2) p`, headsPage+1) // one intent of each waits
 	mustExec(t, on, `delete from samekey.outbox_queue where status = 'pending' and ordering_key = to_char($1::int, 'FM00000')`, headsPage+1)
-	s := newSweeper(n.core, n.destinations, n.settler, n.applier)
+	s := newSweeper(n.core, n.destinations, n.settler, n.applier, n.attender)
 	for range 2 {
 		s.heads = time.Time{}
 		if err := s.promote(t.Context()); err != nil {

@@ -1,8 +1,6 @@
 package dispatcher
 
 import (
-	"fmt"
-	"net/url"
 	"strings"
 	"unicode/utf8"
 )
@@ -27,22 +25,3 @@ const (
 
 	referenceLimit = 255
 )
-
-// withoutURL is an error's text without the URLs that net/http puts into it: query and user may be secrets.
-func withoutURL(err error) string { return hideURLs(err.Error(), err) }
-
-// hideURLs replaces the URLs of an error, and of all errors that it wraps, in a text.
-func hideURLs(text string, err error) string {
-	if request, ok := err.(*url.Error); ok && request.URL != "" { //nolint:errorlint // the walk unwraps
-		text = strings.ReplaceAll(strings.ReplaceAll(text, fmt.Sprintf("%q", request.URL), "[URL]"), request.URL, "[URL]")
-	}
-	switch err := err.(type) { //nolint:errorlint // it unwraps one level
-	case interface{ Unwrap() error }:
-		return hideURLs(text, err.Unwrap())
-	case interface{ Unwrap() []error }:
-		for _, wrapped := range err.Unwrap() {
-			text = hideURLs(text, wrapped)
-		}
-	}
-	return text
-}

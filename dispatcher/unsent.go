@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/redact"
 )
 
 // givenBack is the settlement of a claim that was made too late for its call, or while the worker stops: nothing was
@@ -22,7 +23,7 @@ func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 // deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
 func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
 	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,
-		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: withoutURL(err)}
+		leaveOrder: a.policy.PassFailed, response: Response{Code: code}, err: redact.WithoutURLs(err)}
 }
 
 // notSent gives a claim back because the database did not answer. Nothing was sent.

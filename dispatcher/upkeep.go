@@ -75,6 +75,10 @@ func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
 		u.core.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
 			slog.Int64("kept", pruned.Kept), slog.Duration("took", time.Since(began)))
 	}
+	if pruned.Abandoned > 0 {
+		u.core.log.ErrorContext(ctx, "dispatcher: operations are past their retention and not completed; see docs/steps.md",
+			slog.Int64("operations", pruned.Abandoned))
+	}
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("dispatcher: %w", err)
 	}

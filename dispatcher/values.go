@@ -43,8 +43,8 @@ type Call struct {
 
 	// Reference is the vendor's own id of what it did ([Outcome.Reference]), such as "ch_123". In a Lookup it is that of
 	// the last answer to an attempt or a lookup, such as the id of an operation in a 202, under the rules of
-	// LastResponse. In an Apply (Settled.Reference) it is the answer's, or else the last one before it. It is empty in a
-	// Send, and if no answer had one.
+	// LastResponse. In an Apply (Settled.Reference) it is the answer's, or else the last one before it. In an Attention it
+	// is the last one of all. It is empty in a Send, and if no answer had one.
 	Reference string
 
 	TraceContext string    // W3C traceparent, or empty
@@ -90,4 +90,26 @@ type Settled struct {
 	Status   outbox.Status // outbox.StatusDelivered or outbox.StatusRefused
 	Response Response      // what the vendor answered, or what a person recorded
 	Resolved bool          // recorded by a person or an event (outbox.Resolve), and not by a call of a worker
+}
+
+// Attention is what an Attention function is told: its intent came to rest, or a person cancelled it.
+type Attention struct {
+	Call // its Attempt is 0
+
+	// Status is what the intent became: outbox.StatusDead, StatusParked, StatusAwaitingApproval or StatusCancelled.
+	Status outbox.Status
+	// Now is the intent's status as the function starts. It differs from Status if the intent was redriven, resolved or
+	// cancelled since. A later event, or Apply, tells what followed.
+	Now outbox.Status
+	At  time.Time // when the intent came to Status, by the database's clock
+
+	// Event is what led there, as in the history: "attempt", "lookup", "resolved", "cancelled", "rejected", "replaced" or
+	// "held".
+	Event         string
+	Code, Error   string // of the attempt or lookup; Error may quote the vendor: do not log it
+	Actor, Reason string // of the person; empty if a worker found it
+
+	// PayloadError is set if the payload does not decode, which is one reason to be dead. The function then gets the
+	// zero value of its type, and finds the bytes in Call.Payload.
+	PayloadError error
 }

@@ -48,7 +48,7 @@ func TestPastKeyWindowIsLookedUpNeverSent(t *testing.T) {
 				want = parked
 			}
 			b.expect(d, want)
-			b.wantHistory(id, "attempt:retry:500 attempt:unknown:key_window"+c.last)
+			b.wantHistory(id, "attempt:unknown:500 attempt:unknown:key_window"+c.last)
 			b.elapse(48 * time.Hour)
 			b.expect(d, nothing)
 			b.wantCalls(1)

@@ -16,6 +16,7 @@ type worker struct {
 	destinations *destinations
 	settler      *settler
 	applier      *applier
+	attender     *attender
 	reports      *reports
 }
 
@@ -24,19 +25,29 @@ type worker struct {
 func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, drawID func() int32, accounts []*account) *worker {
 	w := &worker{core: c, destinations: &destinations{byAction: map[string]*destination{}}}
 	poke := w.destinations.poke
+	announcer := newAnnouncer(c.pool)
 	w.reports = &reports{core: c}
-	w.settler = newSettler(c.pool, c.q, c.log, poke)
-	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, settle: w.settler.settle, poke: poke})
+	w.settler = newSettler(c.pool, c.q, c.log, poke, announcer)
+	attention := &attentionRunner{c}
+	w.attender = newAttender(c, attention)
+	w.applier = newApplier(c, applyRunner{core: c, reports: w.reports, attention: attention, settle: w.settler.settle, poke: poke, announcer: announcer})
+	var actions []*action
 	for _, a := range accounts {
+		actions = append(actions, a.actions...)
 		d := w.destinations.add(newDestination(c, a))
 		d.settler, d.applier, d.reports = w.settler, w.applier, w.reports
 		for _, action := range d.actions {
-			w.applier.add(action, func() bool { return d.mayApply(action) })
+			announcer.add(action.name)
+			mayApply := func() bool { return d.mayApply(action) }
+			w.applier.add(action, mayApply)
+			w.attender.add(action, mayApply)
 		}
 	}
-	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier)
+	check := func(ctx context.Context, conn *pgx.Conn) error { return checkFunctions(ctx, conn, actions) }
+	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier, w.attender)
 	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
-		actions: w.destinations.actions(), fairBy: w.destinations.fairBy(), draw: drawID, woken: w.sweeper.woken, deployment: &c.deployment}
+		actions: w.destinations.actions(), attention: w.attender.names(), fairBy: w.destinations.fairBy(), check: check, draw: drawID,
+		woken: w.sweeper.woken, awaited: announcer.hear, deployment: &c.deployment}
 	return w
 }
 

@@ -25,6 +25,9 @@ type workerSettings struct {
 	Class    dispatcher.Class
 	Timeout  time.Duration
 	Apply    bool // register an Apply that never ends
+
+	Attention bool // register an Attention function
+	StopAt    string
 }
 
 // workerMain delivers charge_card until it is killed or its parent ends.
@@ -50,6 +53,9 @@ func workerMain() {
 	var options []option
 	if s.Apply {
 		options = append(options, withApply(func(context.Context, pgx.Tx, []byte, dispatcher.Settled) error { select {} }))
+	}
+	if s.Attention {
+		options = append(options, attend(s.StopAt), func(dl *delivery) { dl.Policy.Attempts = 1 })
 	}
 	handle(d, "charge_card", p, postTo(&http.Client{}, s.URL), options...)
 	fmt.Fprintln(os.Stderr, d.Run(ctx))

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,11 +25,8 @@ type process struct {
 	name  string
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
+	log   dbtest.Log    // of both outputs
 	ended chan struct{} // closed when the process has ended and all its output has been read
-
-	mu      sync.Mutex
-	lines   []string // of both outputs
-	changed chan struct{}
 }
 
 // start starts a process and waits until it prints "ready".
@@ -47,46 +43,23 @@ func launch(t testing.TB, role, name string, config any) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, name: name, ended: make(chan struct{}), changed: make(chan struct{})}
+	p := &process{t: t, name: name, ended: make(chan struct{})}
 	p.cmd = exec.Command(os.Args[0])
 	p.cmd.Env = append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(encoded))
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
-	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.cmd.Stdout, p.cmd.Stderr = writer, writer
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_ = writer.Close()
 	go func() {
-		p.read(reader)
-		_ = reader.Close()
 		_ = p.cmd.Wait()
+		p.log.Close()
 		close(p.ended)
 	}()
 	t.Cleanup(p.clear)
 	return p
-}
-
-func (p *process) read(from io.Reader) {
-	lines := bufio.NewReader(from)
-	for {
-		line, err := lines.ReadString('\n')
-		if line != "" {
-			p.mu.Lock()
-			p.lines = append(p.lines, strings.TrimSuffix(line, "\n"))
-			close(p.changed)
-			p.changed = make(chan struct{})
-			p.mu.Unlock()
-		}
-		if err != nil {
-			return
-		}
-	}
 }
 
 // clear ends the process. If the test has failed, it logs the last lines of the process's output.
@@ -95,40 +68,12 @@ func (p *process) clear() {
 	_ = p.cmd.Process.Kill()
 	<-p.ended
 	if p.t.Failed() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.t.Logf("output of %s:\n\t%s", p.name, strings.Join(p.lines[max(0, len(p.lines)-40):], "\n\t"))
+		p.t.Logf("output of %s:\n%s", p.name, p.log.Tail())
 	}
 }
 
 // wait waits until the process has printed a line that contains the text, and returns the line.
-func (p *process) wait(text string) string { p.t.Helper(); return p.waitTimes(text, 1) }
-
-// waitTimes waits for n such lines and returns the last.
-func (p *process) waitTimes(text string, n int) string {
-	p.t.Helper()
-	deadline := time.After(patience)
-	for {
-		p.mu.Lock()
-		count, last, changed := 0, "", p.changed
-		for _, line := range p.lines {
-			if strings.Contains(line, text) {
-				count, last = count+1, line
-			}
-		}
-		p.mu.Unlock()
-		if count >= n {
-			return last
-		}
-		select {
-		case <-changed:
-		case <-p.ended:
-			p.t.Fatalf("%s ended (%v) before it printed %q", p.name, p.cmd.ProcessState, text)
-		case <-deadline:
-			p.t.Fatalf("%s printed %q %d times within %v, want %d", p.name, text, count, patience, n)
-		}
-	}
-}
+func (p *process) wait(text string) string { p.t.Helper(); return p.log.Wait(p.t, text) }
 
 // release lets the process continue from its point. From now on it passes all points without a stop.
 func (p *process) release() {

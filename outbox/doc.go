@@ -42,22 +42,31 @@
 // [*ConflictError] and aborts the transaction: if one operation needs two effects of one action, give each its own
 // Part.
 //
+// # Wait for the end
+//
+// [Await] waits until an intent is finished and its Apply (completion callback) has committed, or rests, for a request
+// that is answered with the outcome. All calls of a process share one connection and its queries.
+//
 // # Look at an intent
 //
 // [Get] returns an intent with its payload and its history: each attempt, each answer of the vendor, each decision and
-// who made it. [List] finds intents by state, action, key, scope, part, age or error code, newest first. Intents that
+// who made it. [List] finds intents by subject (your own name of the thing, such as "booking/42"), by the vendor's
+// reference (such as "ch_123"), and by state, action, key, scope, part, age or error code, newest first. Intents that
 // wait for a person are in the states parked, dead and awaiting_approval.
 //
 // # Decide about an intent
 //
-// Each of these functions is one transaction and records who decided and why ([By]). They are safe against workers and
+// Each of these functions calls a SQL function, in one transaction, and records who decided and why ([By]). From psql
+// and other languages, call samekey.redrive and the others, which docs/schema.md lists. The functions are safe against workers and
 // other people at the same moment: of two decisions one wins, and the other gets a [*StateError] with the present state
 // and what is possible.
 //
 //   - [Approve] and [Reject] decide about an irreversible action before it is sent.
-//   - [Redrive] makes a dead or parked intent due again; [RedriveAll] does so for many.
+//   - [Redrive] makes a dead or parked intent due again.
 //   - [Resolve] records what really happened, if the worker could not find out.
 //   - [Cancel] takes back an intent that was not sent.
+//   - [RedriveAll], [ResolveAll] and [CancelAll] do so for many, in batches. [Groups] shows which intents rest for one
+//     cause.
 //   - [Pause] stops the calls to a destination, until [Resume].
 //
 // An intent that may have been sent cannot be cancelled. If it must not be sent twice, it cannot be redriven either.
@@ -65,28 +74,68 @@
 //
 // # States
 //
-// These are all states and transitions. States in parentheses are final: the intent is then only in the history.
+// These are all states of an intent, each with its transitions: what happens, and the next states. A state in
+// parentheses is final: the intent is then only in the history. What people do has the name of its function.
 //
-//	insert -> pending -> leased -> (delivered)   the vendor did it
-//	                            -> (refused)     the vendor said no, such as a declined card
-//	                            -> answered      the action has an Apply (completion callback), which runs next
-//	                            -> pending       retry, or given back unsent
-//	                            -> unknown       the vendor may or may not have acted; a lookup (reconciliation) will tell
-//	                            -> awaiting_approval
-//	                                             an irreversible action, before it is sent
-//	                            -> dead          attempts or deadline used up, or an answer that needs a person (dead letter)
-//	insert -> blocked -> pending                 waits for earlier intents with its ordering key
+//	no state: the intent is new, or its row in the queue was lost
+//	  Insert       -> pending, blocked        blocked: behind another intent with its ordering key
+//	  row restored -> pending                 its row in the queue was lost
 //
-//	answered -> (delivered), (refused)           Apply has run
+//	pending: will be sent when it is due, for the first time or again
+//	  claimed      -> leased                  a worker takes it
+//	  Cancel       -> (cancelled)             before it was sent
+//	  held         -> parked                  the intent that it replaces was delivered after all
 //
-//	unknown -> (delivered), (refused), answered  lookup, late answer, or Resolve
-//	        -> pending                           lookup: the vendor does not know it, and it may be sent again
-//	        -> parked                            lookups used up, or Resolve as not sent
+//	blocked: waits for earlier intents with its ordering key
+//	  its turn     -> pending                 the intent before it is finished, or left the order
+//	  Cancel       -> (cancelled)             before it was sent
 //
-//	awaiting_approval -> pending                 Approve
-//	awaiting_approval -> (cancelled)             Reject, Cancel
-//	dead, parked      -> pending                 Redrive
-//	dead, parked      -> answered                Resolve, or a late answer
-//	dead, parked      -> (cancelled)             Cancel, if never sent or resolved as not sent
-//	pending, blocked  -> (cancelled)             Cancel, if never sent
+//	leased: a worker is sending it
+//	  attempt      -> (delivered), (refused)  the vendor answered, and there is no Apply
+//	               -> answered                the vendor answered, and there is an Apply
+//	               -> pending                 to be tried again, or not sent at all
+//	               -> unknown                 the vendor may have acted, or finishes it later
+//	               -> awaiting_approval       irreversible, and not approved for this attempt
+//	               -> dead                    no attempts or no time left, or a person must change something first
+//	  given back   -> pending                 its endpoint is busy, or its payload did not load
+//	  worker lost  -> pending                 it may be repeated, or was not sent yet
+//	               -> unknown                 it may not be repeated
+//
+//	unknown: the vendor may or may not have acted; a worker will look it up (reconciliation)
+//	  lookup       -> (delivered), (refused)  the vendor knows it, and there is no Apply
+//	               -> answered                the vendor knows it, and there is an Apply
+//	               -> unknown                 the vendor could not tell, or is still working on it: looked up again later
+//	               -> pending                 the vendor does not know it, and the policy allows another attempt
+//	               -> parked                  no lookup can tell
+//	  late answer  -> answered                the attempt that was sent last was answered after all
+//	  Resolve      -> answered, parked        parked: resolved as not sent
+//
+//	answered: the vendor's answer is stored; a worker will run Apply (completion callback)
+//	  Apply        -> (delivered), (refused)  applied
+//	               -> answered                Apply failed: it runs again later
+//
+//	awaiting_approval: unsent until Approve or Reject
+//	  Approve      -> pending                 for one attempt
+//	  Reject       -> (cancelled)             it is not sent
+//	  Cancel       -> (cancelled)             before it was sent
+//	  held         -> parked                  the intent that it replaces was delivered after all
+//
+//	parked: unknown, and no lookup can tell: a person must find out and Resolve it
+//	  late answer  -> answered                the attempt that was sent last was answered after all
+//	  Redrive      -> pending                 unless it may have been sent and must not be sent twice
+//	  Resolve      -> answered, parked        parked: resolved as not sent
+//	  Cancel       -> (cancelled)             not sent, or resolved as not sent
+//	  Replace      -> (cancelled)             resolved as not sent: a successor takes its place
+//
+//	dead: will not be retried (dead letter): attempts or deadline used up, or an answer that needs a person
+//	  late answer  -> answered                the attempt that was sent last was answered after all
+//	  Redrive      -> pending                 unless it may have been sent and must not be sent twice
+//	  Resolve      -> answered, dead          dead: resolved as not sent
+//	  Cancel       -> (cancelled)             not sent, or resolved as not sent
+//	  Replace      -> (cancelled)             no vendor acted: a successor takes its place
+//	  held         -> parked                  the intent that it replaces was delivered after all
+//
+//	(delivered): the vendor did it
+//	(refused): the vendor said no, such as a declined card
+//	(cancelled): a person cancelled it, and it was not sent
 package outbox

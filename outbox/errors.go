@@ -8,7 +8,7 @@ import (
 )
 
 // IntentError is the error for an Intent that breaks the rules. Nothing was sent to the database, and the transaction
-// is still usable. The error quotes no value. If the key itself is invalid, it also matches samekey.ErrInvalidKey. One
+// is still usable. The error quotes no value. If the key itself is invalid, it also wraps a *samekey.KeyError. One
 // error may join several.
 type IntentError struct {
 	Field string // of Intent

@@ -219,11 +219,21 @@ func ExampleRedriveAll() {
 	defer done()
 
 	// The vendor was down, and is up again.
-	n, err := outbox.RedriveAll(ctx, pool,
-		outbox.Filter{Status: outbox.StatusDead, Action: "charge_card", Code: "503", Limit: 1000},
+	redrive := outbox.RedriveAll(
+		outbox.Filter{Status: outbox.StatusDead, Action: "charge_card", Code: "503"},
 		outbox.By{Actor: "ada", Reason: "the vendor is up again, INC-4"})
-	fmt.Println(n, err)
-	// Output: 0 <nil>
+	plan, err := redrive.Plan(ctx, pool)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(plan.Intents, "intents to redrive, and", plan.MayHaveBeenSent, "to resolve first")
+	for batch, err := range redrive.Batches(ctx, pool) {
+		if err != nil {
+			log.Fatal(err) // run it again to continue
+		}
+		fmt.Println(batch.Total, "redriven")
+	}
+	// Output: 0 intents to redrive, and 0 to resolve first
 }
 
 func exampleIntent(ctx context.Context, pool *pgxpool.Pool) (id uuid.UUID) {

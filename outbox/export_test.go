@@ -2,6 +2,10 @@ package outbox
 
 import (
 	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/intent"
 )
@@ -18,6 +22,9 @@ func Transitions() (pairs [][2]Status) {
 	return pairs
 }
 
+// BulkSize is the size of a batch.
+const BulkSize = bulkSize
+
 var Unfinished, Finished = unfinished, finished
 
 // Statuses are all statuses.
@@ -25,3 +32,47 @@ func Statuses() []Status { return slices.Concat(unfinished, finished) }
 
 // ReservedHeaders are the names that an intent's headers must not have.
 func ReservedHeaders() []string { return slices.Concat(workersHeaders, secretHeaders) }
+
+// SetPace makes the listeners that begin from now on read regularly at this interval only, and changes their other
+// limits unless they are zero. The test must not run in parallel to others.
+func SetPace(t testing.TB, every, patience time.Duration, maxWaiters int) {
+	listeners.Lock()
+	defer listeners.Unlock()
+	before := usualPace
+	usualPace.firstRead, usualPace.deafRead, usualPace.lastRead = every, every, every
+	if patience > 0 {
+		usualPace.patience = patience
+	}
+	if maxWaiters > 0 {
+		usualPace.maxWaiters = maxWaiters
+	}
+	t.Cleanup(func() {
+		listeners.Lock()
+		defer listeners.Unlock()
+		usualPace = before
+	})
+}
+
+// Waiters are the calls of Await that wait on a pool. quiet: a connection listens, and no state is being read, nor to be.
+func Waiters(pool *pgxpool.Pool) (waiting int, quiet bool) {
+	listeners.Lock()
+	defer listeners.Unlock()
+	if l := listeners.of[pool]; l != nil {
+		return l.count, l.hears && len(l.due) == 0
+	}
+	return 0, false
+}
+
+// Due reports whether a waiter is to be read again.
+func Due(pool *pgxpool.Pool) bool {
+	listeners.Lock()
+	defer listeners.Unlock()
+	if l := listeners.of[pool]; l != nil {
+		for _, now := range l.due {
+			if now {
+				return true
+			}
+		}
+	}
+	return false
+}

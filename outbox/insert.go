@@ -44,7 +44,7 @@ func Insert(ctx context.Context, tx samekey.Tx, in Intent) (uuid.UUID, error) {
 			return id, enqueueError(ready, err)
 		}
 	}
-	id, err := db.New(tx).OutboxEnqueue(ctx, ready.Params(false))
+	id, err := db.New(tx).OutboxEnqueue(ctx, ready.Params(keyed.MustBeNew(tx, ready)))
 	if err != nil {
 		return uuid.Nil, keyed.InsertError(ready, err)
 	}
@@ -76,7 +76,7 @@ func InsertMany(ctx context.Context, tx samekey.Tx, intents []Intent) ([]uuid.UU
 	if batcher, ok := tx.(interface {
 		SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
 	}); ok {
-		err = insertBatch(ctx, batcher.SendBatch, ready, rest, orders, ids)
+		err = insertBatch(ctx, tx, batcher.SendBatch, ready, rest, orders, ids)
 	} else {
 		err = insertEach(ctx, tx, ready, rest, orders, ids)
 	}
@@ -172,7 +172,7 @@ func sortForLocks(ready []keyed.Intent, order []int) (orderingKeys []string) {
 	return orderingKeys
 }
 
-func insertBatch(ctx context.Context, send func(context.Context, *pgx.Batch) pgx.BatchResults,
+func insertBatch(ctx context.Context, tx samekey.Tx, send func(context.Context, *pgx.Batch) pgx.BatchResults,
 	ready []keyed.Intent, order []int, orderingKeys []string, ids []uuid.UUID,
 ) error {
 	batch := &pgx.Batch{}
@@ -181,7 +181,7 @@ func insertBatch(ctx context.Context, send func(context.Context, *pgx.Batch) pgx
 	}
 	var refused error
 	for _, i := range order {
-		batch.Queue(db.OutboxEnqueue, ready[i].Args(false)...).QueryRow(func(row pgx.Row) error {
+		batch.Queue(db.OutboxEnqueue, ready[i].Args(keyed.MustBeNew(tx, ready[i]))...).QueryRow(func(row pgx.Row) error {
 			err := keyed.InsertError(ready[i], row.Scan(&ids[i]))
 			refused = cmp.Or(refused, err)
 			return err
@@ -206,7 +206,7 @@ func insertEach(ctx context.Context, tx samekey.Tx, ready []keyed.Intent, order 
 	}
 	for _, i := range order {
 		var err error
-		if ids[i], err = q.OutboxEnqueue(ctx, ready[i].Params(false)); err != nil {
+		if ids[i], err = q.OutboxEnqueue(ctx, ready[i].Params(keyed.MustBeNew(tx, ready[i]))); err != nil {
 			return keyed.InsertError(ready[i], err)
 		}
 	}

@@ -40,7 +40,7 @@ func TestDecisionsAboutALeasedIntentAreRefused(t *testing.T) {
 	for verb, do := range verbs {
 		refusedAs(t, verb, do(t.Context(), on, id), outbox.StatusLeased)
 	}
-	if n, err := outbox.RedriveAll(t.Context(), on, outbox.Filter{}, ada); n != 0 || err != nil {
+	if n, err := outbox.RedriveAll(outbox.Filter{}, ada).Run(t.Context(), on); n != 0 || err != nil {
 		t.Errorf("RedriveAll: %d, %v", n, err)
 	}
 	if n := w.settle(c, outbox.StatusDelivered, "delivered", "200"); n != 1 {

@@ -19,13 +19,18 @@ import (
 type Filter struct {
 	Status    Status
 	Action    string
+	Actions   []string      // instead of Action: any of these, such as all actions of a destination
 	Key       string        // the key's value, in all scopes unless Scope is set
 	Scope     string        // as in samekey.Key: escaped and joined
 	Part      string        // such as the endpoint of a webhook
 	Subject   string        // what the intents are about, such as "booking/42"
 	Reference string        // the vendor's id in any of its answers, such as "ch_123"
 	Code      string        // of the last outcome, such as "503"; needs a Status, Key, Subject or Reference
+	Cause     string        // as in Entry and Group; needs StatusDead or StatusParked
 	OlderThan time.Duration // inserted longer ago than this, by the database's clock
+	From, To  time.Time     // inserted at or after From, and before To, by the database's clock
+
+	exact bool // Code and Cause count if they are empty too: see Group.Filter
 
 	Limit int       // 1 to 1000; 0 means 100
 	After uuid.UUID // Next of the page before
@@ -45,7 +50,7 @@ type Page struct {
 // difference may be in either order.
 //
 // A page reads the rows that it returns, and the rows between them that Action, Code, Scope, Part or OlderThan leave
-// out. With a Key, a Subject or a Reference it reads only the intents of that key, subject or reference.
+// out, as do the other conditions. With a Key, a Subject or a Reference it reads only the intents of that key, subject or reference.
 //
 // List also works outside a transaction, with a pool or a connection.
 func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
@@ -82,31 +87,31 @@ func (f Filter) ids(ctx context.Context, q *db.Queries) ([]uuid.UUID, error) {
 	switch status := string(f.Status); {
 	case f.Reference != "":
 		return q.OutboxListByReference(ctx, db.OutboxListByReferenceParams{
-			Reference: f.Reference, Before: before, Status: status, IdemKey: f.Key, Subject: f.Subject, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Reference: f.Reference, Before: before, Status: status, IdemKey: f.Key, Subject: f.Subject, Actions: f.actions(), Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	case f.Key != "":
 		return q.OutboxListByKey(ctx, db.OutboxListByKeyParams{
-			IdemKey: f.Key, Before: before, Status: status, Subject: f.Subject, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			IdemKey: f.Key, Before: before, Status: status, Subject: f.Subject, Actions: f.actions(), Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	case f.Subject != "":
 		return q.OutboxListBySubject(ctx, db.OutboxListBySubjectParams{
-			Subject: f.Subject, Before: before, Status: status, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Subject: f.Subject, Before: before, Status: status, Actions: f.actions(), Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	case status == "":
 		return q.OutboxListAll(ctx, db.OutboxListAllParams{
-			Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, AgeUs: age, MaxCount: f.limit(),
+			Before: before, Actions: f.actions(), Scope: f.Scope, Part: f.Part, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	case f.Status.Finished():
 		return q.OutboxListFinished(ctx, db.OutboxListFinishedParams{
-			Status: &status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Status: &status, Before: before, Actions: f.actions(), Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	case slices.Contains(resting, f.Status):
 		return q.OutboxListAttention(ctx, db.OutboxListAttentionParams{
-			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Status: status, Before: before, Actions: f.actions(), Scope: f.Scope, Part: f.Part, Code: f.Code, Cause: f.Cause, Exact: f.exact, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	default:
 		return q.OutboxListActive(ctx, db.OutboxListActiveParams{
-			Status: status, Before: before, Action: f.Action, Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, MaxCount: f.limit(),
+			Status: status, Before: before, Actions: f.actions(), Scope: f.Scope, Part: f.Part, Code: f.Code, AgeUs: age, WrittenFrom: orNil(f.From.UTC()), WrittenTo: orNil(f.To.UTC()), MaxCount: f.limit(),
 		})
 	}
 }
@@ -123,8 +128,20 @@ func (f Filter) limit() int32 {
 	return int32(f.Limit)
 }
 
+// actions is never nil: the query counts them.
+func (f Filter) actions() []string {
+	if f.Action != "" {
+		return []string{f.Action}
+	}
+	return append([]string{}, f.Actions...)
+}
+
 func (f Filter) check() error {
 	switch {
+	case f.Action != "" && len(f.Actions) > 0:
+		return errors.New("Action and Actions are both set: give one of them")
+	case f.Cause != "" && f.Status != StatusDead && f.Status != StatusParked:
+		return errors.New("Cause needs the Status StatusDead or StatusParked as well")
 	case f.Limit < 0 || f.Limit > maxLimit:
 		return fmt.Errorf("Limit is %d: give 1 to %d, or 0 for %d", f.Limit, maxLimit, defaultLimit)
 	case f.OlderThan < 0:
@@ -134,8 +151,12 @@ func (f Filter) check() error {
 	case f.Code != "" && f.Status == "" && f.Key == "" && f.Subject == "" && f.Reference == "":
 		return errors.New("Code needs a Status, a Key, a Subject or a Reference as well")
 	}
-	for field, text := range map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Part": f.Part,
-		"Subject": f.Subject, "Reference": f.Reference, "Code": f.Code} {
+	texts := map[string]string{"Action": f.Action, "Key": f.Key, "Scope": f.Scope, "Part": f.Part, "Subject": f.Subject, "Reference": f.Reference,
+		"Code": f.Code, "Cause": f.Cause}
+	for i, action := range f.Actions {
+		texts[fmt.Sprintf("Actions[%d]", i)] = action
+	}
+	for field, text := range texts {
 		if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 			return fmt.Errorf("%s must be text in valid UTF-8, without NUL", field)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -16,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/outbox/endpoints"
 	"github.com/samekey/samekey/processed"
@@ -32,6 +34,7 @@ func TestEveryFunctionWorksInEveryExecMode(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			on := samekeytest.NewDB(t)
+			dbtest.OtherWriter(t, on)
 			m := &modal{T: t, DB: on, pool: openInMode(t, on, mode)}
 			m.write()
 			m.read("a pool", m.pool)
@@ -39,6 +42,7 @@ func TestEveryFunctionWorksInEveryExecMode(t *testing.T) {
 			m.endpoints(m.pool)
 			m.remember()
 			m.wakes()
+			m.awaits()
 			m.migrates(mode)
 
 			tx, err := m.pool.Begin(t.Context())
@@ -164,8 +168,23 @@ func (m *modal) decide(on outbox.DB) {
 	}
 	m.ok("approve", outbox.Approve(m.Context(), on, id, ada))
 	set(id, "dead")
-	if n, err := outbox.RedriveAll(m.Context(), on, outbox.Filter{}, ada); err != nil || n != 1 {
+	if n, err := outbox.RedriveAll(outbox.Filter{}, ada).Run(m.Context(), on); err != nil || n != 1 {
 		m.Errorf("redrive all: %d, %v", n, err)
+	}
+	set(id, "dead")
+	resolve := outbox.ResolveAll(outbox.Filter{Actions: []string{"charge_card"}, From: time.Now().Add(-time.Hour), OlderThan: time.Nanosecond},
+		outbox.Resolution{Outcome: outbox.NotSent, Response: []byte("nothing")}, ada)
+	if plan, err := resolve.Plan(m.Context(), on.(samekey.Tx)); err != nil || plan.Intents != 1 || !slices.Equal(plan.Sample, []uuid.UUID{id}) {
+		m.Errorf("plan: %+v, %v", plan, err)
+	}
+	if n, err := resolve.Run(m.Context(), on); err != nil || n != 1 {
+		m.Errorf("resolve all: %d, %v", n, err)
+	}
+	if groups, err := outbox.Groups(m.Context(), on.(samekey.Tx), "charge_card"); err != nil || len(groups) != 1 || groups[0].Cause != "resolved as not sent" {
+		m.Errorf("groups: %+v, %v", groups, err)
+	}
+	if n, err := outbox.CancelAll(outbox.Filter{Status: outbox.StatusDead, Part: "none"}, ada).Run(m.Context(), on); err != nil || n != 0 {
+		m.Errorf("cancel all: %d, %v", n, err)
 	}
 	set(id, "parked")
 	m.ok("resolve", outbox.Resolve(m.Context(), on, id, outbox.Resolution{Outcome: outbox.Delivered, Code: "200", Response: []byte("ok")}, ada))
@@ -209,6 +228,22 @@ func (m *modal) wakes() {
 			return
 		}
 	}
+}
+
+func (m *modal) awaits() {
+	key := newKey(m, "awaited in "+m.Name())
+	id := insert(m, m.DB, outbox.Intent{Key: key, Action: "charge_card", Payload: 1})
+	ended := make(chan error, 1)
+	go func() {
+		got, err := outbox.Await(m.Context(), m.pool, key, id)
+		if err == nil && got.Status != outbox.StatusCancelled {
+			err = fmt.Errorf("the intent is %s", got.Status)
+		}
+		ended <- err
+	}()
+	eventually(m, "a connection listens", func() bool { _, quiet := outbox.Waiters(m.pool); return quiet })
+	m.ok("cancel", outbox.Cancel(m.Context(), m.DB, id, ada))
+	m.ok("await", <-ended)
 }
 
 func (m *modal) migrates(mode string) {

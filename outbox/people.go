@@ -49,7 +49,8 @@ func Reject(ctx context.Context, on DB, id uuid.UUID, by By) error {
 }
 
 // Cancel finishes an intent as cancelled. It is not sent, and the next intent with its ordering key follows. The
-// application is not notified: undo its rows yourself, in the same transaction if on is a pgx.Tx.
+// application learns it by dispatcher.Delivery.Attention, if the action has that; or undo its rows yourself, in the same
+// transaction if on is a pgx.Tx.
 //
 // An intent that may have been sent is a [*StateError]: a worker is sending it, it waits for another attempt, or it is
 // dead or parked after an attempt that the vendor may have received. Find out what the vendor did and [Resolve] it; an

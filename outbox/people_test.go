@@ -137,7 +137,7 @@ func TestDecisionsNeedActorReasonAndIntent(t *testing.T) {
 		if err := outbox.Cancel(t.Context(), on, id, by); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
-		if _, err := outbox.RedriveAll(t.Context(), on, outbox.Filter{}, by); err == nil || !strings.Contains(err.Error(), name) {
+		if _, err := outbox.RedriveAll(outbox.Filter{}, by).Run(t.Context(), on); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)
 		}
 	}
@@ -214,7 +214,7 @@ func TestRedriveOfAnUnrepeatableNeedsResolveAsNotSent(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "resolve it") {
 		t.Fatalf("got %v, want a refusal that says to resolve it", err)
 	}
-	if n, err := outbox.RedriveAll(t.Context(), on, outbox.Filter{}, ada); n != 0 || err != nil {
+	if n, err := outbox.RedriveAll(outbox.Filter{}, ada).Run(t.Context(), on); n != 0 || err != nil {
 		t.Fatalf("RedriveAll made %d due, %v", n, err)
 	}
 	if err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.NotSent}, ada); err != nil {
@@ -283,7 +283,7 @@ func TestRedriveAllTakesTheOldestFirst(t *testing.T) {
 
 	redrive := func(f outbox.Filter, want int) {
 		t.Helper()
-		if n, err := outbox.RedriveAll(t.Context(), on, f, ada); n != want || err != nil {
+		if n, err := outbox.RedriveAll(f, ada).Run(t.Context(), on); n != want || err != nil {
 			t.Errorf("%+v: %d, %v; want %d", f, n, err, want)
 		}
 	}
@@ -302,7 +302,7 @@ func TestRedriveAllTakesTheOldestFirst(t *testing.T) {
 	if s := get(t, on, sent).Status; s != outbox.StatusDead {
 		t.Errorf("what may have been sent and must not be sent twice is %s, want dead", s)
 	}
-	if _, err := outbox.RedriveAll(t.Context(), on, outbox.Filter{Status: outbox.StatusPending}, ada); err == nil {
+	if _, err := outbox.RedriveAll(outbox.Filter{Status: outbox.StatusPending}, ada).Run(t.Context(), on); err == nil {
 		t.Error("redriving pending intents is no error")
 	}
 }

@@ -53,6 +53,9 @@ type Entry struct {
 	// Code is the code of the last outcome, such as "503" or "timeout".
 	Code string
 
+	// Cause is the last error's message without its values, if the intent is dead or parked. See [Groups].
+	Cause string
+
 	// Attempt is the number of the last claim, lookup or decision by a person. AttemptsUsed is how many count against
 	// the policy's attempts. Both are 0 for a finished intent: see History.
 	Attempt, AttemptsUsed int
@@ -63,6 +66,9 @@ type Entry struct {
 	LeaseUntil     time.Time // when the worker's lease ends
 	ApprovedAt     time.Time
 	FinishedAt     time.Time
+
+	// Replaces is the intent that this one replaces, and ReplacedBy its successor: see [Replace].
+	Replaces, ReplacedBy uuid.UUID
 
 	// History is what happened, in order; from Get only.
 	History []Event
@@ -142,10 +148,11 @@ func entry(r db.OutboxEntriesRow) Entry {
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
-		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Subject: orZero(r.Subject), Reference: r.Reference, Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode),
+		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Subject: orZero(r.Subject), Reference: r.Reference, Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode), Cause: orZero(r.Cause),
 		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
 		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
+		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy,
 	}
 	if e.Deadline.IsZero() {
 		e.Deadline = time.Time{} // in no time zone

@@ -6,7 +6,7 @@ import (
 	"github.com/samekey/samekey/internal/intent"
 )
 
-// Status is the state of an intent. The package comment has the diagram.
+// Status is the state of an intent. The package comment has all states and transitions.
 type Status string
 
 // States of an unfinished intent, which has a row in samekey.outbox_queue.
@@ -14,11 +14,11 @@ const (
 	StatusPending          Status = intent.Pending          // will be sent when it is due, for the first time or again
 	StatusBlocked          Status = intent.Blocked          // waits for earlier intents with its ordering key
 	StatusLeased           Status = intent.Leased           // a worker is sending it
-	StatusUnknown          Status = intent.Unknown          // the vendor may or may not have acted; a worker will look it up
-	StatusAnswered         Status = intent.Answered         // the vendor's answer is stored; a worker will run Apply
+	StatusUnknown          Status = intent.Unknown          // the vendor may or may not have acted; a worker will look it up (reconciliation)
+	StatusAnswered         Status = intent.Answered         // the vendor's answer is stored; a worker will run Apply (completion callback)
 	StatusAwaitingApproval Status = intent.AwaitingApproval // unsent until Approve or Reject
 	StatusParked           Status = intent.Parked           // unknown, and no lookup can tell: a person must find out and Resolve it
-	StatusDead             Status = intent.Dead             // will not be retried: attempts or deadline used up, or an answer that needs a person
+	StatusDead             Status = intent.Dead             // will not be retried (dead letter): attempts or deadline used up, or an answer that needs a person
 )
 
 // Final states. The intent is only in the history.

@@ -93,7 +93,7 @@ func TestRedriveAllObeysSubjectAndReference(t *testing.T) {
 	mustExec(t, on, `update samekey.outbox_queue set status = 'dead';
 		insert into samekey.outbox_history (intent_id, event, outcome, reference) select id, 'attempt', 'dead', 'ref-' || subject from samekey.outbox`)
 	for subject, f := range map[string]outbox.Filter{"booking/1": {Subject: "booking/1"}, "booking/2": {Reference: "ref-booking/2"}} {
-		n, err := outbox.RedriveAll(t.Context(), on.Pool, f, ada)
+		n, err := outbox.RedriveAll(f, ada).Run(t.Context(), on.Pool)
 		if err != nil || n != 1 || get(t, on, ids[subject]).Status != outbox.StatusPending {
 			t.Errorf("%s: %d redriven, %v", subject, n, err)
 		}

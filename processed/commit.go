@@ -47,7 +47,7 @@ func (m *memory) commit(ctx context.Context, conn *pgx.Conn, q *queue, began tim
 	}
 	// The record comes before the intents: an attempt that lost must learn it from the record, and not from an intent
 	// whose payload names a row of the losing attempt.
-	m.insertRecord(batch, db.ProcessedEventsInsert, m.recordArgs(began, ans))
+	m.queueRecord(batch, began, ans)
 	actions = q.addAll(batch)
 	committed := ""
 	batch.Queue("commit").Fn = func(results pgx.BatchResults) error {

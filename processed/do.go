@@ -12,9 +12,9 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqlstate"
-	"github.com/samekey/samekey/internal/sqltext"
 )
 
 // Do does a request once in a transaction that the caller owns: a pgx.Tx, or samekey.SQL of a *sql.Tx. What fn writes,
@@ -93,9 +93,9 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	}
 	// The savepoint exists from here on. At the end it is released, after a rollback to it of whatever must not stay.
 	// This also happens if fn panics, for a caller that recovers.
-	keep, inside := false, &gate{}
+	keep, inside := false, &guarded.Gate{}
 	defer func() {
-		idle := inside.close()
+		idle := inside.Close()
 		switch {
 		case keep:
 			return
@@ -121,7 +121,7 @@ func (m *memory) do(ctx context.Context, tx samekey.Tx, fn func(context.Context,
 	}
 	ans, err = fn(m.running(ctx, nil, connOf(tx), inside), m.owned(tx, inside))
 	failure := m.failureOf(err)
-	if idle := inside.close(); !idle && (err == nil || failure != nil) {
+	if idle := inside.Close(); !idle && (err == nil || failure != nil) {
 		return answer{}, m.leftBehindError()
 	}
 	if err == nil || failure != nil {
@@ -208,13 +208,10 @@ func (m *memory) doError(verb string, err error) error {
 // openInTx takes the lock, looks for the record and opens the savepoint. It is Do's form of open.
 func (m *memory) openInTx(ctx context.Context, tx samekey.Tx) (found *db.ProcessedEventsFindRow, began time.Time, locked bool, err error) {
 	lock, args := m.tryLock(ctx)
-	if sender, ok := tx.(batcher); ok {
+	if sender, ok := tx.(guarded.Batcher); ok {
 		batch := &pgx.Batch{}
 		batch.Queue(lock, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&locked, &began) })
-		batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
-			found, err = find(row)
-			return err
-		})
+		m.queueFind(batch, &found)
 		batch.Queue(savepoint)
 		err = sender.SendBatch(ctx, batch).Close()
 		return found, began, locked, err
@@ -231,9 +228,9 @@ func (m *memory) openInTx(ctx context.Context, tx samekey.Tx) (found *db.Process
 
 // keep writes the record and releases the savepoint.
 func (m *memory) keep(ctx context.Context, tx samekey.Tx, began time.Time, ans answer) error {
-	if sender, ok := tx.(batcher); ok {
+	if sender, ok := tx.(guarded.Batcher); ok {
 		batch := &pgx.Batch{}
-		m.insertRecord(batch, db.ProcessedEventsInsert, m.recordArgs(began, ans))
+		m.queueRecord(batch, began, ans)
 		batch.Queue(release)
 		return sender.SendBatch(ctx, batch).Close()
 	}
@@ -245,10 +242,10 @@ func (m *memory) keep(ctx context.Context, tx samekey.Tx, began time.Time, ans a
 }
 
 // owned returns the caller's transaction as fn sees it: it knows the key, and takes statements until fn has returned.
-func (m *memory) owned(tx samekey.Tx, inside *gate) samekey.Tx {
+func (m *memory) owned(tx samekey.Tx, inside *guarded.Gate) samekey.Tx {
 	parent, _ := tx.(keyed.Queue)
-	known := doTx{guarded: guarded{inner: tx, gate: inside, admit: refuseEnd}, key: m.key, subject: m.subject, parent: parent}
-	if sender, ok := tx.(batcher); ok {
+	known := doTx{Tx: guarded.Tx{Inner: tx, Gate: inside, Admit: guarded.Refuse(errCallers)}, key: m.key, subject: m.subject, parent: parent}
+	if sender, ok := tx.(guarded.Batcher); ok {
 		return doBatchTx{known, sender}
 	}
 	return known
@@ -257,17 +254,10 @@ func (m *memory) owned(tx samekey.Tx, inside *gate) samekey.Tx {
 // errCallers is the error of a statement that begins or ends the caller's transaction.
 var errCallers = errors.New("processed: the caller of Do owns the transaction: return nil to keep the work, or an error to undo it")
 
-func refuseEnd(_ context.Context, sql string, _ []any) error {
-	if sqltext.EndsTransaction(sql) {
-		return errCallers
-	}
-	return nil
-}
-
 // doTx is a keyed.Queue that queues nothing: intents are written at once. Inside Run's transaction it passes on which
 // workers to wake.
 type doTx struct {
-	guarded
+	guarded.Tx
 	key     samekey.Key
 	subject string
 	parent  keyed.Queue // nil outside Run and Apply
@@ -280,7 +270,7 @@ func (t doTx) RequestKey() samekey.Key { return t.key }
 func (t doTx) RequestSubject() string { return t.subject }
 
 func (t doTx) Enqueue(keyed.Intent) (uuid.UUID, bool, error) {
-	if t.gate.over() {
+	if t.Gate.Over() {
 		return uuid.Nil, false, pgx.ErrTxClosed
 	}
 	return uuid.Nil, false, nil // the statement that writes the intent enters the gate
@@ -292,14 +282,14 @@ func (t doTx) Wrote(action string) {
 	}
 }
 
-func (t doTx) spoil(err error) { spoil(t.inner, err) }
+func (t doTx) spoil(err error) { spoil(t.Inner, err) }
 
 // doBatchTx is doTx over a transaction that takes batches.
 type doBatchTx struct {
 	doTx
-	sender batcher
+	sender guarded.Batcher
 }
 
 func (t doBatchTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return t.sendBatch(ctx, t.sender, b)
+	return t.Batch(ctx, t.sender, b)
 }

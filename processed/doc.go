@@ -29,6 +29,7 @@
 //     for an invalid key or payload.
 //   - [ErrNested]: a call inside the function of another call. A mistake in the program.
 //   - [*Failure]: the answer is no, and it is stored.
+//   - [ErrInDoubt], [ErrParked], [*StepsChangedError]: an operation of Steps cannot go on yet.
 //   - Any other error of the function. Nothing was stored.
 //
 // [SafeToRetry] tells which of them are worth another call.
@@ -44,6 +45,11 @@
 //
 // [Do] works in a transaction that you own, of pgx or of database/sql (samekey.SQL), and so with GORM, bun, ent and
 // sqlx. [Once] is for consumers of events, which need no answer.
+//
+// # Steps
+//
+// [Steps] does a request that takes several transactions, such as one that needs a vendor's answer in the middle. Each
+// [Step] is a transaction, each [Call] calls a vendor, and a repetition resumes after the last finished step.
 //
 // # FindOrCreate
 //

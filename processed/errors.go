@@ -25,6 +25,15 @@ var (
 	// answer: that is safe, and the only way to know. Do not use another key for the operation meanwhile.
 	ErrAmbiguous = errors.New("processed: the connection was lost during COMMIT, and the outcome is unknown: call again with the same key")
 
+	// ErrInDoubt means that a step of an operation called a vendor, and the outcome is unknown: the vendor may have
+	// acted. The operation stays in progress. Call again with the same key after [RetryAfter]: what happens then depends
+	// on the call, see [VendorCall]. An HTTP edge answers 503 with Retry-After.
+	ErrInDoubt = errors.New("processed: the outcome of a step's call is unknown: call again with the same key")
+
+	// ErrParked means that the outcome of a step's call is unknown, and nothing can find it out: a person has to, and
+	// records it with [ResolveStep]. Until then each call with the key gets this error.
+	ErrParked = errors.New("processed: the outcome of a step's call is unknown, and a person has to find it out: see ResolveStep")
+
 	// ErrAborted means that the function's transaction cannot be committed, although the function returned nil (or an
 	// error after which Run would call it again): a statement failed, the function ended the transaction (and may have
 	// begun another one), or a goroutine is still using it. No record was stored. What a statement of the function
@@ -60,6 +69,8 @@ var (
 //
 // This also holds if the function returned the database's error. Pause between attempts. For [Do], roll back and run
 // the whole transaction again.
+//
+// For [Steps], what finished steps stored stays, and the same call resumes behind them.
 //
 // It is false for the function's own errors (nothing was stored, but nothing is known about the cause), for
 // [ErrAmbiguous], [ErrAborted] and [ErrNested], and after the caller's context has ended, because the same call under

@@ -105,21 +105,19 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, began time.Ti
 		// that (25P02).
 		rollback(ctx, conn)
 	} else {
-		m.insertRecord(batch, db.ProcessedEventsCheckTransaction, []any{began})
+		queueChecked(batch, db.ProcessedEventsCheckTransaction, began)
 		batch.Queue("rollback")
 	}
 	batch.Queue("begin isolation level read committed")
 	inserted := int64(0)
-	batch.Queue(db.ProcessedEventsInsertFailure, m.failureArgs(failure)...).Fn = func(results pgx.BatchResults) error {
+	sql, args := m.insertFailure(failure)
+	batch.Queue(sql, args...).Fn = func(results pgx.BatchResults) error {
 		tag, err := results.Exec()
 		inserted = tag.RowsAffected()
 		return err
 	}
 	var found *db.ProcessedEventsFindRow
-	batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
-		found, err = find(row)
-		return err
-	})
+	m.queueFind(batch, &found)
 	batch.Queue("commit")
 	within, cancel := grace(ctx)
 	defer cancel()
@@ -140,10 +138,4 @@ func (m *memory) storeFailure(ctx context.Context, conn *pgx.Conn, began time.Ti
 		return answer{}, &againError{cause: fmt.Errorf("processed: the record of key:%s was pruned meanwhile", m.key.Hash())}
 	}
 	return m.replay(found)
-}
-
-// failureArgs are the arguments of ProcessedEventsInsertFailure.
-func (m *memory) failureArgs(ans answer) []any {
-	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, m.retain.Microseconds(),
-		ans.failed, ans.code, ans.header, ans.body, m.subject}
 }

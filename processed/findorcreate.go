@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqlstate"
 	"github.com/samekey/samekey/internal/sqltext"
@@ -91,7 +92,7 @@ func FindOrCreate[T any](ctx context.Context, tx samekey.Tx, create, find Statem
 
 // createAndFind sends both statements, find in any case. Each is a statement of its own, with its own snapshot.
 func createAndFind[T any](ctx context.Context, tx samekey.Tx, create, find Statement, row pgx.RowToFunc[T]) (made, found *T, err error) {
-	sender, ok := tx.(batcher)
+	sender, ok := tx.(guarded.Batcher)
 	if !ok {
 		rows, err := tx.Query(ctx, create.SQL, create.Args...)
 		if made, err = oneRow(rows, err, row); err != nil {

@@ -58,11 +58,9 @@ func (m *memory) findUnderLock(ctx context.Context, pool *pgxpool.Pool) (found *
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue("select set_config('lock_timeout', $1, true)", fmt.Sprint(wait.Milliseconds()))
-	batch.Queue(db.ProcessedEventsLock, m.key.Scope, m.key.Value)
-	batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
-		found, err = find(row)
-		return err
-	})
+	sql, args := m.waitForLock()
+	batch.Queue(sql, args...)
+	m.queueFind(batch, &found)
 	batch.Queue("select pg_is_in_recovery()").QueryRow(func(row pgx.Row) error { return row.Scan(&recovering) })
 	batch.Queue("rollback")
 	err = pooled.SendBatch(ctx, batch).Close()

@@ -8,6 +8,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(crashEnv) != "" {
+		os.Exit(crashMain())
+	}
 	dbtest.Parallel("6") // these tests wait more than they work
 	os.Exit(m.Run())
 }

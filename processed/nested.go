@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 )
 
@@ -17,17 +18,17 @@ const nestedWait = 5 * time.Second
 
 // call is a running call, as the context of its function knows it.
 type call struct {
-	pool  *pgxpool.Pool // nil in Do, which does not know its transaction's pool
+	pool  *pgxpool.Pool // nil in Do, which does not know its transaction's pool; betweenSteps in Steps
 	conn  *pgx.Conn     // nil if unknown
 	key   samekey.Key
-	gate  *gate
+	gate  *guarded.Gate
 	outer *call
 }
 
 type callKey struct{}
 
 // running returns the context for the function, with this call in it.
-func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, g *gate) context.Context {
+func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn, g *guarded.Gate) context.Context {
 	outer, _ := ctx.Value(callKey{}).(*call)
 	return context.WithValue(ctx, callKey{}, &call{pool: pool, conn: conn, key: m.key, gate: g, outer: outer})
 }
@@ -37,7 +38,7 @@ func (m *memory) running(ctx context.Context, pool *pgxpool.Pool, conn *pgx.Conn
 func outerCall(ctx context.Context, fits func(*call) bool) *call {
 	c, _ := ctx.Value(callKey{}).(*call)
 	for ; c != nil; c = c.outer {
-		if !c.gate.over() && fits(c) {
+		if !c.gate.Over() && fits(c) {
 			return c
 		}
 	}
@@ -48,9 +49,9 @@ func outerCall(ctx context.Context, fits func(*call) bool) *call {
 // of another's inner call, forever. It is always refused, and not only when the pool is exhausted, so that it does not
 // appear only under load.
 func (m *memory) checkNested(ctx context.Context, pool *pgxpool.Pool) error {
-	outer := outerCall(ctx, func(c *call) bool { return c.pool == pool })
+	outer := outerCall(ctx, func(c *call) bool { return c.pool == pool || c.pool == betweenSteps && c.key == m.key })
 	switch {
-	case outer == nil:
+	case outer == nil, outer.pool == betweenSteps && m.step != nil:
 		return nil
 	case outer.key == m.key:
 		return m.sameKeyError()
@@ -71,7 +72,10 @@ func (m *memory) checkSameKey(ctx context.Context, conn *pgx.Conn) error {
 // inFlight is the error if another session holds the key's lock. If an outer call has the same key, that call holds the
 // lock, and a retry would meet it again.
 func (m *memory) inFlight(ctx context.Context) error {
-	if outerCall(ctx, func(c *call) bool { return c.key == m.key }) != nil {
+	switch {
+	case m.step != nil:
+		return m.takenOver()
+	case outerCall(ctx, func(c *call) bool { return c.key == m.key }) != nil:
 		return m.sameKeyError()
 	}
 	return m.named(ErrInFlight)

@@ -30,6 +30,10 @@ type Pruned struct {
 	Records int64 // deleted
 	Intents int64 // deleted, with their history
 	Kept    int64 // records past their retention that had to stay, see Prune
+
+	// Abandoned counts operations of Steps that are past their retention, not completed, and on which no call works.
+	// They stay: someone has to call again with the key, or call AbandonOperation. The worker logs them as an error.
+	Abandoned int64
 }
 
 // Prune deletes the records past their retention, each with its intents and their history, until all are deleted or ctx
@@ -41,6 +45,9 @@ type Pruned struct {
 // memory, and its effect would silently not happen. So the record of a dead or parked intent stays until a person has
 // dealt with the intent. Intents without a record are deleted after Pruning.IntentRetain, under the same conditions,
 // and all intents of a key together.
+//
+// An operation in progress ([Steps]) is never deleted, however old it is: its next call would start it afresh, and do
+// its finished steps again. See Pruned.Abandoned.
 //
 // Prune works in small transactions, and what one has committed stays. If one fails, Prune returns the error (after ten
 // attempts for a statement timeout), and the next call continues from there.
@@ -61,6 +68,10 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 	}
 	if err := done.records(ctx, pool, int32(how.Batch)); err != nil {
 		return done, fmt.Errorf("processed: prune records: %w", err)
+	}
+	var err error
+	if done.Abandoned, err = db.New(pool).OperationsAbandoned(ctx); err != nil {
+		return done, fmt.Errorf("processed: count abandoned operations: %w", err)
 	}
 	if how.IntentRetain < 0 {
 		return done, nil

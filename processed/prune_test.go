@@ -36,6 +36,13 @@ func (b *bundle) finish(k, part, window string) {
 	b.exec("insert into samekey.outbox_sends (intent_id, carried_key) select id, 'k' from samekey.outbox where idem_key = $1 and part = $2", k, part)
 }
 
+// untold gives the intents of a key an attention event, of an action whose function some worker has, or none.
+func (b *bundle) untold(k string, function bool) {
+	b.t.Helper()
+	b.exec("insert into samekey.outbox_attention (intent_id, action, status, event) select id, $1, 'cancelled', 'cancelled' from samekey.outbox where idem_key = $1", k)
+	b.exec("insert into samekey.actions (action, attention) values ($1, $2)", k, function)
+}
+
 // left are the keys of what is there: records, intents.
 func (b *bundle) left() (records, intents string) {
 	b.t.Helper()
@@ -50,6 +57,9 @@ func (b *bundle) left() (records, intents string) {
 	}
 	if n := b.count("samekey.outbox_sends s where not exists (select from samekey.outbox o where o.id = s.intent_id)"); n != 0 {
 		b.t.Errorf("%d sends of intents that are gone", n)
+	}
+	if n := b.count("samekey.outbox_attention a where not exists (select from samekey.outbox o where o.id = a.intent_id)"); n != 0 {
+		b.t.Errorf("%d attention events of intents that are gone", n)
 	}
 	return records, intents
 }
@@ -87,6 +97,11 @@ func TestPruneKeepsRecordsWithUnfinishedIntents(t *testing.T) {
 		add("kept-"+status, "")
 		b.exec("update samekey.outbox_queue set status = $1 where id = (select id from samekey.outbox where idem_key = $2)", status, "kept-"+status)
 	}
+	for _, k := range []string{"kept-attention", "gone-attention"} {
+		add(k, "")
+		b.finish(k, "", "null")
+		b.untold(k, k == "kept-attention")
+	}
 	add("kept-lost-row", "")
 	b.exec("delete from samekey.outbox_queue where id = (select id from samekey.outbox where idem_key = 'kept-lost-row')")
 	b.exec("insert into samekey.outbox_history (intent_id, event, outcome) select id, 'attempt', 'retry' from samekey.outbox where idem_key = 'kept-lost-row'")
@@ -102,11 +117,11 @@ func TestPruneKeepsRecordsWithUnfinishedIntents(t *testing.T) {
 	samekeytest.Elapse(t, b.db, 11*time.Minute)
 	// Pages of one: those that stay do not stall the rest.
 	done := b.prune(processed.Pruning{Batch: 1})
-	if want := (processed.Pruned{Records: 5, Intents: 5, Kept: 10}); done != want {
+	if want := (processed.Pruned{Records: 6, Intents: 6, Kept: 11}); done != want {
 		t.Errorf("%+v, want %+v", done, want)
 	}
 	records, intents := b.left()
-	want := "kept-answered kept-awaiting_approval kept-dead kept-half kept-lost-row kept-parked kept-pending kept-redriven kept-unknown kept-window-open"
+	want := "kept-answered kept-attention kept-awaiting_approval kept-dead kept-half kept-lost-row kept-parked kept-pending kept-redriven kept-unknown kept-window-open"
 	if records != want || intents != want {
 		t.Errorf("records %s\nintents %s\nwant    %s", records, intents, want)
 	}
@@ -158,6 +173,10 @@ func TestIntentsWithoutRecordHaveTheirOwnRetention(t *testing.T) {
 	b.finish("gone", "1", "null")
 	b.finish("gone", "2", "now() + interval '1 hour'")
 	b.finish("gone", "3", "'infinity'")
+	b.untold("gone", false)
+	add("kept-attention", "1")
+	b.finish("kept-attention", "1", "null")
+	b.untold("kept-attention", true)
 	add("kept-half", "1", "2")
 	b.finish("kept-half", "2", "null")
 	add("kept-window", "1", "2")
@@ -184,7 +203,7 @@ func TestIntentsWithoutRecordHaveTheirOwnRetention(t *testing.T) {
 	if done := b.prune(processed.Pruning{Batch: 2}); done != (processed.Pruned{Intents: 3}) {
 		t.Fatalf("%+v", done)
 	}
-	if _, intents := b.left(); intents != "kept-half kept-pending kept-record kept-window" {
+	if _, intents := b.left(); intents != "kept-attention kept-half kept-pending kept-record kept-window" {
 		t.Error(intents)
 	}
 }
@@ -337,8 +356,8 @@ func TestPruneLocksAtMostAThousandKeys(t *testing.T) {
 	if err != nil || done.Intents != 1001 {
 		t.Errorf("%+v, %v", done, err)
 	}
-	if pages != 3 {
-		t.Errorf("%d transactions, want one for the records and two for the intents", pages)
+	if pages != 4 {
+		t.Errorf("%d transactions, want one for the records, one for the operations and two for the intents", pages)
 	}
 }
 

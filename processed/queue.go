@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
@@ -27,18 +29,21 @@ import (
 //   - In a failed transaction nothing can be written, and every way out of it loses the queued intents: they are
 //     forgotten.
 type queue struct {
-	gate
+	gate      guarded.Gate
 	key       samekey.Key
 	subject   string
 	immediate bool // outbox.Insert writes intents at once
-	intents   []keyed.Intent
-	index     map[name]int  // positions in intents
-	written   map[name]bool // before the commit; a rollback may have undone it since
-	actions   []string      // of written intents
-	clock     int           // counts the beginnings of nested transactions
-	large     bool          // fn asked for large objects
-	err       error         // Run must return it
-	errAt     int
+	unique    bool // no intent may exist already: see Step
+
+	mu      sync.Mutex // guards the rest; the commit takes it after it has closed the gate
+	intents []keyed.Intent
+	index   map[name]int  // positions in intents
+	written map[name]bool // before the commit; a rollback may have undone it since
+	actions []string      // of written intents
+	clock   int           // counts the beginnings of nested transactions
+	large   bool          // fn asked for large objects
+	err     error         // Run must return it
+	errAt   int
 }
 
 // name distinguishes the intents of one key.
@@ -51,7 +56,7 @@ func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	defer q.mu.Unlock()
 	this := name{in.Action, in.Part}
 	switch {
-	case q.closed:
+	case q.gate.Over():
 		return uuid.Nil, false, pgx.ErrTxClosed
 	case q.immediate || q.written[this]:
 		return uuid.Nil, false, nil
@@ -71,6 +76,25 @@ func (q *queue) enqueue(in keyed.Intent) (uuid.UUID, bool, error) {
 	q.index[this] = len(q.intents)
 	q.intents = append(q.intents, in)
 	return in.ID, true, nil
+}
+
+// mustBeNew reports whether an intent that is written at once must not exist yet, and notes that it is written.
+func (q *queue) mustBeNew(in keyed.Intent) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	this := name{in.Action, in.Part}
+	if !q.unique || q.written[this] {
+		return false
+	}
+	q.note(this)
+	return true
+}
+
+func (q *queue) note(written name) {
+	if q.written == nil {
+		q.written = map[name]bool{}
+	}
+	q.written[written] = true
 }
 
 // fail makes Run return err.
@@ -99,7 +123,7 @@ func (q *queue) nest() int {
 func (q *queue) rollback(nest int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed {
+	if q.gate.Over() {
 		return
 	}
 	q.forget()
@@ -115,7 +139,7 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case q.closed:
+	case q.gate.Over():
 		return pgx.ErrTxClosed
 	case len(q.intents) == 0:
 		return nil
@@ -129,11 +153,8 @@ func (q *queue) flush(ctx context.Context, conn *pgx.Conn) error {
 	}
 	batch := &pgx.Batch{}
 	q.addTo(batch)
-	if q.written == nil {
-		q.written = map[name]bool{}
-	}
 	for _, in := range q.intents {
-		q.written[name{in.Action, in.Part}] = true
+		q.note(name{in.Action, in.Part})
 		q.actions = append(q.actions, in.Action)
 	}
 	q.forget()

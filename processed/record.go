@@ -3,7 +3,6 @@ package processed
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -58,20 +57,6 @@ func (m *memory) compare(record *db.ProcessedEventsFindRow) error {
 		return m.named(ErrConflict)
 	}
 	return nil
-}
-
-// recordArgs are the arguments of ProcessedEventsInsert.
-func (m *memory) recordArgs(began time.Time, ans answer) []any {
-	return []any{m.key.Value, m.key.Scope, m.fingerprint.Hash[:], m.fingerprint.Version, began, m.retain.Microseconds(),
-		ans.failed, ans.code, ans.header, ans.body, m.subject}
-}
-
-// insertRecord adds the record to a batch.
-func (m *memory) insertRecord(batch *pgx.Batch, sql string, args []any) {
-	batch.Queue(sql, args...).Fn = func(results pgx.BatchResults) error {
-		_, err := results.Exec()
-		return ofRecord(err)
-	}
 }
 
 // recordError is an error of the record's own statement. Its only constraint is the primary key, so any 23505 of that

@@ -70,7 +70,8 @@ type memory struct {
 	text        []byte // the JSON text behind the fingerprint; nil if the caller gave the fingerprint
 	retain      time.Duration
 	isolation   pgx.TxIsoLevel
-	answers     bool // false in Once: neither answers nor failures are stored
+	answers     bool  // false in Once: neither answers nor failures are stored
+	step        *step // nil: the request's record; else one step of an operation
 }
 
 // Validate returns the error with which Run would refuse r before it asks the database, or nil. Use it at start for the

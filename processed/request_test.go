@@ -49,6 +49,8 @@ func TestInvalidRequestIsRefusedBeforeTheFunctionRuns(t *testing.T) {
 		"retain too short":  {with(func(r *processed.Request) { r.Retain = time.Second }), nil},
 		"retain negative":   {with(func(r *processed.Request) { r.Retain = -time.Hour }), nil},
 		"retain too long":   {with(func(r *processed.Request) { r.Retain = 11 * 365 * 24 * time.Hour }), nil},
+		"long subject":      {with(func(r *processed.Request) { r.Subject = strings.Repeat("s", 256) }), isA[*processed.RequestError]},
+		"hidden subject":    {with(func(r *processed.Request) { r.Subject = "drop table\u200b" }), isA[*processed.RequestError]},
 		"unknown isolation": {with(func(r *processed.Request) { r.Isolation = "serializable; drop table orders" }), nil},
 	} {
 		_, err := processed.Run(t.Context(), b.db.Pool, c.req, never)

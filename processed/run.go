@@ -13,7 +13,6 @@ import (
 
 	"github.com/samekey/samekey/internal/backoff"
 	"github.com/samekey/samekey/internal/db"
-	"github.com/samekey/samekey/internal/hook"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/wake"
 )
@@ -130,6 +129,9 @@ func (m *memory) run(ctx context.Context, pool *pgxpool.Pool, fn work) (answer, 
 		if !errors.As(err, &more) {
 			return ans, err
 		}
+		if more.immediate && m.step != nil {
+			return answer{}, m.intentExists(more.cause)
+		}
 		immediate = immediate || more.immediate
 		if try == maxTries {
 			return answer{}, unstored("processed: gave up after %d attempts, and nothing was stored: %w", try, more.cause)
@@ -154,10 +156,10 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 		return answer{}, err
 	}
 	conn := pooled.Conn()
-	q := &queue{key: m.key, subject: m.subject, immediate: immediate}
+	q := &queue{key: m.key, subject: m.subject, immediate: immediate, unique: m.step != nil}
 	var tx pgx.Tx
 	defer func() { // also when fn panics
-		if !q.close() {
+		if !q.gate.Close() {
 			abandon(pooled)
 			return
 		}
@@ -182,7 +184,7 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 		if cancelled := ended(ctx); cancelled != nil {
 			return answer{}, cancelled
 		}
-		if !q.close() { // from here on a goroutine that outlives fn gets an error
+		if !q.gate.Close() { // from here on a goroutine that outlives fn gets an error
 			return answer{}, m.leftBehindError()
 		}
 	}
@@ -191,12 +193,12 @@ func (m *memory) attempt(ctx context.Context, pool *pgxpool.Pool, immediate bool
 	}
 	failed := cmp.Or(again(q.failure()), again(err))
 	if failed == nil && err != nil {
-		if failed = err; ctx.Err() == nil && q.close() {
+		if failed = err; ctx.Err() == nil && q.gate.Close() {
 			failed = retryable(conn, err)
 		}
 	}
 	if failed != nil {
-		if q.close() {
+		if q.gate.Close() {
 			failed = m.unlessEnded(ctx, conn, began, failed)
 		}
 		return answer{}, failed
@@ -217,10 +219,7 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, began tim
 	batch.BeginTx(pgx.TxOptions{IsoLevel: m.isolation})
 	sql, args := m.tryLock(ctx)
 	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&locked, &began) })
-	batch.Queue(db.ProcessedEventsFind, m.key.Value, m.key.Scope).QueryRow(func(row pgx.Row) (err error) {
-		found, err = find(row)
-		return err
-	})
+	m.queueFind(batch, &found)
 	results := conn.SendBatch(ctx, batch)
 	tx = results.Tx()
 	switch err = results.Close(); {
@@ -240,12 +239,4 @@ func (m *memory) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, began tim
 	}
 	dropStatements(ctx, conn, err)
 	return nil, began, nil, retryable(conn, fmt.Errorf("processed: look up key:%s: %w%s", m.key.Hash(), keyed.Named(err), advice(err)))
-}
-
-// tryLock returns the statement that takes the key's lock and reads when the transaction began.
-func (m *memory) tryLock(ctx context.Context) (sql string, args []any) {
-	if hook.LockOff(ctx) {
-		return "select true, now()", nil
-	}
-	return db.ProcessedEventsTryLock, []any{m.key.Scope, m.key.Value}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/guarded"
 	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/sqltext"
 )
@@ -18,7 +19,7 @@ var errOwned = errors.New("processed: Run owns the transaction: return nil to co
 
 // runTx is the pgx.Tx that Run passes to the function. It knows the request's key and queues intents (keyed.Queue).
 type runTx struct {
-	guarded
+	guarded.Tx
 	tx pgx.Tx // the transaction itself, or a savepoint's
 	q  *queue
 	//nolint:containedctx // Conn has no context of its own
@@ -33,7 +34,7 @@ var (
 
 func newRunTx(ctx context.Context, tx pgx.Tx, q *queue, nest int) *runTx {
 	t := &runTx{tx: tx, q: q, ctx: ctx, nest: nest}
-	t.guarded = guarded{inner: tx, gate: &q.gate, admit: t.admit}
+	t.Tx = guarded.Tx{Inner: tx, Gate: &q.gate, Admit: t.admit}
 	return t
 }
 
@@ -43,6 +44,9 @@ func (t *runTx) RequestSubject() string { return t.q.subject }
 
 func (t *runTx) Enqueue(in keyed.Intent) (uuid.UUID, bool, error) { return t.q.enqueue(in) }
 
+// MustBeNew is part of keyed.MustBeNew.
+func (t *runTx) MustBeNew(in keyed.Intent) bool { return t.q.mustBeNew(in) }
+
 func (t *runTx) Wrote(action string) { t.q.wrote(action) }
 
 // spoil keeps Run from committing.
@@ -50,10 +54,10 @@ func (t *runTx) spoil(err error) { t.q.fail(err) }
 
 // Begin starts a nested transaction, a savepoint.
 func (t *runTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := t.q.enter(); err != nil {
+	if err := t.q.gate.Enter(); err != nil {
 		return nil, err
 	}
-	defer t.q.exit()
+	defer t.q.gate.Exit()
 	if err := t.q.flush(ctx, t.tx.Conn()); err != nil {
 		return nil, err
 	}
@@ -66,10 +70,10 @@ func (t *runTx) Begin(ctx context.Context) (pgx.Tx, error) {
 
 // Commit releases a nested transaction. In Run's own it returns an error and does nothing.
 func (t *runTx) Commit(ctx context.Context) error {
-	if err := t.q.enter(); err != nil {
+	if err := t.q.gate.Enter(); err != nil {
 		return err
 	}
-	defer t.q.exit()
+	defer t.q.gate.Exit()
 	if t.nest == 0 {
 		return errOwned
 	}
@@ -79,10 +83,10 @@ func (t *runTx) Commit(ctx context.Context) error {
 // Rollback rolls back a nested transaction, with the intents queued in it. In Run's own it returns an error and does
 // nothing.
 func (t *runTx) Rollback(ctx context.Context) error {
-	if err := t.q.enter(); err != nil {
+	if err := t.q.gate.Enter(); err != nil {
 		return err
 	}
-	defer t.q.exit()
+	defer t.q.gate.Exit()
 	if t.nest == 0 {
 		return errOwned
 	}
@@ -94,22 +98,22 @@ func (t *runTx) Rollback(ctx context.Context) error {
 }
 
 func (t *runTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	rows, err := t.guarded.Query(ctx, sql, args...)
-	if _, refused := rows.(refusedRows); refused {
+	rows, err := t.Tx.Query(ctx, sql, args...)
+	if _, refused := rows.(guarded.RefusedRows); refused {
 		return rows, err
 	}
 	return runRows{rows, t}, err
 }
 
 func (t *runTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return t.sendBatch(ctx, t.tx, b)
+	return t.Batch(ctx, t.tx, b)
 }
 
 func (t *runTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if err := t.q.enter(); err != nil {
+	if err := t.q.gate.Enter(); err != nil {
 		return nil, err
 	}
-	defer t.q.exit()
+	defer t.q.gate.Exit()
 	if sqltext.EndsTransaction(sql) {
 		return nil, errOwned
 	}
@@ -117,21 +121,21 @@ func (t *runTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Statemen
 }
 
 func (t *runTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
-	if err := t.q.enter(); err != nil {
+	if err := t.q.gate.Enter(); err != nil {
 		return 0, err
 	}
-	defer t.q.exit()
+	defer t.q.gate.Exit()
 	return t.tx.CopyFrom(ctx, table, columns, source)
 }
 
 // LargeObjects returns those of a closed transaction after Run has ended.
 func (t *runTx) LargeObjects() pgx.LargeObjects {
-	if err := t.q.enter(); err != nil {
+	if err := t.q.gate.Enter(); err != nil {
 		batch := &pgx.Batch{}
 		batch.BeginTx(pgx.TxOptions{})
 		return pgx.FailedBatchResults(batch, err).Tx().LargeObjects()
 	}
-	defer t.q.exit()
+	defer t.q.gate.Exit()
 	t.q.setLarge()
 	return t.tx.LargeObjects()
 }
@@ -140,8 +144,8 @@ func (t *runTx) LargeObjects() pgx.LargeObjects {
 // first.
 func (t *runTx) Conn() *pgx.Conn {
 	conn := t.tx.Conn()
-	if t.q.enter() == nil {
-		defer t.q.exit()
+	if t.q.gate.Enter() == nil {
+		defer t.q.gate.Exit()
 		t.q.flushAll(t.ctx, conn)
 	}
 	return conn

@@ -215,11 +215,13 @@ func TestLostFailureIsSafeToRetry(t *testing.T) {
 	}
 }
 
+var modes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
 func TestRunWorksInEveryExecModeOfPgx(t *testing.T) {
 	b := setup(t)
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
+	for _, mode := range modes {
 		pool := b.pool(b.db.DSN, 1, func(config *pgxpool.Config) { config.ConnConfig.DefaultQueryExecMode = mode })
 		k := strings.ReplaceAll(mode.String(), " ", "-")
 		run := func(k string, fn func(ctx context.Context, tx pgx.Tx) (order, error)) (processed.Result[order], error) {

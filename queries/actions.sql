@@ -1,6 +1,6 @@
--- What the workers have registered about actions (samekey.actions).
+-- What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
 
--- name: ActionsRegister :exec
+-- name: OutboxActionsRegister :exec
 -- Writes the actions of a worker that starts. The last one to start wins. Rows that are as they should be are not
 -- written. In order, so that two workers do not deadlock.
 --
@@ -11,9 +11,9 @@
 --                                                 former kind. OutboxQueueShareFill gives a share to those without
 --   a worker runs that does not share             the actions are overwritten when it starts: new intents have no share.
 --                                                 Workers that share give them one
-insert into samekey.actions as a (action, fair_by)
-select u.action, nullif(u.fair_by, '')
-from (select unnest(@actions::text[]) as action, unnest(@fair_by::text[]) as fair_by) u
+insert into samekey.actions as a (action, attention, fair_by)
+select u.action, u.attention, nullif(u.fair_by, '')
+from (select unnest(@actions::text[]) as action, unnest(@attention::boolean[]) as attention, unnest(@fair_by::text[]) as fair_by) u
 order by u.action
-on conflict (action) do update set fair_by = excluded.fair_by, changed_at = clock_timestamp()
-where a.fair_by is distinct from excluded.fair_by;
+on conflict (action) do update set attention = excluded.attention, fair_by = excluded.fair_by, changed_at = clock_timestamp()
+where (a.attention, a.fair_by) is distinct from (excluded.attention, excluded.fair_by);

@@ -24,10 +24,12 @@ select samekey.enqueue(@scope::text, @idem_key::text, @action::text, @payload::b
 select o.id
 from samekey.outbox o
 where o.id < @before
-  and (@action::text = '' or o.action = @action)
+  and (cardinality(@actions::text[]) = 0 or o.action = any (@actions::text[]))
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by o.id desc
 limit @max_count;
 
@@ -40,12 +42,14 @@ left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is n
 where o.idem_key = @idem_key
   and o.id < @before
   and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
-  and (@action::text = '' or o.action = @action)
+  and (cardinality(@actions::text[]) = 0 or o.action = any (@actions::text[]))
   and (@scope::text = '' or o.scope = @scope)
   and (@subject::text = '' or o.subject = @subject)
   and (@part::text = '' or o.part = @part)
   and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by o.id desc
 limit @max_count;
 
@@ -59,11 +63,13 @@ left join lateral (select x.final_status, x.code from samekey.outbox_history x
 where o.subject = @subject::text and o.subject is not null
   and o.id < @before
   and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
-  and (@action::text = '' or o.action = @action)
+  and (cardinality(@actions::text[]) = 0 or o.action = any (@actions::text[]))
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
   and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by o.id desc
 limit @max_count;
 
@@ -80,11 +86,13 @@ where o.id = any (array(select r.intent_id from samekey.outbox_history r
   and (@status::text = '' or coalesce(q.status, h.final_status) = @status)
   and (@idem_key::text = '' or o.idem_key = @idem_key)
   and (@subject::text = '' or o.subject = @subject)
-  and (@action::text = '' or o.action = @action)
+  and (cardinality(@actions::text[]) = 0 or o.action = any (@actions::text[]))
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
   and (@code::text = '' or coalesce(q.last_code, h.code) = @code)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by o.id desc
 limit @max_count;
 
@@ -95,11 +103,15 @@ from samekey.outbox_queue q
 cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = @status
   and q.id < @before
-  and (@action::text = '' or q.action = @action)
+  and (cardinality(@actions::text[]) = 0 or q.action = any (@actions::text[]))
   and (@code::text = '' or q.last_code = @code)
+  and (@cause::text = '' or q.cause = @cause)
+  and (not @exact::boolean or coalesce(q.last_code, '') = @code and coalesce(q.cause, '') = @cause)
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by q.id desc
 limit @max_count;
 
@@ -111,11 +123,13 @@ from samekey.outbox_queue q
 cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status = @status
   and q.id < @before
-  and (@action::text = '' or q.action = @action)
+  and (cardinality(@actions::text[]) = 0 or q.action = any (@actions::text[]))
   and (@code::text = '' or q.last_code = @code)
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by q.id desc
 limit @max_count;
 
@@ -126,11 +140,13 @@ from samekey.outbox_history h
 cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
 where h.final_status is not null and h.final_status = @status
   and h.intent_id < @before
-  and (@action::text = '' or o.action = @action)
+  and (cardinality(@actions::text[]) = 0 or o.action = any (@actions::text[]))
   and (@code::text = '' or h.code = @code)
   and (@scope::text = '' or o.scope = @scope)
   and (@part::text = '' or o.part = @part)
   and (@age_us::bigint = 0 or o.created_at < clock_timestamp() - (@age_us::bigint) * interval '1 microsecond')
+  and (sqlc.narg('written_from')::timestamptz is null or o.created_at >= sqlc.narg('written_from')::timestamptz)
+  and (sqlc.narg('written_to')::timestamptz is null or o.created_at < sqlc.narg('written_to')::timestamptz)
 order by h.intent_id desc
 limit @max_count;
 
@@ -147,10 +163,11 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.subject, o.created_at,
        q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
-       q.approved_at, q.safe_to_resend, q.last_code,
+       q.approved_at, q.safe_to_resend, q.last_code, q.cause,
        h.final_status, h.at as finished_at, h.code as finished_code,
        coalesce((select r.reference from samekey.outbox_history r
-                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference
+                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference, o.replaces,
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -173,3 +190,8 @@ select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_t
 from unnest(@ids::uuid[]) as i (id)
 cross join lateral (select * from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select * from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true;
+
+-- name: OutboxStates :many
+-- The states of the intents that a process waits for. The ids are text, which every exec mode of pgx can encode.
+select s.n::int as n, s.id::uuid as id, s.action::text as action, coalesce(s.status, '')::text as status, coalesce(s.code, '')::text as code
+from samekey.intent_states(@scopes::text[], @idem_keys::text[], (@ids::text[])::uuid[]) as s;

@@ -200,11 +200,15 @@ returning q.id;
 -- leave_order   the intent leaves its ordering key
 -- was_sent      the request may have left the worker
 -- forbid_resend after this, an absent lookup must not lead to another send
+-- cause         of an intent that comes to rest as dead or parked, or empty
+--
+-- An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
+-- those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
 with u as materialized (
     select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, unnest(@statuses::text[]) as status,
            unnest(@delays::bigint[]) as delay_us, unnest(@attempts_used::int[]) as attempts_used, unnest(@clear_sent::boolean[]) as clear_sent,
            unnest(@keep_lease::boolean[]) as keep_lease, unnest(@leave_order::boolean[]) as leave_order, unnest(@was_sent::boolean[]) as was_sent,
-           unnest(@forbid_resend::boolean[]) as forbid_resend,
+           unnest(@forbid_resend::boolean[]) as forbid_resend, unnest(@causes::text[]) as cause,
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
            unnest(@responses::bytea[]) as response, unnest(@vendor_references::text[]) as reference,
@@ -230,11 +234,14 @@ with u as materialized (
         no_resend         = q.no_resend or coalesce(u.forbid_resend, false),
         ordering_key      = case when u.leave_order then null else q.ordering_key end,
         -- A lookup without a result keeps the code: it tells that the request was accepted, or absent once.
-        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
+        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end,
+        cause             = nullif(u.cause, '')
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as key_window_until
+    returning q.id, q.attempt, null::timestamptz as key_window_until,
+              case when u.status in ('dead', 'parked', 'awaiting_approval')
+                   then samekey.note_attention(q.id, q.action, u.status, u.event, u.code, u.error) end as noted
 ), settled as (
     select id, attempt, key_window_until from finished
     union all
@@ -276,7 +283,7 @@ with recorded as materialized (
 ), resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
-        attempt = q.attempt + 1
+        attempt = q.attempt + 1, cause = null
     where q.id = @id::uuid and q.last_sent_attempt = @attempt::int and q.status in ('unknown', 'parked', 'dead')
       and @outcome::text in ('delivered', 'refused')
       and not (select r.already from recorded r)
@@ -290,6 +297,21 @@ with recorded as materialized (
     returning intent_id
 )
 select (select count(*) from resolved)::int as resolved, (select count(*) from logged)::int as logged;
+
+-- name: OutboxQueueHoldSuccessor :one
+-- After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+-- Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+-- answer L and a replacement R of the same intent:
+--
+--   L changes the row, R waits for the row     R sees an answered intent and refuses
+--   R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+--   R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
+--   before L                                   have acted
+--   the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+--                                              that dies
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor(@id::uuid) h on true
+where h.successor is not null;
 
 -- name: OutboxQueueFinish :execrows
 -- Finishes an intent, as the last statement of the transaction in which Apply ran. If it changes no row, the fence does
@@ -311,7 +333,14 @@ from finished;
 -- Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
 -- the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 -- decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
-select pg_current_xact_id()::text as began
+--
+-- attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
+-- before the answer, and the first one is due in that many microseconds.
+select pg_current_xact_id()::text as began,
+       coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
+                 from samekey.outbox_attention n
+                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = @id and q.attempt = @attempt and coalesce(q.leased_by, 0) = @worker::int and q.status = 'answered';
 
@@ -387,9 +416,9 @@ where w.k is not null;
 
 -- name: OutboxQueueSweep :many
 -- One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
--- ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
--- pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
--- PausesExpire.
+-- ('answered'), those with attention events that are due ('attention'), the workers that hold leases without their
+-- session lock ('gone') or past their end ('expired'), and the pauses ('paused': a destination and an action, or all of
+-- its actions). 'sync' asks for PausesSyncRiver and PausesExpire.
 with recursive holders as (
     -- One index lookup per worker, however many leases it holds. Statistics contain no leases, so the planner expects a
     -- third of the queue past an open bound. At that cost, the server compiles the statement (JIT) for a second each
@@ -414,6 +443,12 @@ where (select q.id from samekey.outbox_queue q
        where q.action = a.action and q.leased_by is null and q.status = 'answered'
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
+union all
+select 'attention', a.action::text, 0
+from unnest(@attending::text[]) as a (action)
+where (select n.id from samekey.outbox_attention n
+       where n.action = a.action and n.due_at <= (select clock_timestamp())
+       order by n.due_at limit 1) is not null
 union all
 select 'gone', '', h.worker
 from holders h

@@ -56,9 +56,9 @@ on conflict (idem_key, scope) do nothing;
 
 -- name: ProcessedEventsPrune :one
 -- Deletes one page of expired records, each with its intents. It keeps a record unless all its intents are finished
--- (they have an event with a final_status and no queue row) and past the key window of their vendor. A window of
--- 'infinity' (Forever) is capped by the retention, which has passed. Pages follow a cursor, so a record that must stay
--- does not block the next ones. Another pruner has the rows that are locked.
+-- (they have an event with a final_status and no queue row), past the key window of their vendor, and the application
+-- has taken their attention events. A window of 'infinity' (Forever) is capped by the retention, which has passed. Pages
+-- follow a cursor, so a record that must stay does not block the next ones. Another pruner has the rows that are locked.
 --
 -- The scalar subqueries with a limit and the arrays force index lookups regardless of statistics. The planner may
 -- turn an EXISTS into a hash of the whole history.
@@ -80,7 +80,10 @@ with page as materialized (
                          where h.intent_id = o.id and h.final_status is not null
                            and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
-                        and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
+                        and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null
+                        and (select n.id from samekey.outbox_attention n
+                             where n.intent_id = o.id and (select a.attention from samekey.actions a where a.action = n.action)
+                             limit 1) is null) as finished
         from samekey.outbox o
         where o.idem_key = g.idem_key and o.scope = g.scope
     ) i
@@ -90,10 +93,17 @@ with page as materialized (
            array(select j.scope from judged j where j.doomed) as scopes
 ), history as (
     delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+), attention as ( -- of actions without an Attention function
+    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from doomed d)::uuid[])
 ), sends as (
     delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
 ), intents as (
     delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+), steps as (
+    delete from samekey.operation_steps s
+    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
+                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    where s.idem_key = k.idem_key and s.scope = k.scope
 ), records as (
     delete from samekey.processed_events p
     using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
@@ -116,7 +126,7 @@ left join lateral (
 -- the last one was finished longer ago than the retention. The lock of the key keeps other transactions away; if the
 -- key is in use, the next prune tries again.
 with page as materialized (
-    select o.id, o.idem_key, o.scope, o.action, o.part
+    select o.id, o.idem_key, o.scope, o.action, o.part, o.revision
     from samekey.outbox o
     where o.id > @after
     order by o.id
@@ -127,7 +137,7 @@ with page as materialized (
         where (select e.idem_key from samekey.processed_events e
                where e.idem_key = g.idem_key and e.scope = g.scope limit 1) is null
           and (select f.id from samekey.outbox f
-               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part) < (g.action, g.part)
+               where f.idem_key = g.idem_key and f.scope = g.scope and (f.action, f.part, f.revision) < (g.action, g.part, g.revision)
                limit 1) is null
     ) as ids
 ), locked as materialized (
@@ -146,7 +156,10 @@ with page as materialized (
                            and h.at < (select clock_timestamp()) - (interval '1 microsecond' * @retain_us::bigint)
                            and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
-                        and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null) as finished
+                        and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null
+                        and (select n.id from samekey.outbox_attention n
+                             where n.intent_id = o.id and (select a.attention from samekey.actions a where a.action = n.action)
+                             limit 1) is null) as finished
         from samekey.outbox o
         where o.idem_key = g.idem_key and o.scope = g.scope
     ) i
@@ -155,6 +168,8 @@ with page as materialized (
     select array(select unnest(j.ids) from judged j) as ids
 ), history as (
     delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+), attention as ( -- of actions without an Attention function
+    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from doomed d)::uuid[])
 ), sends as (
     delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
 ), intents as (

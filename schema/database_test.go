@@ -99,7 +99,7 @@ func TestOnlyEnqueueInsertsIntents(t *testing.T) {
 	}
 	for _, sql := range []string{
 		`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at) values (gen_random_uuid(), '/', '', '', gen_random_uuid(), '', '', now())`,
-		`select samekey.refuse_intent(null, null, null, null, null, null, null, null, null, null, null, null, null)`,
+		`select samekey.refuse_intent(null, null, null, null, null, null, null, null, null, null, null, null, null, null)`,
 		`select samekey.headers_refusal('{}')`,
 	} {
 		for _, pool := range []*pgxpool.Pool{b.app, b.worker} {

@@ -14,12 +14,12 @@ import (
 // Roles names the roles that use the tables. None of them owns the tables, and each must exist. An empty name gets no
 // grants. If one role has several names, it gets the grants of all of them.
 //
-// A login can be one of these roles or a member of some. The two-person rule compares logins: whoever writes or redrives
-// an intent connects with another login than whoever approves it.
+// A login can be one of these roles or a member of some. The two-person rule compares logins: the person who
+// approves an intent connects with another login than the one that wrote or redrove it.
 type Roles struct {
-	// App is the application's role: it runs processed.Run and outbox.Insert. It can write intents but not read them,
-	// and read and add processed records but not change them. It manages the endpoints (outbox/endpoints) but cannot
-	// read their secrets.
+	// App is the application's role: it runs processed.Run, outbox.Insert and outbox.Await. It can write intents but not
+	// read them, except for the state of one whose key and id it knows. It can read and add processed records but not
+	// change them. It manages the endpoints (outbox/endpoints) but cannot read their secrets.
 	App string
 	// Worker is the role of the worker. It can change the queue. It cannot change an intent, and can only add a worker's
 	// events to the history, until it prunes both. It makes no person's decision.
@@ -42,13 +42,20 @@ const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, te
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
 	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
 
-// appGrants: samekey.enqueue runs as its owner, so the role needs no right on outbox. Check reads the two tables of
-// versions. The other functions read and write no table: processed uses key_lock and own_scope; SQL in another language
-// creates ids, derives delivery keys and finds the key of a log line with the rest.
+// stepFunctions are what processed.Steps calls.
+const stepFunctions = `samekey.operation_start, samekey.operation_release, samekey.operation_complete, samekey.step_lock, samekey.step_put, ` +
+	`samekey.call_mark, samekey.call_put, samekey.call_end`
+
+// appGrants: samekey.enqueue and samekey.intent_states run as their owner, so the role needs no right on outbox. Check
+// reads the two tables of versions. The other functions read and write no table: processed uses key_lock and own_scope;
+// SQL in another language creates ids, derives delivery keys and finds the key of a log line with the rest.
 var appGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope to %s`,
+	`grant execute on function samekey.intent_states to %s`, // of outbox.Await
 	`grant select, insert on samekey.processed_events to %s`,
+	`grant execute on function ` + stepFunctions + ` to %s`,
+	`grant select on samekey.operation_steps to %s`,
 	endpointsWithoutSecrets,
 	`grant execute on function ` + endpointActs + ` to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
@@ -63,20 +70,24 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // those of a person's act, so the worker cannot write an approval.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
+	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
+	`grant select, insert, update on samekey.actions to %s`,
+	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
+	`grant select, delete on samekey.operation_steps to %s`,
+	`grant select (idem_key, scope, lease_until) on samekey.operations to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
-	`grant select, insert, update on samekey.actions to %s`,
 	`grant execute on function samekey.check_deployment to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
@@ -86,20 +97,24 @@ var workerGrants = []string{
 // readGrants are the rights of people who look: everything but the secrets of endpoints.
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.delivery_key, samekey.key_hash to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
+	`grant select on samekey.operation_steps to %s`,
+	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,
 	endpointsWithoutSecrets,
-	`grant select on samekey.pauses, samekey.rate_limits, samekey.workers, samekey.actions, samekey.deployment, samekey.outbox_stats to %s`,
+	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }
 
 var operatorGrants = []string{
-	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.pause, samekey.resume to %s`,
+	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
+	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.bulk_plan to %s`,
+	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 
 var approverGrants = []string{
-	`grant execute on function samekey.approve to %s`,
+	`grant execute on function samekey.approve, samekey.replace, samekey.replace_payload to %s`,
 }
 
 // Grants returns the SQL that gives the roles what they need in the schema, and revokes everything else they had there.

@@ -19,8 +19,14 @@ var tableRights = map[string]string{
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
-	"migrations": "SELECT; SELECT; SELECT; SELECT",
-	"outbox":     "; DELETE, SELECT; SELECT; SELECT",
+	"migrations":              "SELECT; SELECT; SELECT; SELECT",
+	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
+	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_attention_id_seq": "; ; ; ",
+	"operation_steps":         "SELECT; DELETE, SELECT; SELECT; SELECT",
+	// Not the fence.
+	"operations": "; SELECT(idem_key lease_until scope)" +
+		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq":     "; SELECT; ; ",
@@ -45,10 +51,19 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
-	"act_cancel": "", "act_check": "", "act_lock": "", "act_refuse": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
+	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
+	"abandon_operation": "operator",
 	"adopt":             "",
 	"approve":           "approver",
+	"bulk_filter":       "",
+	"bulk_pick":         "",
+	"bulk_plan":         "operator",
+	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
+	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",
+	"cancel_all":        "operator",
+	"cause_groups":      "operator approver",
 	"check_deployment":  "worker",
 	"delivery_key":      "app worker operator approver",
 	"endpoint_delete":   "app operator",
@@ -58,17 +73,28 @@ var functionRights = map[string]string{
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"headers_refusal":   "",
+	"hold_successor":    "worker",
+	"intent_refusal":    "",
+	"intent_states":     "app",
 	"is_json":           "",
 	"key_hash":          "app worker operator approver",
+	"text_hash":         "app worker operator approver",
 	"key_lock":          "app worker",
+	"note_attention":    "worker",
 	"ordering_lock":     "app worker",
 	"own_scope":         "app worker",
 	"pause":             "operator",
 	"redrive":           "operator",
+	"redrive_all":       "operator",
 	"refuse_intent":     "",
 	"refuse_scope":      "app worker",
 	"reject":            "operator",
+	"replace":           "operator approver",
+	"replace_payload":   "approver",
+	"replacement_key":   "",
 	"resolve":           "operator",
+	"resolve_step":      "operator",
+	"resolve_all":       "operator",
 	"resume":            "operator",
 	"share_of":          "",
 	"this_database":     "",
@@ -140,7 +166,7 @@ func TestRightsOfEachRole(t *testing.T) {
 	}
 }
 
-type function struct{ name, call string }
+type function struct{ name, call, arguments string }
 
 func functions(t *testing.T, on interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -148,13 +174,14 @@ func functions(t *testing.T, on interface {
 	t.Helper()
 	rows, err := on.Query(t.Context(), `
 		select p.proname, format('select %s(%s)', p.oid::regproc,
-		       (select string_agg(case a.type when 'text'::regtype then '''''::' else 'null::' end || format_type(a.type, null), ', ' order by a.n) from unnest(p.proargtypes) with ordinality a (type, n)))
+		       (select string_agg(case a.type when 'text'::regtype then '''''::' else 'null::' end || format_type(a.type, null), ', ' order by a.n) from unnest(p.proargtypes) with ordinality a (type, n))),
+		       coalesce(array_to_string(p.proargnames[:p.pronargs], ', '), '')
 		from pg_proc p where p.pronamespace = 'samekey'::regnamespace and p.prorettype <> 'trigger'::regtype order by p.proname, p.oid`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f function, err error) {
-		return f, row.Scan(&f.name, &f.call)
+		return f, row.Scan(&f.name, &f.call, &f.arguments)
 	})
 	if err != nil {
 		t.Fatal(err)

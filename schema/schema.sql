@@ -50,6 +50,50 @@ table samekey.migrations
     constraint migrations_pkey PRIMARY KEY (version)
     constraint migrations_version_check CHECK ((version > 0))
 
+table samekey.operation_steps
+    idem_key text collate "C" not null
+    scope text collate "C" not null
+    "position" smallint not null
+    name text collate "C" not null
+    status text collate "C" not null
+    failed boolean not null default false
+    code integer
+    result bytea
+    delivery_key uuid
+    sends integer
+    first_sent_at timestamp with time zone
+    key_window_until timestamp with time zone
+    sent_at timestamp with time zone
+    ended_at timestamp with time zone
+    absent_at timestamp with time zone
+    resent boolean not null default false
+    error text
+    resolved_at timestamp with time zone
+    resolved_by text
+    resolved_db_user text collate "C"
+    resolved_reason text
+    created_at timestamp with time zone not null default clock_timestamp()
+    finished_at timestamp with time zone
+    constraint operation_steps_pkey PRIMARY KEY (idem_key, scope, "position")
+    constraint operation_steps_call CHECK (((status = 'done'::text) OR (delivery_key IS NOT NULL)))
+    constraint operation_steps_done CHECK (((status = 'done'::text) = (finished_at IS NOT NULL)))
+    constraint operation_steps_length CHECK (((COALESCE(octet_length(result), 0) <= 1048576) AND (COALESCE(octet_length(error), 0) <= 4096) AND ((COALESCE(octet_length(resolved_by), 1) >= 1) AND (COALESCE(octet_length(resolved_by), 1) <= 255)) AND ((COALESCE(octet_length(resolved_reason), 1) >= 1) AND (COALESCE(octet_length(resolved_reason), 1) <= 4096))))
+    constraint operation_steps_name CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
+    constraint operation_steps_once UNIQUE (idem_key, scope, name)
+    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1000)))
+    constraint operation_steps_sends CHECK (((sends >= 0) AND ((sends = 0) = (first_sent_at IS NULL))))
+    constraint operation_steps_status CHECK ((status = ANY (ARRAY['done'::text, 'in_flight'::text, 'unsent'::text, 'parked'::text])))
+    CREATE INDEX operation_steps_parked ON samekey.operation_steps USING btree (created_at) WHERE (status = 'parked'::text)
+
+table samekey.operations  -- with fillfactor=50
+    idem_key text collate "C" not null
+    scope text collate "C" not null
+    fence bigint not null
+    lease_until timestamp with time zone not null
+    attempts integer not null default 1
+    started_at timestamp with time zone not null default clock_timestamp()
+    constraint operations_pkey PRIMARY KEY (idem_key, scope)
+
 table samekey.outbox
     id uuid not null
     scope text collate "C" not null
@@ -68,9 +112,31 @@ table samekey.outbox
     due_at timestamp with time zone not null
     deadline timestamp with time zone
     created_at timestamp with time zone not null default clock_timestamp()
+    replaces uuid
+    revision smallint not null default 0
     constraint outbox_pkey PRIMARY KEY (id)
-    constraint outbox_once UNIQUE (idem_key, scope, action, part)
+    constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
+    CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
     CREATE INDEX outbox_subject ON samekey.outbox USING btree (subject, id) WHERE (subject IS NOT NULL)
+
+table samekey.outbox_attention
+    id bigint not null generated always as identity
+    intent_id uuid not null
+    action text collate "C" not null
+    status text collate "C" not null
+    event text collate "C" not null
+    code text collate "C"
+    error text
+    actor text
+    reason text
+    at timestamp with time zone not null default clock_timestamp()
+    due_at timestamp with time zone not null default clock_timestamp()
+    attempts_used integer not null default 0
+    last_error text
+    constraint outbox_attention_pkey PRIMARY KEY (id)
+    constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
+    CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -97,8 +163,8 @@ table samekey.outbox_history
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
     constraint outbox_history_event CHECK (
 CASE
-    WHEN (db_user IS NULL) THEN (event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'restored'::text]))
-    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text]))
+    WHEN (db_user IS NULL) THEN (event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'restored'::text, 'held'::text]))
+    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'replaced'::text]))
 END)
     constraint outbox_history_final_status CHECK ((final_status = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
     constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'accepted'::text, 'not_sent'::text])))
@@ -129,6 +195,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     sent_to text collate "C"
     approved_at timestamp with time zone
     last_code text collate "C"
+    cause text collate "C"
     share text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
@@ -139,6 +206,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     CREATE INDEX outbox_queue_answered ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = 'answered'::text))
     CREATE INDEX outbox_queue_attention ON samekey.outbox_queue USING btree (status, id) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
     CREATE INDEX outbox_queue_blocked ON samekey.outbox_queue USING btree (ordering_key, seq) WHERE (status = 'blocked'::text)
+    CREATE INDEX outbox_queue_cause ON samekey.outbox_queue USING btree (status, action, last_code, cause) WHERE (status = ANY (ARRAY['awaiting_approval'::text, 'parked'::text, 'dead'::text]))
     CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
@@ -206,7 +274,7 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     expires_at timestamp with time zone not null
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
     constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
-    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND ((COALESCE(octet_length(subject), 1) >= 1) AND (COALESCE(octet_length(subject), 1) <= 255))))
+    constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND (COALESCE(octet_length(subject), 0) <= 255)))
     CREATE INDEX processed_events_expiry ON samekey.processed_events USING btree (expires_at, idem_key, scope)
     CREATE INDEX processed_events_subject ON samekey.processed_events USING btree (subject) WHERE (subject IS NOT NULL)
 
@@ -236,9 +304,52 @@ table samekey.workers
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
 
+sequence samekey.outbox_attention_id_seq as bigint
+
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.pauses_id_seq as bigint
+
+CREATE OR REPLACE FUNCTION samekey.abandon_operation(scope text, idem_key text, actor text, reason text, code integer, body bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_doubt text;
+begin
+    if abandon_operation.code is null then
+        raise exception 'samekey: abandon_operation: code is required: callers get it as the code of the failure' using errcode = '22023', column = 'code';
+    elsif abandon_operation.body is null or octet_length(abandon_operation.body) > 1048576 or not samekey.is_json(abandon_operation.body) then
+        raise exception 'samekey: abandon_operation: body must be JSON of at most 1048576 bytes' using errcode = '22023', column = 'body';
+    end if;
+    perform samekey.operation_lock_idle('abandon_operation', abandon_operation.scope, abandon_operation.idem_key, abandon_operation.actor, abandon_operation.reason);
+    select s.status into v_doubt
+    from samekey.operation_steps s
+    where s.idem_key = abandon_operation.idem_key collate "C" and s.scope = abandon_operation.scope collate "C" and s.status in ('in_flight', 'parked')
+    limit 1;
+    if v_doubt is not null then
+        raise exception 'samekey: abandon_operation: a step of the operation with key % is %',
+            samekey.key_hash(abandon_operation.scope, abandon_operation.idem_key), v_doubt
+            using errcode = 'SK011', constraint = v_doubt, hint = 'Find out what the vendor did, and call samekey.resolve_step first.';
+    end if;
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at,
+                                              resolved_at, resolved_by, resolved_db_user, resolved_reason)
+    select abandon_operation.idem_key, abandon_operation.scope, coalesce(max(t.position), 0) + 1, 'samekey.abandoned', 'done', true,
+           abandon_operation.code, abandon_operation.body, clock_timestamp(),
+           clock_timestamp(), abandon_operation.actor, session_user, abandon_operation.reason
+    from samekey.operation_steps t
+    where t.idem_key = abandon_operation.idem_key collate "C" and t.scope = abandon_operation.scope collate "C";
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + (p.expires_at - p.created_at), failed = true,
+        response_code = abandon_operation.code, response_body = abandon_operation.body
+    where p.idem_key = abandon_operation.idem_key collate "C" and p.scope = abandon_operation.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = abandon_operation.idem_key collate "C" and o.scope = abandon_operation.scope collate "C";
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.act_cancel(act text, event text, id uuid, actor text, reason text, states text[])
  RETURNS text[]
@@ -246,35 +357,55 @@ CREATE OR REPLACE FUNCTION samekey.act_cancel(act text, event text, id uuid, act
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_row      samekey.outbox_queue := samekey.act_lock(act, act_cancel.id, actor, reason, states);
-    v_promoted text[];
+    v_row samekey.outbox_queue := samekey.act_lock(act, id, actor, reason, states);
 begin
     if v_row.first_sent_at is not null and v_row.status not in ('parked', 'dead') then
-        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+        perform samekey.act_refuse(act, id, v_row.status,
             'it may have been sent at an earlier attempt: wait until it is finished, dead or parked');
     elsif v_row.first_sent_at is not null and v_row.safe_to_resend then
-        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+        perform samekey.act_refuse(act, id, v_row.status,
             'it may have been sent: redrive it, or resolve it; resolved as not sent, it can be cancelled');
     end if;
     perform samekey.act_unsent(act, v_row);
-    delete from samekey.outbox_queue q where q.id = act_cancel.id;
-    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
-    values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
-    if v_row.ordering_key is not null then
-        -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
+    return samekey.act_cancelled(event, array[id], actor, reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_cancelled(event text, ids uuid[], actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_keys    text[];
+    v_noted   bigint;
+    v_actions text[];
+begin
+    with gone as (
+        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.action, q.key_window_until, q.ordering_key
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+        select g.id, act_cancelled.event, 'cancelled', g.key_window_until, act_cancelled.actor, act_cancelled.reason, session_user from gone g
+    )
+    select array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+           count(samekey.note_attention(g.id, g.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason))
+    into v_keys, v_noted
+    from gone g;
+    if v_keys is not null then
         with promoted as (
             update samekey.outbox_queue q
             set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
-            where coalesce(q.status, '') = 'blocked'
-              and q.id = (select b.id from samekey.outbox_queue b
-                          where b.ordering_key = v_row.ordering_key and b.status = 'blocked' order by b.seq limit 1)
-              and (select count(*) from samekey.outbox_queue h
-                   where h.ordering_key = v_row.ordering_key and h.ordering_key is not null and h.status <> 'blocked') = 0
+            where coalesce(q.status, '') = 'blocked' and q.id = any (array(
+                select (select b.id from samekey.outbox_queue b
+                        where b.ordering_key = k.ordering_key collate "C" and b.status = 'blocked' order by b.seq limit 1)
+                from unnest(v_keys) as k (ordering_key)
+                where (select count(*) from samekey.outbox_queue h
+                       where h.ordering_key = k.ordering_key collate "C" and h.ordering_key is not null and h.status <> 'blocked') = 0))
             returning q.action
         )
-        select array_agg(p.action) into v_promoted from promoted p;
+        select array_agg(distinct p.action) into v_actions from promoted p;
     end if;
-    return coalesce(v_promoted, '{}');
+    return coalesce(v_actions, '{}');
 end
 $function$
 
@@ -298,6 +429,30 @@ begin
         end;
         exit when v_wrong is not null;
     end loop;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_evidence(act text, outcome text, code text, response_type text, response bytea, reference text)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
+        ('code', samekey.act_text(code, 128)),
+        ('response_type', samekey.act_text(response_type, 255)),
+        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
+        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
     if v_wrong is not null then
         raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
     end if;
@@ -334,6 +489,28 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.act_redriven(ids uuid[], actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_actions text[];
+begin
+    with redriven as (
+        update samekey.outbox_queue q
+        set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1, cause = null
+        where q.id = any (ids)
+        returning q.id, q.action
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+        select r.id, 'redriven', act_redriven.actor, act_redriven.reason, session_user from redriven r
+    )
+    select array_agg(distinct r.action) into v_actions from redriven r;
+    return coalesce(v_actions, '{}');
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.act_refuse(act text, id uuid, status text, hint text DEFAULT NULL::text)
  RETURNS void
  LANGUAGE plpgsql
@@ -352,6 +529,99 @@ begin
             when status in ('parked', 'dead') then 'redrive or resolve it; cancel it if it was never sent, or is resolved as not sent'
             when status in ('delivered', 'refused', 'cancelled') then 'it is finished: for another effect, insert an intent under another key or part'
             else 'it lost its row in the queue: a worker''s reconcile restores the row' end);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_replace(id uuid, payload bytea, content_type text, deadline timestamp with time zone, actor text, reason text)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_row      samekey.outbox_queue := samekey.act_lock('replace', act_replace.id, actor, reason, '{parked,dead}');
+    v_old      samekey.outbox;
+    v_new      uuid := samekey.uuidv7();
+    v_payload  bytea;
+    v_type     text;
+    v_deadline timestamptz;
+    v_refusal  record;
+begin
+    if v_row.first_sent_at is not null and exists (
+        select from samekey.outbox_history h
+        where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
+          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))) then
+        perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
+            'resolve it; resolved as not sent, it can be replaced');
+    end if;
+
+    select o.* into v_old from samekey.outbox o where o.id = act_replace.id;
+    v_payload := coalesce(act_replace.payload, v_old.payload);
+    v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
+    v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
+    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
+    if v_refusal.field is not null then
+        raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
+    elsif v_deadline <= clock_timestamp() then
+        raise exception 'samekey: replace: deadline has passed: pass a later one, or infinity for none' using errcode = '22023', column = 'deadline';
+    end if;
+
+    delete from samekey.outbox_queue q where q.id = act_replace.id;
+    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+    values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
+    perform samekey.note_attention(act_replace.id, v_row.action, 'cancelled', 'replaced', actor => act_replace.actor, reason => act_replace.reason);
+    insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
+                                trace_context, due_at, deadline, subject, replaces, revision)
+    values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
+            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
+            v_old.id, v_old.revision + 1);
+    insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
+    values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
+    return v_new;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor text, reason text, code text, response_type text, response bytea, reference text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_sent    boolean := outcome <> 'not_sent';
+    v_noted   bigint;
+    v_actions text[];
+begin
+    with resolved as (
+        update samekey.outbox_queue q
+        set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
+            due_at           = clock_timestamp(),
+            leased_by        = null,
+            lease_until      = null,
+            attempt          = q.attempt + 1,
+            attempts_used    = case when v_sent then 0 else q.attempts_used end,
+            no_resend        = v_sent and q.no_resend,
+            sent_unrendered  = v_sent and q.sent_unrendered,
+            first_sent_at    = case when v_sent then q.first_sent_at end,
+            key_window_until = case when v_sent then q.key_window_until end,
+            last_code        = coalesce(nullif(act_resolved.code, ''), q.last_code),
+            cause            = case when not v_sent then 'resolved as not sent' end
+        from (select x.id, x.status as before from samekey.outbox_queue x where x.id = any (ids)) w
+        where q.id = any (ids) and q.id = w.id
+        returning q.id, q.action, w.before
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        select r.id, 'resolved', act_resolved.outcome, nullif(act_resolved.code, ''), nullif(act_resolved.response_type, ''),
+               nullif(act_resolved.response, ''), nullif(act_resolved.reference, ''), act_resolved.actor, act_resolved.reason, session_user
+        from resolved r
+    )
+    select array_agg(distinct r.action),
+           -- The others were at rest before.
+           count(samekey.note_attention(r.id, r.action, 'parked', 'resolved', act_resolved.code, null, act_resolved.actor, act_resolved.reason))
+               filter (where not v_sent and r.before = 'unknown')
+    into v_actions, v_noted
+    from resolved r;
+    return case when v_sent then coalesce(v_actions, '{}') else '{}' end;
 end
 $function$
 
@@ -445,14 +715,18 @@ CREATE OR REPLACE FUNCTION samekey.approve(id uuid, actor text, reason text)
 AS $function$
 declare
     v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
-    v_written   text;
+    v_written   text[];
     v_requested text;
     v_redrove   text;
 begin
-    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    -- A successor has the author of its payload and each login that replaced it on the way.
+    select array_agg(p.written_by), max(o.requested_by) into v_written, v_requested
+    from samekey.outbox o
+    join samekey.outbox p on p.idem_key = o.idem_key and p.scope = o.scope and p.action = o.action and p.part = o.part and p.revision <= o.revision
+    where o.id = approve.id;
     select h.db_user into v_redrove from samekey.outbox_history h
     where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
-    if session_user in (v_written, v_redrove) or actor = v_requested then
+    if session_user = any (v_written) or session_user = v_redrove or actor = v_requested then
         raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
             using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
                 when actor = v_requested then 'its requester cannot approve it: another person has to'
@@ -469,6 +743,252 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.bulk_filter(act text, filter jsonb, OUT statuses text[], OUT actions text[], OUT part text, OUT code text, OUT cause text, OUT scope text, OUT key text, OUT subject text, OUT reference text, OUT written_from timestamp with time zone, OUT written_to timestamp with time zone, OUT of_outbox boolean)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field   text;
+    v_wrong   text;
+    v_allowed text[] := case act when 'redrive_all' then '{dead,parked}' when 'resolve_all' then '{dead,parked,unknown}'
+                                 else '{dead,parked,pending,blocked,awaiting_approval}' end;
+    m         record;
+begin
+    if filter is null or jsonb_typeof(filter) <> 'object' then
+        raise exception 'samekey: %: filter must be a JSON object, as in {"action": "charge_card", "code": "503"}', act
+            using errcode = '22023', column = 'filter';
+    end if;
+    for m in select e.key as name, e.value #>> '{}' as text, jsonb_typeof(e.value) as kind, e.value from jsonb_each(filter) e loop
+        v_wrong := case
+            when m.name not in ('status', 'action', 'part', 'code', 'cause', 'scope', 'key', 'subject', 'reference', 'from', 'to', 'older_than') then 'is not a member of a filter'
+            when m.name in ('code', 'cause') and m.kind = 'null' then null
+            when m.name = 'action' and m.kind = 'array' then case when exists (
+                select from jsonb_array_elements(m.value) a where jsonb_typeof(a.value) <> 'string') then 'must be a string, or an array of strings' end
+            when m.kind <> 'string' then 'must be a string'
+            when m.name = 'status' and m.text <> all (v_allowed) then format('must be one of %s', array_to_string(v_allowed, ', ')) end;
+        if v_wrong is not null then
+            raise exception 'samekey: %: filter: "%" %', act, left(m.name, 64), v_wrong using errcode = '22023', column = 'filter';
+        end if;
+    end loop;
+    if act = 'cancel_all' and not filter ? 'status' then
+        raise exception 'samekey: cancel_all: filter: "status" is required' using errcode = '22023', column = 'filter';
+    end if;
+    statuses := case when filter ? 'status' then array[filter ->> 'status'] else '{dead,parked}' end;
+    actions := case jsonb_typeof(filter -> 'action') when 'array' then array(select jsonb_array_elements_text(filter -> 'action'))
+                                                     when 'string' then array[filter ->> 'action'] end;
+    part := filter ->> 'part';
+    code := case when filter ? 'code' then coalesce(filter ->> 'code', '') end;
+    cause := case when filter ? 'cause' then coalesce(filter ->> 'cause', '') end;
+    scope := filter ->> 'scope';
+    key := filter ->> 'key';
+    subject := filter ->> 'subject';
+    reference := filter ->> 'reference';
+    begin
+        v_field := 'from'; written_from := (filter ->> 'from')::timestamptz;
+        v_field := 'to'; written_to := (filter ->> 'to')::timestamptz;
+        v_field := 'older_than'; written_to := least(written_to, clock_timestamp() - (filter ->> 'older_than')::interval);
+    exception when data_exception then
+        raise exception 'samekey: %: filter: "%" must be %', act, v_field, case v_field when 'older_than' then 'an interval, as in 2 hours' else 'a time, as in 2026-05-01 10:00:00+00' end
+            using errcode = '22023', column = 'filter';
+    end;
+    of_outbox := coalesce(part, scope, key, subject, reference) is not null or written_from is not null or written_to is not null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text DEFAULT NULL::text)
+ RETURNS uuid[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_sort TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    f        record;
+    v_status text;
+    v_ids    uuid[] := '{}';
+begin
+    f := samekey.bulk_filter(act, filter);
+    if max_count is null or max_count not between 1 and 10000 then
+        raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
+    elsif after_id is not null and not filter ? 'status' then
+        raise exception 'samekey: %: after_id needs a "status" in the filter', act using errcode = '22023', column = 'after_id';
+    end if;
+    foreach v_status in array f.statuses loop
+        v_ids := v_ids || array(
+            select q.id
+            from samekey.outbox_queue q
+            where q.status = v_status collate "C"
+              and q.id > coalesce(after_id, '00000000-0000-0000-0000-000000000000')
+              and case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                           when 'resolve_all' then true
+                           else q.first_sent_at is null end
+              and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
+              and (f.actions is null or q.action = any (f.actions collate "C"))
+              and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
+              and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (not f.of_outbox or exists (
+                  select from samekey.outbox o
+                  where o.id = q.id
+                    and (f.part is null or o.part = f.part collate "C")
+                    and (f.scope is null or o.scope = f.scope collate "C")
+                    and (f.key is null or o.idem_key = f.key collate "C")
+                    and (f.subject is null or o.subject = f.subject collate "C")
+                    and (f.reference is null or exists (select from samekey.outbox_history h
+                                                        where h.intent_id = o.id and h.reference = f.reference collate "C"))
+                    and (f.written_from is null or o.created_at >= f.written_from)
+                    and (f.written_to is null or o.created_at < f.written_to)
+                  offset 0))
+            order by q.id
+            limit max_count - cardinality(v_ids)
+            for update skip locked);
+    end loop;
+    return v_ids;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.bulk_plan(act text, filter jsonb, outcome text DEFAULT NULL::text, OUT intents bigint, OUT sample uuid[], OUT may_have_been_sent bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+declare
+    f record;
+begin
+    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all') then
+        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all or resolve_all' using errcode = '22023', column = 'act';
+    end if;
+    f := samekey.bulk_filter(act, filter);
+    select count(*) filter (where p.possible), count(*) filter (where not p.possible) into intents, may_have_been_sent
+    from (
+        select case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                        when 'resolve_all' then true
+                        else q.first_sent_at is null end as possible
+        from samekey.outbox_queue q
+        where q.status = any (f.statuses collate "C")
+          and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
+          and (f.actions is null or q.action = any (f.actions collate "C"))
+          and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
+          and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (not f.of_outbox or exists (
+              select from samekey.outbox o
+              where o.id = q.id
+                and (f.part is null or o.part = f.part collate "C")
+                and (f.scope is null or o.scope = f.scope collate "C")
+                and (f.key is null or o.idem_key = f.key collate "C")
+                and (f.subject is null or o.subject = f.subject collate "C")
+                and (f.reference is null or exists (select from samekey.outbox_history h
+                                                    where h.intent_id = o.id and h.reference = f.reference collate "C"))
+                and (f.written_from is null or o.created_at >= f.written_from)
+                and (f.written_to is null or o.created_at < f.written_to)
+              offset 0))) p;
+    sample := samekey.bulk_pick(act, filter, null, 10, outcome);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.call_end(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, sends integer, unsent boolean, error text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_end.scope, call_end.idem_key, call_end.fence, call_end.lease_us);
+    update samekey.operation_steps s
+    set status = case when call_end.unsent and s.sends = 1 then 'unsent' else s.status end,
+        sends = s.sends - call_end.unsent::int,
+        first_sent_at = case when call_end.unsent and s.sends = 1 then null else s.first_sent_at end,
+        key_window_until = case when call_end.unsent and s.sends = 1 then null else s.key_window_until end,
+        resent = s.resent and not call_end.unsent,
+        ended_at = coalesce(s.ended_at, clock_timestamp()),
+        error = call_end.error
+    where s.idem_key = call_end.idem_key collate "C" and s.scope = call_end.scope collate "C" and s.position = call_end.position
+      and s.status = 'in_flight' and s.sends = call_end.sends;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.call_mark(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text, timeout_us bigint, window_us bigint, settle_us bigint, can_lookup boolean, absent boolean, resend_absent boolean, OUT verdict text, OUT sends integer, OUT wait_us bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    s        samekey.operation_steps;
+    v_now    timestamptz;
+    v_window timestamptz; -- until when the vendor remembers the key; null if it does not
+    v_ready  timestamptz; -- when a lookup may be made
+begin
+    perform samekey.operation_hold(call_mark.scope, call_mark.idem_key, call_mark.fence, call_mark.lease_us + call_mark.timeout_us);
+    v_now := clock_timestamp();
+    wait_us := 0;
+    select * into s
+    from samekey.operation_steps t
+    where t.idem_key = call_mark.idem_key collate "C" and t.scope = call_mark.scope collate "C" and t.position = call_mark.position;
+    if not found then
+        insert into samekey.operation_steps as t (idem_key, scope, position, name, status, delivery_key, sends)
+        values (call_mark.idem_key, call_mark.scope, call_mark.position, call_mark.name, 'unsent',
+                samekey.delivery_key(call_mark.scope, call_mark.idem_key, 'step:' || call_mark.name, ''), 0)
+        returning * into s;
+    elsif s.name <> call_mark.name collate "C" or s.status = 'done' or s.delivery_key is null then
+        raise exception 'samekey: step % of the operation with key % is "%", not a call "%" that is still to be made', call_mark.position,
+            samekey.key_hash(call_mark.scope, call_mark.idem_key), s.name, call_mark.name using errcode = 'SK011', constraint = s.status;
+    end if;
+    if call_mark.window_us > 0 then
+        v_window := least(s.key_window_until, coalesce(s.first_sent_at, v_now) + interval '1 microsecond' * call_mark.window_us);
+    end if;
+    v_ready := greatest(coalesce(s.ended_at, s.sent_at), s.absent_at) + interval '1 microsecond' * call_mark.settle_us;
+    verdict := case
+        when s.status = 'unsent' then 'send'
+        when s.status = 'parked' then 'parked'
+        -- The vendor still remembers the key at the end of this send.
+        when v_now + interval '1 microsecond' * call_mark.timeout_us + interval '10 seconds' < v_window then 'send'
+        when not call_mark.can_lookup then 'parked'
+        when not call_mark.absent then case when v_ready > v_now then 'wait' else 'lookup' end
+        when s.absent_at is null then 'wait'
+        when call_mark.resend_absent and v_window is null and not s.resent then 'send'
+        else 'parked' end;
+    if verdict = 'wait' then
+        wait_us := case when call_mark.absent then call_mark.settle_us else extract(epoch from v_ready - v_now) * 1000000 end;
+    end if;
+    update samekey.operation_steps t
+    set status = case verdict when 'send' then 'in_flight' when 'parked' then 'parked' else t.status end,
+        sends = t.sends + (verdict = 'send')::int,
+        first_sent_at = case when verdict = 'send' then coalesce(t.first_sent_at, v_now) else t.first_sent_at end,
+        key_window_until = case when verdict = 'send' then v_window else t.key_window_until end,
+        sent_at = case when verdict = 'send' then v_now else t.sent_at end,
+        ended_at = case when verdict = 'send' then null else t.ended_at end,
+        absent_at = case when verdict = 'send' then null when call_mark.absent then coalesce(t.absent_at, v_now) else t.absent_at end,
+        resent = t.resent or verdict = 'send' and call_mark.absent
+    where t.idem_key = s.idem_key and t.scope = s.scope and t.position = s.position
+    returning t.sends into sends;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.call_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, failed boolean, code integer, result bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_put.scope, call_put.idem_key, call_put.fence, call_put.lease_us);
+    update samekey.operation_steps s
+    set status = 'done', failed = call_put.failed, code = call_put.code, result = call_put.result, error = null, finished_at = clock_timestamp()
+    where s.idem_key = call_put.idem_key collate "C" and s.scope = call_put.scope collate "C" and s.position = call_put.position
+      and s.status = 'in_flight';
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -478,6 +998,48 @@ AS $function$
 begin
     return samekey.act_cancel('cancel', 'cancelled', id, actor, reason, '{pending,blocked,awaiting_approval,parked,dead}');
 end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.cancel_all(filter jsonb, actor text, reason text, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids  uuid[];
+    v_busy text[];
+begin
+    perform samekey.act_check('cancel_all', actor, reason);
+    v_ids := samekey.bulk_pick('cancel_all', filter, after_id, max_count);
+    last_id := v_ids[cardinality(v_ids)];
+    select array_agg(k.ordering_key) into v_busy
+    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (v_ids) and q.ordering_key is not null offset 0) k
+    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
+    if v_busy is not null then
+        v_ids := array(select q.id from samekey.outbox_queue q
+                       where q.id = any (v_ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
+    end if;
+    actions := samekey.act_cancelled('cancelled', v_ids, actor, reason);
+    changed := cardinality(v_ids);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.cause_groups(for_actions text[] DEFAULT NULL::text[], max_count integer DEFAULT 100)
+ RETURNS TABLE(status text, action text, code text, cause text, intents bigint)
+ LANGUAGE sql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+    select q.status, q.action, q.last_code, q.cause, count(*)
+    from samekey.outbox_queue q
+    where q.status in ('awaiting_approval', 'parked', 'dead')
+      and (for_actions is null or q.action = any (for_actions collate "C"))
+    group by q.status, q.action, q.last_code, q.cause
+    order by count(*) desc, q.status, q.action, q.last_code, q.cause
+    limit max_count
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.check_deployment(deployment text, OUT id uuid, OUT belongs_to text, OUT problem text)
@@ -775,7 +1337,7 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select o.id, o.payload = enqueue_duplicate.payload into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -836,6 +1398,134 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.hold_successor(id uuid, OUT successor uuid, OUT status text, OUT held boolean)
+ RETURNS SETOF record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select s.id into successor
+    from samekey.outbox o
+    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+    where o.id = hold_successor.id and s.revision > o.revision
+    order by s.revision desc
+    limit 1;
+    if successor is null then
+        return;
+    end if;
+    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
+    if held then
+        update samekey.outbox_queue q
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        where q.id = successor;
+        insert into samekey.outbox_history (intent_id, event, outcome, code)
+        values (successor, 'held', 'parked', 'predecessor_delivered');
+        perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
+            'predecessor_delivered');
+    elsif status is null then
+        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+    end if;
+    return next;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, subject text, OUT field text, OUT wrong text)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    t record;
+begin
+    for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
+                                   ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
+                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
+                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
+        wrong := case
+            when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
+            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
+            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
+            when t.field in ('scope', 'idem_key') and t.value collate "C" !~ '^[!-~]([ -~]*[!-~])?$'
+                then 'must be printable ASCII without spaces at the ends'
+            when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
+                then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
+            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
+                 and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+                then 'contains a control or invisible character: use printable text'
+            when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
+                then 'must be printable ASCII, as in the header traceparent'
+            when t.field = 'content_type' and t.value collate "C" <> '' and t.value collate "C"
+                 !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
+                then 'must be a media type, as in application/json'
+        end;
+        field := t.field;
+        exit when wrong is not null;
+    end loop;
+    if wrong is null then
+        field := 'payload';
+        wrong := case
+            when payload is null then 'is required: pass {} if the effect needs none'
+            when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
+            when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
+                then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
+    end if;
+    if wrong is null then
+        field := 'headers';
+        wrong := samekey.headers_refusal(headers);
+    end if;
+    if wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'due_at';
+        wrong := 'is not between the years 1970 and 9999: omit it to send now';
+    elsif wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'deadline';
+        wrong := 'is not between the years 1970 and 9999: omit it for none';
+    elsif wrong is null and deadline <= due_at then
+        field := 'deadline';
+        wrong := 'must be after due_at, or the intent is never sent';
+    elsif wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
+        field := 'id';
+        wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
+    end if;
+    if wrong is null then
+        field := null;
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+ RETURNS TABLE(n integer, id uuid, action text, status text, code text)
+ LANGUAGE plpgsql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.is_json(payload bytea)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -878,6 +1568,185 @@ CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)
  LANGUAGE sql
  IMMUTABLE PARALLEL SAFE STRICT
 AS $function$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $function$
+
+CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, status text, event text, code text DEFAULT NULL::text, error text DEFAULT NULL::text, actor text DEFAULT NULL::text, reason text DEFAULT NULL::text)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_complete(scope text, idem_key text, fence bigint, retain_us bigint, failed boolean, code integer, headers bytea, body bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(operation_complete.scope, operation_complete.idem_key, operation_complete.fence, 0);
+    if exists (select from samekey.operation_steps s
+               where s.idem_key = operation_complete.idem_key collate "C" and s.scope = operation_complete.scope collate "C" and s.status in ('in_flight', 'parked')) then
+        raise exception 'samekey: the operation with key % has a step whose outcome is unknown',
+            samekey.key_hash(operation_complete.scope, operation_complete.idem_key) using errcode = 'SK011', constraint = 'in_flight';
+    end if;
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + interval '1 microsecond' * operation_complete.retain_us,
+        failed = operation_complete.failed, response_code = operation_complete.code, response_headers = operation_complete.headers,
+        response_body = operation_complete.body
+    where p.idem_key = operation_complete.idem_key collate "C" and p.scope = operation_complete.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = operation_complete.idem_key collate "C" and o.scope = operation_complete.scope collate "C";
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_hold(scope text, idem_key text, fence bigint, lease_us bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    operation_hold.scope := samekey.own_scope(operation_hold.scope);
+    update samekey.operations o
+    set lease_until = clock_timestamp() + interval '1 microsecond' * operation_hold.lease_us
+    where o.idem_key = operation_hold.idem_key collate "C" and o.scope = operation_hold.scope collate "C"
+      and o.fence = operation_hold.fence;
+    if not found then
+        raise exception 'samekey: another call works on the operation with key %',
+            samekey.key_hash(operation_hold.scope, operation_hold.idem_key)
+            using errcode = 'SK020', hint = 'Call again with the same key: it resumes the operation, or returns its answer.';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_lock_idle(act text, scope text, idem_key text, actor text, reason text)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_until timestamptz;
+begin
+    operation_lock_idle.scope := samekey.own_scope(operation_lock_idle.scope);
+    perform samekey.act_check(operation_lock_idle.act, operation_lock_idle.actor, operation_lock_idle.reason);
+    select o.lease_until into v_until
+    from samekey.operations o
+    where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C"
+    for update skip locked;
+    if found and v_until <= clock_timestamp() then
+        return;
+    elsif found or exists (select from samekey.operations o
+                           where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C") then
+        raise exception 'samekey: %: a call works on the operation with key %', operation_lock_idle.act,
+            samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key)
+            using errcode = 'SK011', constraint = 'running', hint = 'Wait until it ends, at most until operations.lease_until.';
+    end if;
+    raise exception 'samekey: %: no operation with key % is in progress', operation_lock_idle.act,
+        samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key) using errcode = 'SK010';
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_release(scope text, idem_key text, fence bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    operation_release.scope := samekey.own_scope(operation_release.scope);
+    update samekey.operations o set lease_until = clock_timestamp()
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
+      and o.fence = operation_release.fence;
+    if not found or exists (select from samekey.operation_steps s
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+        return;
+    end if;
+    delete from samekey.operation_steps s
+    where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C";
+    delete from samekey.operations o
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C";
+    delete from samekey.processed_events p
+    where p.idem_key = operation_release.idem_key collate "C" and p.scope = operation_release.scope collate "C" and p.completed_at is null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint, subject text, fence bigint, lease_us bigint, OUT outcome text, OUT retry_us bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_locked  boolean;
+    v_same    boolean;
+    v_fence   bigint;
+    v_until   timestamptz;
+begin
+    retry_us := 0;
+    v_locked := pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(operation_start.scope), operation_start.idem_key));
+    select p.completed_at is null and p.payload_hash = operation_start.payload_hash and p.hash_version = operation_start.hash_version
+    into v_same
+    from samekey.processed_events p
+    where p.idem_key = operation_start.idem_key collate "C" and p.scope = operation_start.scope collate "C";
+    if not found then
+        outcome := 'held'; -- by a Run or Do that has not committed
+        if v_locked then
+            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, subject, expires_at)
+            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version, nullif(operation_start.subject, ''),
+                    clock_timestamp() + interval '1 microsecond' * operation_start.retain_us)
+            on conflict (idem_key, scope) do nothing;
+            if found then
+                insert into samekey.operations as o (idem_key, scope, fence, lease_until)
+                values (operation_start.idem_key, operation_start.scope, operation_start.fence,
+                        clock_timestamp() + interval '1 microsecond' * operation_start.lease_us);
+                outcome := 'mine';
+            end if;
+        end if;
+        return;
+    end if;
+    outcome := 'other';
+    if not v_same then
+        return;
+    end if;
+    select o.fence, o.lease_until into v_fence, v_until
+    from samekey.operations o
+    where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C"
+    for update skip locked;
+    if not found then -- a step's transaction has the row, however old its lease is
+        select greatest(0, extract(epoch from o.lease_until - clock_timestamp()) * 1000000)::bigint into retry_us
+        from samekey.operations o
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+        outcome := 'held';
+        retry_us := coalesce(retry_us, 0);
+        return;
+    end if;
+    if v_fence <> operation_start.fence then
+        if v_until > clock_timestamp() then
+            outcome := 'held';
+            retry_us := extract(epoch from v_until - clock_timestamp()) * 1000000;
+            return;
+        end if;
+        update samekey.operations o
+        set fence = operation_start.fence, attempts = o.attempts + 1,
+            lease_until = clock_timestamp() + interval '1 microsecond' * operation_start.lease_us
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+    end if;
+    outcome := 'mine';
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.ordering_lock(ordering_key text)
  RETURNS bigint
@@ -927,16 +1796,26 @@ CREATE OR REPLACE FUNCTION samekey.redrive(id uuid, actor text, reason text)
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-declare
-    v_row samekey.outbox_queue := samekey.act_lock('redrive', redrive.id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', v_row);
-    update samekey.outbox_queue q
-    set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1
-    where q.id = redrive.id;
-    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
-    values (redrive.id, 'redriven', redrive.actor, redrive.reason, session_user);
-    return array[v_row.action];
+    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    return samekey.act_redriven(array[id], actor, reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.redrive_all(filter jsonb, actor text, reason text, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check('redrive_all', actor, reason);
+    v_ids := samekey.bulk_pick('redrive_all', filter, after_id, max_count);
+    actions := samekey.act_redriven(v_ids, actor, reason);
+    changed := cardinality(v_ids);
+    last_id := v_ids[changed];
 end
 $function$
 
@@ -946,60 +1825,11 @@ CREATE OR REPLACE FUNCTION samekey.refuse_intent(scope text, idem_key text, acti
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_field text;
-    v_wrong text;
-    t       record;
+    v record;
 begin
-    for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
-                                   ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
-                                   ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
-                                   ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
-        v_wrong := case
-            when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
-            when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
-            when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
-            when t.field in ('scope', 'idem_key') and t.value collate "C" !~ '^[!-~]([ -~]*[!-~])?$'
-                then 'must be printable ASCII without spaces at the ends'
-            when t.field = 'scope' and ('/' || t.value || '/') collate "C" like '%//%'
-                then 'has an empty part: use the tenant or principal and the operation, as in acme/orders.create'
-            when t.field in ('part', 'ordering_key', 'requested_by', 'subject')
-                 and t.value collate "C" ~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
-                then 'contains a control or invisible character: use printable text'
-            when t.field = 'trace_context' and t.value collate "C" !~ '^([!-~]([ -~\t]*[!-~])?)?$'
-                then 'must be printable ASCII, as in the header traceparent'
-            when t.field = 'content_type' and t.value collate "C" <> '' and t.value collate "C"
-                 !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
-                then 'must be a media type, as in application/json'
-        end;
-        v_field := t.field;
-        exit when v_wrong is not null;
-    end loop;
-    if v_wrong is null then
-        v_field := 'payload';
-        v_wrong := case
-            when payload is null then 'is required: pass {} if the effect needs none'
-            when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
-            when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
-                then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
-    end if;
-    if v_wrong is null then
-        v_field := 'headers';
-        v_wrong := samekey.headers_refusal(headers);
-    end if;
-    if v_wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'due_at';
-        v_wrong := 'is not between the years 1970 and 9999: omit it to send now';
-    elsif v_wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'deadline';
-        v_wrong := 'is not between the years 1970 and 9999: omit it for none';
-    elsif v_wrong is null and deadline <= due_at then
-        v_field := 'deadline';
-        v_wrong := 'must be after due_at, or the intent is never sent';
-    elsif v_wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
-        v_field := 'id';
-        v_wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
-    end if;
-    raise exception 'samekey: enqueue: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    select r.* into v from samekey.intent_refusal(scope, idem_key, action, payload, part, content_type, headers,
+        ordering_key, due_at, deadline, trace_context, id, requested_by, subject) r;
+    raise exception 'samekey: enqueue: % %', v.field, v.wrong using errcode = '22023', column = v.field;
 end
 $function$
 
@@ -1026,47 +1856,134 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.replace(id uuid, actor text, reason text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return samekey.act_replace(replace.id, null, null, replace.deadline, replace.actor, replace.reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.replace_payload(id uuid, payload bytea, actor text, reason text, content_type text DEFAULT NULL::text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if replace_payload.payload is null then
+        raise exception 'samekey: replace: payload is required: call samekey.replace for the same payload' using errcode = '22023', column = 'payload';
+    end if;
+    return samekey.act_replace(replace_payload.id, replace_payload.payload, replace_payload.content_type, replace_payload.deadline,
+        replace_payload.actor, replace_payload.reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.replacement_key(delivery_key uuid)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ IMMUTABLE PARALLEL SAFE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    d bytea := substring(sha256(convert_to('samekey/replacement/v1', 'UTF8') || uuid_send(delivery_key)) from 1 for 16);
+begin
+    return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, reason text, code text DEFAULT NULL::text, response_type text DEFAULT NULL::text, response bytea DEFAULT NULL::bytea, reference text DEFAULT NULL::text)
  RETURNS text[]
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-declare
-    v_row   samekey.outbox_queue;
-    v_sent  boolean := outcome <> 'not_sent';
-    v_field text;
-    v_wrong text;
 begin
-    select w.field, w.wrong into v_field, v_wrong from (values
-        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
-        ('code', samekey.act_text(code, 128)),
-        ('response_type', samekey.act_text(response_type, 255)),
-        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
-        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
-    where w.wrong is not null
-    limit 1;
-    if v_wrong is not null then
-        raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
+    -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
+    -- is held.
+    if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
+        perform samekey.act_check('resolve', actor, reason);
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+                nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+        perform samekey.hold_successor(resolve.id);
+        return '{}';
     end if;
-    v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
-    update samekey.outbox_queue q
-    set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
-        due_at           = clock_timestamp(),
-        leased_by        = null,
-        lease_until      = null,
-        attempt          = q.attempt + 1,
-        attempts_used    = case when v_sent then 0 else q.attempts_used end,
-        no_resend        = v_sent and q.no_resend,
-        sent_unrendered  = v_sent and q.sent_unrendered,
-        first_sent_at    = case when v_sent then q.first_sent_at end,
-        key_window_until = case when v_sent then q.key_window_until end,
-        last_code        = coalesce(nullif(resolve.code, ''), q.last_code)
-    where q.id = resolve.id;
-    insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
-    values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
-            nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-    return case when v_sent then array[v_row.action] else '{}' end;
+    perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
+    return samekey.act_resolved(array[id], outcome, actor, reason, code, response_type, response, reference);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.resolve_all(filter jsonb, outcome text, actor text, reason text, code text DEFAULT NULL::text, response_type text DEFAULT NULL::text, response bytea DEFAULT NULL::bytea, reference text DEFAULT NULL::text, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check('resolve_all', actor, reason);
+    perform samekey.act_evidence('resolve_all', outcome, code, response_type, response, reference);
+    v_ids := samekey.bulk_pick('resolve_all', filter, after_id, max_count, outcome);
+    actions := samekey.act_resolved(v_ids, outcome, actor, reason, code, response_type, response, reference);
+    changed := cardinality(v_ids);
+    last_id := v_ids[changed];
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.resolve_step(scope text, idem_key text, step text, outcome text, actor text, reason text, code integer DEFAULT NULL::integer, result bytea DEFAULT NULL::bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_status text;
+    v_field  text;
+    v_wrong  text;
+begin
+    if resolve_step.outcome is null or resolve_step.outcome not in ('delivered', 'refused', 'not_sent') then
+        v_field := 'outcome';
+        v_wrong := 'must be delivered, refused or not_sent';
+    elsif (resolve_step.outcome = 'not_sent') <> (resolve_step.result is null) then
+        v_field := 'result';
+        v_wrong := 'is the JSON of the vendor''s answer or of the failure: required, except for not_sent';
+    elsif octet_length(resolve_step.result) > 1048576 or not samekey.is_json(resolve_step.result) then
+        v_field := 'result';
+        v_wrong := 'must be JSON of at most 1048576 bytes';
+    elsif (resolve_step.outcome = 'refused') <> (resolve_step.code is not null) then
+        v_field := 'code';
+        v_wrong := 'is the code of the failure: for refused only';
+    end if;
+    if v_field is not null then
+        raise exception 'samekey: resolve_step: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    perform samekey.operation_lock_idle('resolve_step', resolve_step.scope, resolve_step.idem_key, resolve_step.actor, resolve_step.reason);
+    select s.status into v_status
+    from samekey.operation_steps s
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+    if v_status is null then
+        raise exception 'samekey: resolve_step: the operation with key % has no such step',
+            samekey.key_hash(resolve_step.scope, resolve_step.idem_key) using errcode = 'SK010';
+    elsif v_status not in ('in_flight', 'parked') then
+        raise exception 'samekey: resolve_step: the step is %', v_status
+            using errcode = 'SK011', constraint = v_status, hint = 'Only a step whose outcome is unknown can be resolved.';
+    end if;
+    update samekey.operation_steps s
+    set status = case when resolve_step.outcome = 'not_sent' then 'unsent' else 'done' end,
+        failed = resolve_step.outcome = 'refused', code = resolve_step.code, result = resolve_step.result,
+        finished_at = case when resolve_step.outcome <> 'not_sent' then clock_timestamp() end,
+        sends = case when resolve_step.outcome = 'not_sent' then 0 else s.sends end,
+        first_sent_at = case when resolve_step.outcome <> 'not_sent' then s.first_sent_at end,
+        key_window_until = case when resolve_step.outcome <> 'not_sent' then s.key_window_until end,
+        resolved_at = clock_timestamp(), resolved_by = resolve_step.actor, resolved_db_user = session_user, resolved_reason = resolve_step.reason
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
 end
 $function$
 
@@ -1125,6 +2042,40 @@ begin
             'language sql immutable parallel safe as %L', v_body);
     end if;
     return null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.step_lock(scope text, idem_key text, fence bigint)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+declare
+    v_mine boolean;
+begin
+    step_lock.scope := samekey.own_scope(step_lock.scope);
+    select o.fence = step_lock.fence into v_mine
+    from samekey.operations o
+    where o.idem_key = step_lock.idem_key collate "C" and o.scope = step_lock.scope collate "C"
+    for update;
+    return coalesce(v_mine, false);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.step_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text, failed boolean, code integer, result bytea)
+ RETURNS void
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(step_put.scope, step_put.idem_key, step_put.fence, step_put.lease_us);
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at)
+    values (step_put.idem_key, step_put.scope, step_put.position, step_put.name, 'done', step_put.failed, step_put.code, step_put.result,
+            clock_timestamp());
 end
 $function$
 

@@ -36,7 +36,7 @@ func (c *config) check(r *reader) {
 			name = fmt.Sprintf("action-%d", i) // to check the rest of it
 		}
 		c.places[fmt.Sprintf("action %q", name)] = a.at
-		dispatcher.Handle(d, outbox.NewAction[[]byte](name), httpvendor.Delivery[[]byte](c.clientOf(r, a), a.Action))
+		dispatcher.Handle(d, outbox.NewAction[[]byte](name), a.delivery(c.clientOf(r, a)))
 	}
 	errs.Join(d.Check())
 	for _, err := range errs {
@@ -104,23 +104,25 @@ func (r *reader) lineOf(path string, otherwise int) int {
 // fileNames are the file's names for Go's. A Go name that is not here has the same words in the file: CAFile is
 // ca_file.
 var fileNames = map[string]string{
-	"PassFailed":       "ordering",
-	"Vendor":           "key",
-	"Vendor.Key":       "key",
-	"Vendor.Key.Place": "key",
-	"Vendor.Key.Name":  "key",
-	"Vendor.Window":    "key_window",
-	"Vendor.Replay":    "replay",
-	"Vendor.Mismatch":  "mismatch",
-	"KeyInHeader":      "header",
-	"KeyInBody":        "field",
-	"KeyNowhere":       "none",
-	"ReplayAnswer":     "answer",
-	"ReplaySuccess":    "success",
-	"ReplayState":      "state",
-	"ReplayNothing":    "nothing",
-	"MismatchRefused":  "refused",
-	"MismatchIgnored":  "ignored",
+	"PassFailed":        "ordering",
+	"ApplyFunction":     "apply",
+	"AttentionFunction": "attention",
+	"Vendor":            "key",
+	"Vendor.Key":        "key",
+	"Vendor.Key.Place":  "key",
+	"Vendor.Key.Name":   "key",
+	"Vendor.Window":     "key_window",
+	"Vendor.Replay":     "replay",
+	"Vendor.Mismatch":   "mismatch",
+	"KeyInHeader":       "header",
+	"KeyInBody":         "field",
+	"KeyNowhere":        "none",
+	"ReplayAnswer":      "answer",
+	"ReplaySuccess":     "success",
+	"ReplayState":       "state",
+	"ReplayNothing":     "nothing",
+	"MismatchRefused":   "refused",
+	"MismatchIgnored":   "ignored",
 }
 
 // fileName returns the file's name for the path of a Go field, or for a constant.

@@ -20,6 +20,7 @@ type config struct {
 	worker       dispatcher.Config
 	destinations []*destination
 	actions      []*action
+	lines        map[string]int   // of each path in the file
 	places       map[string]entry // of the items of dispatcher.ConfigError
 	warnings     []string         // about what is allowed and probably wrong, each with its line
 }
@@ -38,6 +39,15 @@ type action struct {
 	at          entry
 	destination string
 	secrets     []string // in its headers
+
+	apply, attention string // SQL functions
+}
+
+// delivery is the action's, with its client.
+func (a *action) delivery(client *httpvendor.Client) dispatcher.Delivery[[]byte] {
+	delivery := httpvendor.Delivery[[]byte](client, a.Action)
+	delivery.ApplyFunction, delivery.AttentionFunction = a.apply, a.attention
+	return delivery
 }
 
 // load reads and checks a file. The error has every mistake, each with its line.
@@ -47,7 +57,7 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 		return nil, err
 	}
 	r := &reader{file: file, lookupEnv: lookupEnv, lines: map[string]int{}}
-	c := &config{file: file, places: map[string]entry{"dispatcher": {path: "actions", line: 1}, "dispatcher.Config": {path: "worker", line: 1}}}
+	c := &config{file: file, lines: r.lines, places: map[string]entry{"dispatcher": {path: "actions", line: 1}, "dispatcher.Config": {path: "worker", line: 1}}}
 	if top := r.parse(data); top != nil {
 		c.read(r, top)
 		c.check(r)
@@ -56,13 +66,22 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 	return c, r.err()
 }
 
+// explain words mistakes that only the database shows, each with its line.
+func (c *config) explain(errs dispatcher.ConfigErrors) error {
+	r := &reader{file: c.file, lines: c.lines}
+	for _, err := range errs {
+		r.explain(err, c.places[err.Item])
+	}
+	return r.err()
+}
+
 // register registers all actions. The file was checked by load.
 func (c *config) register(d *dispatcher.Dispatcher) {
 	for _, dest := range c.destinations {
 		dest.client.Register(d)
 	}
 	for _, a := range c.actions {
-		dispatcher.Handle(d, outbox.NewAction[[]byte](a.name), httpvendor.Delivery[[]byte](c.destination(a.destination).client, a.Action))
+		dispatcher.Handle(d, outbox.NewAction[[]byte](a.name), a.delivery(c.destination(a.destination).client))
 	}
 }
 
@@ -243,6 +262,8 @@ func readAction(r *reader, at entry) *action {
 		"ordering":        func(e entry) { p.PassFailed = readOrdering(r, e) },
 		"resend_absent":   func(e entry) { p.ResendAbsent = readBool(r, e) },
 		"completion_time": func(e entry) { p.CompletionTime = r.duration(e) },
+		"apply":           func(e entry) { a.apply, _ = r.raw(e) },
+		"attention":       func(e entry) { a.attention, _ = r.raw(e) },
 	})
 	return a
 }

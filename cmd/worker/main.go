@@ -157,6 +157,7 @@ func (m *worker) run(args []string) int {
 			config.register(d)
 			return nil
 		}
+		options.Explain = config.explain
 	}
 	return daemon.Exec(options)
 }

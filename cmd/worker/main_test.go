@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -11,11 +10,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -44,11 +43,8 @@ const patience = 20 * time.Second
 // process is a worker under test.
 type process struct {
 	cmd    *exec.Cmd
+	log    dbtest.Log
 	exited chan struct{}
-
-	mu      sync.Mutex
-	log     bytes.Buffer
-	changed chan struct{}
 }
 
 // start starts the worker with no environment but env.
@@ -59,72 +55,25 @@ func start(t *testing.T, env []string, args ...string) *process {
 
 func startCommand(t *testing.T, env []string, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{cmd: cmd, exited: make(chan struct{}), changed: make(chan struct{})}
+	p := &process{cmd: cmd, exited: make(chan struct{})}
 	p.cmd.Env = env
-	r, w := io.Pipe()
-	p.cmd.Stdout, p.cmd.Stderr = w, w
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		lines := bufio.NewReader(r)
-		for {
-			line, err := lines.ReadString('\n')
-			p.mu.Lock()
-			p.log.WriteString(line)
-			close(p.changed)
-			p.changed = make(chan struct{})
-			p.mu.Unlock()
-			if err != nil {
-				return
-			}
-		}
-	}()
 	go func() {
 		_ = p.cmd.Wait()
-		_ = w.Close()
-		<-read
+		p.log.Close()
 		close(p.exited)
 	}()
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		<-p.exited
 		if t.Failed() {
-			t.Logf("the worker said:\n%s", p.said())
+			t.Logf("the worker said:\n%s", p.log.String())
 		}
 	})
 	return p
-}
-
-func (p *process) said() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.log.String()
-}
-
-// waitFor waits until the worker has said text, and returns the line.
-func (p *process) waitFor(t *testing.T, text string) string {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		p.mu.Lock()
-		log, changed := p.log.String(), p.changed
-		p.mu.Unlock()
-		for line := range strings.Lines(log) {
-			if strings.Contains(line, text) {
-				return line
-			}
-		}
-		select {
-		case <-changed:
-		case <-p.exited:
-			t.Fatalf("the worker ended without saying %q", text)
-		case <-deadline:
-			t.Fatalf("the worker has not said %q", text)
-		}
-	}
 }
 
 func (p *process) signal(t *testing.T) { t.Helper(); p.send(t, syscall.SIGTERM) }
@@ -151,7 +100,7 @@ func (p *process) exit(t *testing.T) int {
 func (p *process) probe(t *testing.T, path string) (int, string) {
 	t.Helper()
 	var line struct{ Address string }
-	if err := json.Unmarshal([]byte(p.waitFor(t, "probes listen")), &line); err != nil {
+	if err := json.Unmarshal([]byte(p.log.Wait(t, "probes listen")), &line); err != nil {
 		t.Fatal(err)
 	}
 	client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}

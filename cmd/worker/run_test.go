@@ -128,7 +128,7 @@ func TestCallPastTheStopTimeoutIsRecorded(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("the stop took %v, with a stop_timeout of 1s", took)
 	}
-	if n := count(t, db, `select count(*) from samekey.outbox_history where event = 'attempt' and outcome = 'retry' and code = 'stopped'`); n != 2 {
+	if n := count(t, db, `select count(*) from samekey.outbox_history where event = 'attempt' and outcome = 'unknown' and code = 'stopped'`); n != 2 {
 		t.Errorf("%d stopped attempts are recorded, want 2", n)
 	}
 	if n := count(t, db, `select count(*) from samekey.outbox_queue where status = 'pending' and leased_by is null`); n != 2 {
@@ -144,7 +144,7 @@ func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", config))
 	wait(t, func(ctx context.Context) error { return vendor.WaitOpen(ctx, 1) })
 	p.signal(t)
-	p.waitFor(t, "a second signal")
+	p.log.Wait(t, "a second signal")
 	p.signal(t)
 	if code := p.exit(t); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
@@ -163,7 +163,7 @@ func TestSIGHUPStopsInGoodOrder(t *testing.T) {
 	p.send(t, syscall.SIGHUP)
 	p.waitReady(t, 503)
 	p.send(t, syscall.SIGHUP)
-	p.waitFor(t, "already stopping")
+	p.log.Wait(t, "already stopping")
 	vendor.Release()
 	if code := p.exit(t); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -183,7 +183,7 @@ func TestIgnoredSIGHUPStaysIgnored(t *testing.T) {
 	insert(t, db, "charge_card", 1)
 	wait(t, func(ctx context.Context) error { return vendor.WaitEffects(ctx, 1) })
 	p.signal(t)
-	if code := p.exit(t); code != 0 || strings.Contains(p.said(), "hangup") {
+	if code := p.exit(t); code != 0 || strings.Contains(p.log.String(), "hangup") {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -262,7 +262,7 @@ actions:
 		if strings.Contains(rows, secret) {
 			t.Errorf("%q is in the history: %s", secret, rows)
 		}
-		if strings.Contains(p.said(), secret) {
+		if strings.Contains(p.log.String(), secret) {
 			t.Errorf("%q is in the log", secret)
 		}
 	}
@@ -316,12 +316,12 @@ func TestMissingDatabaseURLReportsAllMistakes(t *testing.T) {
 			t.Errorf("%v: exit code %d, want 2", env, code)
 		}
 		for _, want := range []string{"DATABASE_URL", "postgres://user:password@host", "LOG_FORMAT", config + ":3: foo"} {
-			if !strings.Contains(p.said(), want) {
-				t.Errorf("%v: %q is not in %s", env, want, p.said())
+			if !strings.Contains(p.log.String(), want) {
+				t.Errorf("%v: %q is not in %s", env, want, p.log.String())
 			}
 		}
-		if strings.Contains(p.said(), "s3cret") {
-			t.Errorf("the password is in %s", p.said())
+		if strings.Contains(p.log.String(), "s3cret") {
+			t.Errorf("the password is in %s", p.log.String())
 		}
 	}
 }
@@ -330,8 +330,8 @@ func TestOldSchemaGivesAdvice(t *testing.T) {
 	db := samekeytest.NewEmptyDB(t)
 	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, "http://127.0.0.1:1"))
 	p := start(t, environment(db), "run", "-config", config)
-	if code := p.exit(t); code != 1 || !strings.Contains(p.said(), "worker migrate") {
-		t.Errorf("exit code %d: %s", code, p.said())
+	if code := p.exit(t); code != 1 || !strings.Contains(p.log.String(), "worker migrate") {
+		t.Errorf("exit code %d: %s", code, p.log.String())
 	}
 	env := map[string]string{"DATABASE_URL": db.DSN}
 	for range 2 {
@@ -360,8 +360,8 @@ func TestWorkerRefusesResetSequences(t *testing.T) {
 	}
 	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, "http://127.0.0.1:1"))
 	p := start(t, environment(db), "run", "-config", config)
-	if code := p.exit(t); code != 1 || !strings.Contains(p.said(), "worker migrate") {
-		t.Errorf("exit code %d: %s", code, p.said())
+	if code := p.exit(t); code != 1 || !strings.Contains(p.log.String(), "worker migrate") {
+		t.Errorf("exit code %d: %s", code, p.log.String())
 	}
 	if code, _, stderr := call(map[string]string{"DATABASE_URL": db.DSN}, "migrate"); code != 0 {
 		t.Fatalf("migrate: %d %s", code, stderr)

@@ -42,6 +42,7 @@ destinations:
     replay: state
     mismatch: ignored
     json_answers: true
+    reference: /ref
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
     lookup:
@@ -70,7 +71,9 @@ actions:
         outcome: refused
       - header: X-Later
         outcome: retry
+        reference: /error/id
     accepted: 202
+    reference: /charge/id
     completion_time: 2d
     lookup:
       request: GET /v1/charges?ref={{.Key}}
@@ -82,7 +85,7 @@ actions:
     request: POST /send
     class: non_idempotent_write
     resend_absent: true
-    lookup: {request: "GET /sent?key={{.Key}}", list: /Messages, field: /Metadata/key}
+    lookup: {request: "GET /sent?key={{.Key}}", list: /Messages, field: /Metadata/key, reference: "/Messages/*/ID"}
   once:
     destination: own
     request: POST /ops
@@ -140,6 +143,9 @@ actions:
 	}
 	if got := charge.Lookup.Request + rulesOf(charge.Lookup.Rules); got != "GET /v1/charges?ref={{.Key}}[{[[200 200]]  /data/*/ref [{{.Key}}]} delivered][{[[404 404]]   []} absent]" {
 		t.Error(got)
+	}
+	if got := []string{stripe.Reference, own.Reference, charge.Reference, charge.Rules[1].Reference, send.Lookup.Reference}; strings.Join(got, " ") != "/id /ref /charge/id /error/id /Messages/*/ID" {
+		t.Errorf("the references are %q", got)
 	}
 	if fmt.Sprint(charge.Accepted) != "[[202 202]]" || charge.Policy.CompletionTime != 48*time.Hour || !send.Policy.ResendAbsent {
 		t.Errorf("%+v %+v", charge.Action, send.Action)

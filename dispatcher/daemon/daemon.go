@@ -32,7 +32,7 @@
 //
 //	0  stopped by a signal, everything settled
 //	1  failed: the schema does not match, a wrong password, role or database, a missing right, the probes' port is in use, a second signal
-//	2  a mistake in the configuration: nothing was started, and every mistake is printed
+//	2  a mistake in the configuration: nothing was delivered, and every mistake is printed
 package daemon
 
 import (
@@ -58,6 +58,11 @@ type Options struct {
 
 	// Config is the dispatcher's configuration. Its Logger defaults to the daemon's.
 	Config *dispatcher.Config
+
+	// Explain words the mistakes that only the database shows, such as an SQL function that does not exist
+	// (dispatcher.Delivery.ApplyFunction), for the place where the user wrote them. Default: as the dispatcher words
+	// them.
+	Explain func(dispatcher.ConfigErrors) error
 
 	// LookupEnv reads the environment. Default os.LookupEnv.
 	LookupEnv func(name string) (string, bool)
@@ -160,11 +165,14 @@ func Run(ctx context.Context, o Options) error {
 	probes.ready(d.Ready)
 	stopped := context.AfterFunc(ctx, func() { probes.ready(stopping) })
 	defer stopped()
-	if err := d.Run(ctx); err != nil {
-		var mistakes dispatcher.ConfigErrors
-		if errors.As(err, &mistakes) { // found in the database: it needs Config.Deployment
-			return &ConfigError{err}
-		}
+	err = d.Run(ctx)
+	var mistakes dispatcher.ConfigErrors
+	switch {
+	case errors.As(err, &mistakes) && o.Explain != nil:
+		return &ConfigError{o.Explain(mistakes)}
+	case errors.As(err, &mistakes):
+		return &ConfigError{err}
+	case err != nil:
 		return fmt.Errorf("daemon: %w", err)
 	}
 	return nil

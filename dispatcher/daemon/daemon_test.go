@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,39 +9,21 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/samekeytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// output is a log that can be read while it is written.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
-func options(env map[string]string) (Options, *output) {
-	out := &output{}
+func options(env map[string]string) (Options, *dbtest.Log) {
+	out := &dbtest.Log{}
 	return Options{
 		Stderr:    out,
 		LookupEnv: func(name string) (string, bool) { value, ok := env[name]; return value, ok },
@@ -103,8 +84,8 @@ func TestUnavailableDatabaseIsNotReady(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, o) }()
-	line := waitFor(t, out, "probes listen")
-	waitFor(t, out, "waits for the database")
+	line := out.Wait(t, "probes listen")
+	out.Wait(t, "waits for the database")
 	if status, _ := get(t, line, "/healthz"); status != 200 {
 		t.Errorf("/healthz is %d", status)
 	}
@@ -130,7 +111,7 @@ func TestRunWithoutProbes(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- Run(ctx, o) }()
-		waitFor(t, out, "dispatcher: running")
+		out.Wait(t, "dispatcher: running")
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -141,7 +122,6 @@ func TestRunWithoutProbes(t *testing.T) {
 	}
 }
 
-// net/http logs unsolicited data on an idle connection.
 // The deployment of the environment is that of the dispatcher. Without one, nothing is started on a database that has
 // none either.
 func TestDeploymentComesFromTheEnvironment(t *testing.T) {
@@ -161,7 +141,7 @@ func TestDeploymentComesFromTheEnvironment(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, o) }()
-	waitFor(t, out, "dispatcher: running")
+	out.Wait(t, "dispatcher: running")
 	cancel()
 	if err := <-done; err != nil {
 		t.Errorf("Run returned %v", err)
@@ -177,25 +157,6 @@ func TestVendorsBytesStayOutOfTheLog(t *testing.T) {
 	slog.NewLogLogger(logger.Handler(), slog.LevelInfo).Printf("Unsolicited response received on idle HTTP channel starting with %q; err=%v", "card 4242", nil)
 	if text := out.String(); strings.Contains(text, "4242") || !strings.Contains(text, "a vendor sent data") {
 		t.Error(text)
-	}
-}
-
-func waitFor(t *testing.T, out *output, text string) (line string) {
-	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		for line := range strings.Lines(out.String()) {
-			if strings.Contains(line, text) {
-				return line
-			}
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("the log does not have %q: %s", text, out)
-		}
 	}
 }
 

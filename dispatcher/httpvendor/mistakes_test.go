@@ -57,6 +57,7 @@ func TestMistakesInDestinations(t *testing.T) {
 			"URL: leads to an address that is not public: add its range to AllowPrivate if it is intended", "Proxy: leads to an address that is not public"}},
 		{Destination{URL: public, Auth: Auth{Header: "X"}}, []string{"Auth.Value: missing: Header needs a value"}},
 		{Destination{URL: public, Auth: Auth{Value: "s3cret"}}, []string{`Auth: "" is not a valid header name`}},
+		{Destination{URL: public, Reference: "id"}, []string{`Reference: "id" is not a JSON Pointer: it must begin with /, such as /id`}},
 		{Destination{URL: public, Auth: Auth{Bearer: "s3cret\n"}}, []string{`Auth: the value of "Authorization" has a control character at byte 13`}},
 		{Destination{URL: public, Auth: Auth{Header: "idempotency-key", Value: "s3cret"}}, []string{"Auth.Header: carries the delivery key and cannot be set"}},
 		{Destination{URL: public, Auth: Auth{Bearer: "s3cret"}, Headers: map[string]string{"authorization": "x"}}, []string{"Auth: sets a header that Headers also sets"}},

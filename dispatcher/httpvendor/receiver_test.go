@@ -209,7 +209,7 @@ func TestStoredEndpointsUntil410(t *testing.T) {
 		t.Fatal(err)
 	}
 	by := outbox.By{Actor: "ada", Reason: "the shop is back"}
-	if n, err := outbox.RedriveAll(t.Context(), w.db.Pool, outbox.Filter{Action: "notify", Part: "shop-1"}, by); n != 2 || err != nil {
+	if n, err := outbox.RedriveAll(outbox.Filter{Action: "notify", Part: "shop-1"}, by).Run(t.Context(), w.db.Pool); n != 2 || err != nil {
 		t.Fatalf("%d redriven, %v", n, err)
 	}
 	w.want(map[uuid.UUID]string{first: "delivered 200", second: "delivered 200"})

@@ -60,7 +60,7 @@ func find(at any, path []string, is func(any) bool) (where []string, ok bool) {
 		return nil, at != nil && is(at)
 	}
 	for _, name := range children(at, path[0]) {
-		if where, ok := find(child(at, name), path[1:], is); ok {
+		if where, ok := find(valueAt(at, name), path[1:], is); ok {
 			return append([]string{name}, where...), true
 		}
 	}
@@ -85,8 +85,8 @@ func children(at any, name string) (names []string) {
 	return names
 }
 
-// child is a member of an object or an element of an array, or nil.
-func child(at any, name string) any {
+// valueAt is a member of an object or an element of an array, or nil.
+func valueAt(at any, name string) any {
 	switch at := at.(type) {
 	case map[string]any:
 		return at[unescape.Replace(name)]

@@ -14,24 +14,18 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
 )
 
-// captureLog returns a function that returns the log so far, by log and by slog.
-func captureLog(t *testing.T) func() string {
+// captureLog returns what is logged from now on, by log and by slog.
+func captureLog(t *testing.T) *dbtest.Log {
 	t.Helper()
-	var mu sync.Mutex
-	var buf bytes.Buffer
-	out := writerFunc(func(p []byte) (int, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		return buf.Write(p)
-	})
+	out := &dbtest.Log{}
 	before, flags := slog.Default(), log.Flags()
 	slog.SetDefault(slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	log.SetOutput(out)
@@ -40,16 +34,8 @@ func captureLog(t *testing.T) func() string {
 		log.SetOutput(os.Stderr)
 		log.SetFlags(flags)
 	})
-	return func() string {
-		mu.Lock()
-		defer mu.Unlock()
-		return buf.String()
-	}
+	return out
 }
-
-type writerFunc func(p []byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func keyIn(header string) dispatcher.Vendor {
 	return dispatcher.Vendor{Key: dispatcher.KeyRules{Place: dispatcher.KeyInHeader, Name: header}}
@@ -280,8 +266,8 @@ func TestSecretsAreInNoErrorAnswerOrLog(t *testing.T) {
 			text += fmt.Sprintf(" %v", e)
 		}
 		for _, secret := range []string{password, "pa%2Fss", token, query, "dXNlcjpwYS9zcyZ3MHJk"} {
-			if strings.Contains(text+logged(), secret) {
-				t.Errorf("%s: %q is in %s", name, secret, text+logged())
+			if strings.Contains(text+logged.String(), secret) {
+				t.Errorf("%s: %q is in %s", name, secret, text+logged.String())
 			}
 		}
 		if name == "echo" && (verdict(err) != "refused" || !bytes.Contains(answer.Body, []byte("user [redacted]"))) {

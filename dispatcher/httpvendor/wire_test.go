@@ -110,7 +110,7 @@ func TestUnsolicitedDataIsNotLogged(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the client kept a connection with unsolicited data")
 	}
-	if text := logged(); text != "" {
+	if text := logged.String(); text != "" {
 		t.Errorf("logged: %s", text)
 	}
 }

@@ -22,6 +22,7 @@ func TestMailIsSentOverTLSWithTheStoredMessageID(t *testing.T) {
 	id := b.insert()
 	b.expect(b.worker(s.account(), policy, compose), delivered)
 	b.wantHistory(id, "attempt:delivered:250 2.0.0")
+	b.wantReference(id, b.messageID(id))
 	mails, messageID := s.mails(), b.messageID(id)
 	if len(mails) != 1 || !mails[0].secure || mails[0].user != "shop" || mails[0].from != "shop@example.com" || fmt.Sprint(mails[0].to) != "[bob@example.org archive@example.com]" {
 		t.Fatalf("the server got %+v", mails)
@@ -87,6 +88,7 @@ func TestMailLostAfterItsEndIsFoundInTheLog(t *testing.T) {
 	b.elapse(time.Minute)
 	b.expect(d, delivered)
 	b.wantHistory(id, "attempt:unknown:connection lookup:delivered:sent")
+	b.wantReference(id, b.messageID(id))
 	if n := len(s.mails()); n != 1 || len(log.asked) != 1 || log.asked[0] != b.messageID(id) {
 		t.Errorf("%d mails; the log was searched for %q", n, log.asked)
 	}

@@ -255,6 +255,15 @@ func value[T any](b *bundle, sql string, args ...any) T {
 }
 
 // wantHistory compares an intent's timeline, as "event:outcome:code".
+// wantReference compares what outbox.List finds an intent by.
+func (b *bundle) wantReference(id uuid.UUID, want string) {
+	b.Helper()
+	page, err := outbox.List(b.Context(), b.db, outbox.Filter{Reference: want})
+	if err != nil || len(page.Entries) != 1 || page.Entries[0].ID != id {
+		b.Errorf("the reference %s finds %+v, %v", want, page.Entries, err)
+	}
+}
+
 func (b *bundle) wantHistory(id uuid.UUID, want string) {
 	b.Helper()
 	history := dbtest.History(b, b.db, id)

@@ -31,6 +31,7 @@ func TestChargeCarriesTheIntentsKey(t *testing.T) {
 	b.expect(b.worker(pay), delivered)
 	b.wantOneKey(id, 1)
 	b.wantHistory(id, "attempt:delivered:200")
+	b.wantReference(id, "pi_1")
 	got := b.server.seen()[0]
 	for _, want := range []string{"amount=1999", "customer=cus_1", "confirm=true", "metadata[samekey_key]=" + got.key, "metadata[order]=order-1"} {
 		if !strings.Contains(got.body, want) && !strings.Contains(got.body, strings.NewReplacer("[", "%5B", "]", "%5D").Replace(want)) {
@@ -54,7 +55,7 @@ func Test500IsRepeatedByAnotherRelease(t *testing.T) {
 		})
 	}), delivered)
 	b.wantOneKey(id, 2)
-	b.wantHistory(id, "attempt:retry:500 attempt:delivered:200")
+	b.wantHistory(id, "attempt:unknown:500 attempt:delivered:200")
 }
 
 func TestStored500IsLookedUp(t *testing.T) {
@@ -68,7 +69,7 @@ func TestStored500IsLookedUp(t *testing.T) {
 		b.elapse(time.Hour)
 		b.expect(d, want)
 	}
-	b.wantHistory(id, "attempt:retry:500 attempt:unknown:replayed_500 lookup:absent:absent lookup:absent:absent")
+	b.wantHistory(id, "attempt:unknown:500 attempt:unknown:replayed_500 lookup:absent:absent lookup:absent:absent")
 	posts := 0
 	for _, call := range b.server.seen() {
 		if call.method == "POST" {
@@ -88,7 +89,7 @@ func TestCutConnectionIsRepeatedOnceWithTheSameKey(t *testing.T) {
 	b.elapse(time.Hour)
 	b.expect(b.worker(pay), delivered)
 	b.wantOneKey(id, 2)
-	b.wantHistory(id, "attempt:retry:connection attempt:delivered:200")
+	b.wantHistory(id, "attempt:unknown:connection attempt:delivered:200")
 }
 
 func TestDeclineIsRefusedWithItsCode(t *testing.T) {
@@ -102,6 +103,7 @@ func TestDeclineIsRefusedWithItsCode(t *testing.T) {
 		}
 	}), refused)
 	b.wantOneKey(id, 1)
+	b.wantReference(id, "pi_1")
 	if told.Status != outbox.StatusRefused || told.Response.Code != "insufficient_funds" || !strings.Contains(string(told.Response.Body), "card_declined") {
 		t.Errorf("Apply got %+v", told)
 	}
@@ -199,7 +201,7 @@ func TestPastTheWindowTheIntentIsLookedUp(t *testing.T) {
 	b.expect(d(), retried)
 	b.elapse(25 * time.Hour)
 	b.expect(d(), dispatcher.Summary{Unknown: 1, Delivered: 1})
-	b.wantHistory(id, "attempt:retry:connection attempt:unknown:key_window lookup:delivered:succeeded")
+	b.wantHistory(id, "attempt:unknown:connection attempt:unknown:key_window lookup:delivered:succeeded")
 	calls := b.server.seen()
 	if len(calls) != 3 || calls[1].method != "GET" || calls[2].method != "GET" || !strings.Contains(calls[2].path, "starting_after=pi_7") || calls[1].key != "" {
 		t.Errorf("the calls were %+v", calls)
@@ -216,7 +218,7 @@ func TestAbsentPaymentIsParkedNotSent(t *testing.T) {
 	b.expect(d, dispatcher.Summary{Unknown: 2})
 	b.elapse(time.Minute)
 	b.expect(d, dispatcher.Summary{Parked: 1})
-	b.wantHistory(id, "attempt:retry:connection attempt:unknown:key_window lookup:absent:absent lookup:absent:absent")
+	b.wantHistory(id, "attempt:unknown:connection attempt:unknown:key_window lookup:absent:absent lookup:absent:absent")
 	if n := len(b.server.seen()); n != 3 {
 		t.Errorf("%d requests", n)
 	}
@@ -239,7 +241,7 @@ func TestLookupRepeatsAndMayNotWrite(t *testing.T) {
 			yield(made, err)
 		}
 	}), dispatcher.Summary{Unknown: 1})
-	b.wantHistory(id, "attempt:retry:connection attempt:unknown:key_window lookup:retry:lookup_failed lookup:retry:lookup_failed")
+	b.wantHistory(id, "attempt:unknown:connection attempt:unknown:key_window lookup:retry:lookup_failed lookup:retry:lookup_failed")
 	if calls := b.server.seen(); len(calls) != 2 || calls[1].method != "GET" || !strings.Contains(b.dump(), "may only read") {
 		t.Errorf("the calls were %+v; %s", calls, b.dump())
 	}

@@ -44,7 +44,7 @@ func isOurs(call *dispatcher.Call, p *stripe.PaymentIntent) (outcome dispatcher.
 	default:
 		outcome = dispatcher.Unknown(response)
 	}
-	return outcome, p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
+	return outcome.Reference(p.ID), p.Metadata[stripevendor.MetadataKey] == call.CarriedKey
 }
 
 // A payment through the SDK. The package handles the key, the bytes and the meaning of each answer. If Stripe may have

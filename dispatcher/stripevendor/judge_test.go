@@ -180,7 +180,7 @@ func TestErrorAfterA2xxIsNeverUnsent(t *testing.T) {
 				_, _ = pay(ctx, sc, call, c)
 				return result()
 			}), retried)
-			b.wantHistory(id, "attempt:retry:200")
+			b.wantHistory(id, "attempt:unknown:200")
 			if !value[bool](b, "select attempts_used = 1 and first_sent_at is not null from samekey.outbox_queue where id = $1", id) {
 				t.Error("it counts as unsent")
 			}
@@ -227,7 +227,7 @@ func TestHangingCallIsUnknown(t *testing.T) {
 		return pay(ctx, sc, call, c)
 	}
 	b.expect(b.worker(hurry), retried)
-	b.wantHistory(id, "attempt:retry:timeout")
+	b.wantHistory(id, "attempt:unknown:timeout")
 	b.elapse(time.Hour)
 	b.expect(b.worker(pay), delivered)
 	b.wantOneKey(id, 2)

@@ -20,8 +20,8 @@ const MetadataKey = "samekey_key"
 
 // Lookup returns a function for dispatcher.Delivery.Lookup that finds what an intent created at Stripe. List says where
 // to look. Match reports of each object whether it is this intent's (its metadata's MetadataKey is call.CarriedKey) and
-// what it means: dispatcher.Delivered, Refused or Accepted. The first match ends the lookup. Without a match the
-// outcome is dispatcher.Absent; after the second Absent the intent is parked.
+// what it means: dispatcher.Delivered, Refused or Accepted, with the object's id as the Reference. The first match ends
+// the lookup. Without a match the outcome is dispatcher.Absent; after the second Absent the intent is parked.
 //
 // Use a List, limited by customer or by Created, and not a Search: Stripe states that a search finds a new object after
 // up to a minute, and later during an outage, while lists have no such delay. Requests that write are refused.

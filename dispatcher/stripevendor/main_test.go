@@ -98,7 +98,7 @@ func cuts(w http.ResponseWriter, _ *http.Request) {
 
 const (
 	succeeded = `{"id":"pi_1","object":"payment_intent","status":"succeeded","client_secret":"pi_1_secret_xyz","amount":1999}`
-	declined  = `{"error":{"type":"card_error","code":"card_declined","decline_code":"insufficient_funds","message":"Your card has insufficient funds."}}`
+	declined  = `{"error":{"type":"card_error","code":"card_declined","decline_code":"insufficient_funds","payment_intent":{"id":"pi_1"},"message":"Your card has insufficient funds."}}`
 )
 
 func apiError(kind, code string) string {
@@ -223,6 +223,15 @@ func value[T any](b *bundle, sql string, args ...any) T {
 func (b *bundle) history(id uuid.UUID) string {
 	b.Helper()
 	return dbtest.History(b, b.db, id)
+}
+
+// wantReference compares what outbox.List finds an intent by.
+func (b *bundle) wantReference(id uuid.UUID, want string) {
+	b.Helper()
+	page, err := outbox.List(b.Context(), b.db, outbox.Filter{Reference: want})
+	if err != nil || len(page.Entries) != 1 || page.Entries[0].ID != id {
+		b.Errorf("the reference %s finds %+v, %v", want, page.Entries, err)
+	}
 }
 
 func (b *bundle) wantHistory(id uuid.UUID, want string) {

@@ -16,5 +16,7 @@ create table if not exists shop.orders (
     amount     bigint      not null check (amount > 0),
     email      text        not null,
     state      text        not null default 'pending' check (state in ('pending', 'paid', 'payment_failed')),
+    charge_id  text,       -- the payment vendor's id
+    problem    text,       -- the charge is dead, parked, awaiting_approval or cancelled: a person looks into it, or did
     created_at timestamptz not null default now()
 );

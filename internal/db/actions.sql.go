@@ -9,22 +9,23 @@ import (
 	"context"
 )
 
-const ActionsRegister = `-- name: ActionsRegister :exec
+const OutboxActionsRegister = `-- name: OutboxActionsRegister :exec
 
-insert into samekey.actions as a (action, fair_by)
-select u.action, nullif(u.fair_by, '')
-from (select unnest($1::text[]) as action, unnest($2::text[]) as fair_by) u
+insert into samekey.actions as a (action, attention, fair_by)
+select u.action, u.attention, nullif(u.fair_by, '')
+from (select unnest($1::text[]) as action, unnest($2::boolean[]) as attention, unnest($3::text[]) as fair_by) u
 order by u.action
-on conflict (action) do update set fair_by = excluded.fair_by, changed_at = clock_timestamp()
-where a.fair_by is distinct from excluded.fair_by
+on conflict (action) do update set attention = excluded.attention, fair_by = excluded.fair_by, changed_at = clock_timestamp()
+where (a.attention, a.fair_by) is distinct from (excluded.attention, excluded.fair_by)
 `
 
-type ActionsRegisterParams struct {
-	Actions []string
-	FairBy  []string
+type OutboxActionsRegisterParams struct {
+	Actions   []string
+	Attention []bool
+	FairBy    []string
 }
 
-// What the workers have registered about actions (samekey.actions).
+// What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
 // Writes the actions of a worker that starts. The last one to start wins. Rows that are as they should be are not
 // written. In order, so that two workers do not deadlock.
 //
@@ -35,7 +36,7 @@ type ActionsRegisterParams struct {
 //	                                              former kind. OutboxQueueShareFill gives a share to those without
 //	a worker runs that does not share             the actions are overwritten when it starts: new intents have no share.
 //	                                              Workers that share give them one
-func (q *Queries) ActionsRegister(ctx context.Context, arg ActionsRegisterParams) error {
-	_, err := q.db.Exec(ctx, ActionsRegister, arg.Actions, arg.FairBy)
+func (q *Queries) OutboxActionsRegister(ctx context.Context, arg OutboxActionsRegisterParams) error {
+	_, err := q.db.Exec(ctx, OutboxActionsRegister, arg.Actions, arg.Attention, arg.FairBy)
 	return err
 }

@@ -12,6 +12,31 @@ import (
 	"github.com/google/uuid"
 )
 
+const ActAbandonOperation = `-- name: ActAbandonOperation :exec
+select samekey.abandon_operation($1::text, $2::text, $3::text, $4::text, $5::int, $6::bytea)
+`
+
+type ActAbandonOperationParams struct {
+	Scope   string
+	IdemKey string
+	Actor   string
+	Reason  string
+	Code    int32
+	Body    []byte
+}
+
+func (q *Queries) ActAbandonOperation(ctx context.Context, arg ActAbandonOperationParams) error {
+	_, err := q.db.Exec(ctx, ActAbandonOperation,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.Body,
+	)
+	return err
+}
+
 const ActApprove = `-- name: ActApprove :one
 
 select samekey.approve($1::uuid, $2::text, $3::text)::text[]
@@ -32,6 +57,30 @@ func (q *Queries) ActApprove(ctx context.Context, arg ActApproveParams) ([]strin
 	return column_1, err
 }
 
+const ActBulkPlan = `-- name: ActBulkPlan :one
+select p.intents::bigint as intents, p.sample::uuid[] as sample, p.may_have_been_sent::bigint as may_have_been_sent
+from samekey.bulk_plan($1::text, ($2::text)::jsonb, $3::text) p
+`
+
+type ActBulkPlanParams struct {
+	Act     string
+	Filter  string
+	Outcome string
+}
+
+type ActBulkPlanRow struct {
+	Intents         int64
+	Sample          []uuid.UUID
+	MayHaveBeenSent int64
+}
+
+func (q *Queries) ActBulkPlan(ctx context.Context, arg ActBulkPlanParams) (ActBulkPlanRow, error) {
+	row := q.db.QueryRow(ctx, ActBulkPlan, arg.Act, arg.Filter, arg.Outcome)
+	var i ActBulkPlanRow
+	err := row.Scan(&i.Intents, &i.Sample, &i.MayHaveBeenSent)
+	return i, err
+}
+
 const ActCancel = `-- name: ActCancel :one
 select samekey.cancel($1::uuid, $2::text, $3::text)::text[]
 `
@@ -47,6 +96,38 @@ func (q *Queries) ActCancel(ctx context.Context, arg ActCancelParams) ([]string,
 	var column_1 []string
 	err := row.Scan(&column_1)
 	return column_1, err
+}
+
+const ActCancelAll = `-- name: ActCancelAll :one
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.cancel_all(($1::text)::jsonb, $2::text, $3::text, $4::int, $5::uuid) a
+`
+
+type ActCancelAllParams struct {
+	Filter   string
+	Actor    string
+	Reason   string
+	MaxCount int32
+	AfterID  *uuid.UUID
+}
+
+type ActCancelAllRow struct {
+	Changed int32
+	LastID  *uuid.UUID
+	Actions []string
+}
+
+func (q *Queries) ActCancelAll(ctx context.Context, arg ActCancelAllParams) (ActCancelAllRow, error) {
+	row := q.db.QueryRow(ctx, ActCancelAll,
+		arg.Filter,
+		arg.Actor,
+		arg.Reason,
+		arg.MaxCount,
+		arg.AfterID,
+	)
+	var i ActCancelAllRow
+	err := row.Scan(&i.Changed, &i.LastID, &i.Actions)
+	return i, err
 }
 
 const ActEndpointDelete = `-- name: ActEndpointDelete :one
@@ -165,87 +246,38 @@ func (q *Queries) ActRedrive(ctx context.Context, arg ActRedriveParams) ([]strin
 	return column_1, err
 }
 
-const ActRedriveAll = `-- name: ActRedriveAll :many
-with picked as materialized (
-    select array(
-        select q.id
-        from samekey.outbox_queue q
-        cross join lateral (select o.scope, o.idem_key, o.part, o.subject, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
-        where q.status in ('parked', 'dead') and q.status = any ($1::text[])
-          and (q.safe_to_resend or q.first_sent_at is null)
-          and ($2::text = '' or q.action = $2)
-          and ($3::text = '' or q.last_code = $3)
-          and ($4::text = '' or o.scope = $4)
-          and ($5::text = '' or o.part = $5)
-          and ($6::text = '' or o.idem_key = $6)
-          and ($7::text = '' or o.subject = $7)
-          and ($8::text = '' or q.id in (select r.intent_id from samekey.outbox_history r where r.reference = $8::text and r.reference is not null))
-          and ($9::bigint = 0 or o.created_at < clock_timestamp() - ($9::bigint) * interval '1 microsecond')
-        order by q.id
-        limit $10
-        for update of q skip locked) as ids
-), redriven as (
-    update samekey.outbox_queue q
-    set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1
-    from picked p
-    where q.id = any (p.ids)
-    returning q.id, q.action
-), logged as (
-    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
-    select r.id, 'redriven', $11::text, $12::text, session_user from redriven r
-)
-select r.action from redriven r
+const ActRedriveAll = `-- name: ActRedriveAll :one
+
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.redrive_all(($1::text)::jsonb, $2::text, $3::text, $4::int, $5::uuid) a
 `
 
 type ActRedriveAllParams struct {
-	Statuses  []string
-	Action    string
-	Code      string
-	Scope     string
-	Part      string
-	IdemKey   string
-	Subject   string
-	Reference string
-	AgeUs     int64
-	MaxCount  int32
-	Actor     string
-	Reason    string
+	Filter   string
+	Actor    string
+	Reason   string
+	MaxCount int32
+	AfterID  *uuid.UUID
 }
 
-// Redrives dead and parked intents, the oldest first. It leaves out those that may have been sent and must not be sent
-// twice, and skips rows that another transaction has locked. attempts_used starts at 0 again, and an approval is needed
-// again. An intent that left its order stays out of it.
-func (q *Queries) ActRedriveAll(ctx context.Context, arg ActRedriveAllParams) ([]string, error) {
-	rows, err := q.db.Query(ctx, ActRedriveAll,
-		arg.Statuses,
-		arg.Action,
-		arg.Code,
-		arg.Scope,
-		arg.Part,
-		arg.IdemKey,
-		arg.Subject,
-		arg.Reference,
-		arg.AgeUs,
-		arg.MaxCount,
+type ActRedriveAllRow struct {
+	Changed int32
+	LastID  *uuid.UUID
+	Actions []string
+}
+
+// Many intents, one batch per statement.
+func (q *Queries) ActRedriveAll(ctx context.Context, arg ActRedriveAllParams) (ActRedriveAllRow, error) {
+	row := q.db.QueryRow(ctx, ActRedriveAll,
+		arg.Filter,
 		arg.Actor,
 		arg.Reason,
+		arg.MaxCount,
+		arg.AfterID,
 	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []string
-	for rows.Next() {
-		var action string
-		if err := rows.Scan(&action); err != nil {
-			return nil, err
-		}
-		items = append(items, action)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+	var i ActRedriveAllRow
+	err := row.Scan(&i.Changed, &i.LastID, &i.Actions)
+	return i, err
 }
 
 const ActReject = `-- name: ActReject :one
@@ -263,6 +295,68 @@ func (q *Queries) ActReject(ctx context.Context, arg ActRejectParams) ([]string,
 	var column_1 []string
 	err := row.Scan(&column_1)
 	return column_1, err
+}
+
+const ActReplace = `-- name: ActReplace :one
+select samekey.replace($1::uuid, $2::text, $3::text, $4::timestamptz)::uuid as successor,
+       coalesce((select o.action from samekey.outbox o where o.id = $1), '')::text as action
+`
+
+type ActReplaceParams struct {
+	ID       uuid.UUID
+	Actor    string
+	Reason   string
+	Deadline *time.Time
+}
+
+type ActReplaceRow struct {
+	Successor uuid.UUID
+	Action    string
+}
+
+func (q *Queries) ActReplace(ctx context.Context, arg ActReplaceParams) (ActReplaceRow, error) {
+	row := q.db.QueryRow(ctx, ActReplace,
+		arg.ID,
+		arg.Actor,
+		arg.Reason,
+		arg.Deadline,
+	)
+	var i ActReplaceRow
+	err := row.Scan(&i.Successor, &i.Action)
+	return i, err
+}
+
+const ActReplacePayload = `-- name: ActReplacePayload :one
+select samekey.replace_payload($1::uuid, $2::bytea, $3::text, $4::text, $5::text, $6::timestamptz)::uuid as successor,
+       coalesce((select o.action from samekey.outbox o where o.id = $1), '')::text as action
+`
+
+type ActReplacePayloadParams struct {
+	ID          uuid.UUID
+	Payload     []byte
+	Actor       string
+	Reason      string
+	ContentType string
+	Deadline    *time.Time
+}
+
+type ActReplacePayloadRow struct {
+	Successor uuid.UUID
+	Action    string
+}
+
+func (q *Queries) ActReplacePayload(ctx context.Context, arg ActReplacePayloadParams) (ActReplacePayloadRow, error) {
+	row := q.db.QueryRow(ctx, ActReplacePayload,
+		arg.ID,
+		arg.Payload,
+		arg.Actor,
+		arg.Reason,
+		arg.ContentType,
+		arg.Deadline,
+	)
+	var i ActReplacePayloadRow
+	err := row.Scan(&i.Successor, &i.Action)
+	return i, err
 }
 
 const ActResolve = `-- name: ActResolve :one
@@ -296,6 +390,79 @@ func (q *Queries) ActResolve(ctx context.Context, arg ActResolveParams) ([]strin
 	return column_1, err
 }
 
+const ActResolveAll = `-- name: ActResolveAll :one
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.resolve_all(($1::text)::jsonb, $2::text, $3::text, $4::text, $5::text, $6::text, $7::bytea,
+                         $8::text, $9::int, $10::uuid) a
+`
+
+type ActResolveAllParams struct {
+	Filter       string
+	Outcome      string
+	Actor        string
+	Reason       string
+	Code         string
+	ResponseType string
+	Response     []byte
+	Reference    string
+	MaxCount     int32
+	AfterID      *uuid.UUID
+}
+
+type ActResolveAllRow struct {
+	Changed int32
+	LastID  *uuid.UUID
+	Actions []string
+}
+
+func (q *Queries) ActResolveAll(ctx context.Context, arg ActResolveAllParams) (ActResolveAllRow, error) {
+	row := q.db.QueryRow(ctx, ActResolveAll,
+		arg.Filter,
+		arg.Outcome,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.ResponseType,
+		arg.Response,
+		arg.Reference,
+		arg.MaxCount,
+		arg.AfterID,
+	)
+	var i ActResolveAllRow
+	err := row.Scan(&i.Changed, &i.LastID, &i.Actions)
+	return i, err
+}
+
+const ActResolveStep = `-- name: ActResolveStep :exec
+select samekey.resolve_step($1::text, $2::text, $3::text, $4::text, $5::text, $6::text,
+                            $7::int, $8::bytea)
+`
+
+type ActResolveStepParams struct {
+	Scope   string
+	IdemKey string
+	Step    string
+	Outcome string
+	Actor   string
+	Reason  string
+	Code    *int32
+	Result  []byte
+}
+
+func (q *Queries) ActResolveStep(ctx context.Context, arg ActResolveStepParams) error {
+	_, err := q.db.Exec(ctx, ActResolveStep,
+		arg.Scope,
+		arg.IdemKey,
+		arg.Step,
+		arg.Outcome,
+		arg.Actor,
+		arg.Reason,
+		arg.Code,
+		arg.Result,
+	)
+	return err
+}
+
 const ActResume = `-- name: ActResume :exec
 select samekey.resume($1::text, $2::text, $3::text, $4::text)
 `
@@ -315,4 +482,49 @@ func (q *Queries) ActResume(ctx context.Context, arg ActResumeParams) error {
 		arg.Action,
 	)
 	return err
+}
+
+const CauseGroups = `-- name: CauseGroups :many
+select g.status::text as status, g.action::text as action, coalesce(g.code, '')::text as code, coalesce(g.cause, '')::text as cause,
+       g.intents::bigint as intents
+from samekey.cause_groups($1::text[], $2::int) g
+`
+
+type CauseGroupsParams struct {
+	Actions  []string
+	MaxCount int32
+}
+
+type CauseGroupsRow struct {
+	Status  string
+	Action  string
+	Code    string
+	Cause   string
+	Intents int64
+}
+
+func (q *Queries) CauseGroups(ctx context.Context, arg CauseGroupsParams) ([]CauseGroupsRow, error) {
+	rows, err := q.db.Query(ctx, CauseGroups, arg.Actions, arg.MaxCount)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []CauseGroupsRow
+	for rows.Next() {
+		var i CauseGroupsRow
+		if err := rows.Scan(
+			&i.Status,
+			&i.Action,
+			&i.Code,
+			&i.Cause,
+			&i.Intents,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }

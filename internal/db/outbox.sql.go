@@ -70,10 +70,11 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        greatest('1970-01-01 00:00:00+00', least('9999-12-31 23:59:59+00', coalesce(q.due_at, o.due_at)))::timestamptz as due_at,
        coalesce(case when isfinite(o.deadline) then o.deadline end, '0001-01-01 00:00:00+00')::timestamptz as deadline, o.trace_context, o.requested_by, o.subject, o.created_at,
        q.status, q.attempt, q.attempts_used, q.first_sent_at, w.key_window_until, q.leased_by, q.lease_until,
-       q.approved_at, q.safe_to_resend, q.last_code,
+       q.approved_at, q.safe_to_resend, q.last_code, q.cause,
        h.final_status, h.at as finished_at, h.code as finished_code,
        coalesce((select r.reference from samekey.outbox_history r
-                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference
+                 where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference, o.replaces,
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -114,10 +115,13 @@ type OutboxEntriesRow struct {
 	ApprovedAt     *time.Time
 	SafeToResend   *bool
 	LastCode       *string
+	Cause          *string
 	FinalStatus    *string
 	FinishedAt     *time.Time
 	FinishedCode   *string
 	Reference      string
+	Replaces       *uuid.UUID
+	ReplacedBy     uuid.UUID
 }
 
 // The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
@@ -162,10 +166,13 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.ApprovedAt,
 			&i.SafeToResend,
 			&i.LastCode,
+			&i.Cause,
 			&i.FinalStatus,
 			&i.FinishedAt,
 			&i.FinishedCode,
 			&i.Reference,
+			&i.Replaces,
+			&i.ReplacedBy,
 		); err != nil {
 			return nil, err
 		}
@@ -246,24 +253,28 @@ from samekey.outbox_queue q
 cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status = $1
   and q.id < $2
-  and ($3::text = '' or q.action = $3)
+  and (cardinality($3::text[]) = 0 or q.action = any ($3::text[]))
   and ($4::text = '' or q.last_code = $4)
   and ($5::text = '' or o.scope = $5)
   and ($6::text = '' or o.part = $6)
   and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+  and ($8::timestamptz is null or o.created_at >= $8::timestamptz)
+  and ($9::timestamptz is null or o.created_at < $9::timestamptz)
 order by q.id desc
-limit $8
+limit $10
 `
 
 type OutboxListActiveParams struct {
-	Status   string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
+	Status      string
+	Before      uuid.UUID
+	Actions     []string
+	Code        string
+	Scope       string
+	Part        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Intents that a worker has yet to finish. It reads the queue's primary key backwards; the queue is short in normal
@@ -272,11 +283,13 @@ func (q *Queries) OutboxListActive(ctx context.Context, arg OutboxListActivePara
 	rows, err := q.db.Query(ctx, OutboxListActive,
 		arg.Status,
 		arg.Before,
-		arg.Action,
+		arg.Actions,
 		arg.Code,
 		arg.Scope,
 		arg.Part,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -302,21 +315,25 @@ const OutboxListAll = `-- name: OutboxListAll :many
 select o.id
 from samekey.outbox o
 where o.id < $1
-  and ($2::text = '' or o.action = $2)
+  and (cardinality($2::text[]) = 0 or o.action = any ($2::text[]))
   and ($3::text = '' or o.scope = $3)
   and ($4::text = '' or o.part = $4)
   and ($5::bigint = 0 or o.created_at < clock_timestamp() - ($5::bigint) * interval '1 microsecond')
+  and ($6::timestamptz is null or o.created_at >= $6::timestamptz)
+  and ($7::timestamptz is null or o.created_at < $7::timestamptz)
 order by o.id desc
-limit $6
+limit $8
 `
 
 type OutboxListAllParams struct {
-	Before   uuid.UUID
-	Action   string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
+	Before      uuid.UUID
+	Actions     []string
+	Scope       string
+	Part        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Lists. Each OutboxList query returns ids, newest first, from one index in that order, so a page costs its own rows
@@ -334,10 +351,12 @@ type OutboxListAllParams struct {
 func (q *Queries) OutboxListAll(ctx context.Context, arg OutboxListAllParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, OutboxListAll,
 		arg.Before,
-		arg.Action,
+		arg.Actions,
 		arg.Scope,
 		arg.Part,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -364,24 +383,32 @@ from samekey.outbox_queue q
 cross join lateral (select o.scope, o.part, o.created_at from samekey.outbox o where o.id = q.id offset 0) o
 where q.status in ('awaiting_approval', 'parked', 'dead') and q.status = $1
   and q.id < $2
-  and ($3::text = '' or q.action = $3)
+  and (cardinality($3::text[]) = 0 or q.action = any ($3::text[]))
   and ($4::text = '' or q.last_code = $4)
-  and ($5::text = '' or o.scope = $5)
-  and ($6::text = '' or o.part = $6)
-  and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+  and ($5::text = '' or q.cause = $5)
+  and (not $6::boolean or coalesce(q.last_code, '') = $4 and coalesce(q.cause, '') = $5)
+  and ($7::text = '' or o.scope = $7)
+  and ($8::text = '' or o.part = $8)
+  and ($9::bigint = 0 or o.created_at < clock_timestamp() - ($9::bigint) * interval '1 microsecond')
+  and ($10::timestamptz is null or o.created_at >= $10::timestamptz)
+  and ($11::timestamptz is null or o.created_at < $11::timestamptz)
 order by q.id desc
-limit $8
+limit $12
 `
 
 type OutboxListAttentionParams struct {
-	Status   string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
+	Status      string
+	Before      uuid.UUID
+	Actions     []string
+	Code        string
+	Cause       string
+	Exact       bool
+	Scope       string
+	Part        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Intents that wait for a person. The first condition repeats the predicate of outbox_queue_attention.
@@ -389,11 +416,15 @@ func (q *Queries) OutboxListAttention(ctx context.Context, arg OutboxListAttenti
 	rows, err := q.db.Query(ctx, OutboxListAttention,
 		arg.Status,
 		arg.Before,
-		arg.Action,
+		arg.Actions,
 		arg.Code,
+		arg.Cause,
+		arg.Exact,
 		arg.Scope,
 		arg.Part,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -422,27 +453,31 @@ left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is n
 where o.idem_key = $1
   and o.id < $2
   and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
-  and ($4::text = '' or o.action = $4)
+  and (cardinality($4::text[]) = 0 or o.action = any ($4::text[]))
   and ($5::text = '' or o.scope = $5)
   and ($6::text = '' or o.subject = $6)
   and ($7::text = '' or o.part = $7)
   and ($8::text = '' or coalesce(q.last_code, h.code) = $8)
   and ($9::bigint = 0 or o.created_at < clock_timestamp() - ($9::bigint) * interval '1 microsecond')
+  and ($10::timestamptz is null or o.created_at >= $10::timestamptz)
+  and ($11::timestamptz is null or o.created_at < $11::timestamptz)
 order by o.id desc
-limit $10
+limit $12
 `
 
 type OutboxListByKeyParams struct {
-	IdemKey  string
-	Before   uuid.UUID
-	Status   string
-	Action   string
-	Scope    string
-	Subject  string
-	Part     string
-	Code     string
-	AgeUs    int64
-	MaxCount int32
+	IdemKey     string
+	Before      uuid.UUID
+	Status      string
+	Actions     []string
+	Scope       string
+	Subject     string
+	Part        string
+	Code        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Intents of one key. The unique index starts with the key.
@@ -451,12 +486,14 @@ func (q *Queries) OutboxListByKey(ctx context.Context, arg OutboxListByKeyParams
 		arg.IdemKey,
 		arg.Before,
 		arg.Status,
-		arg.Action,
+		arg.Actions,
 		arg.Scope,
 		arg.Subject,
 		arg.Part,
 		arg.Code,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -488,27 +525,31 @@ where o.id = any (array(select r.intent_id from samekey.outbox_history r
   and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
   and ($4::text = '' or o.idem_key = $4)
   and ($5::text = '' or o.subject = $5)
-  and ($6::text = '' or o.action = $6)
+  and (cardinality($6::text[]) = 0 or o.action = any ($6::text[]))
   and ($7::text = '' or o.scope = $7)
   and ($8::text = '' or o.part = $8)
   and ($9::text = '' or coalesce(q.last_code, h.code) = $9)
   and ($10::bigint = 0 or o.created_at < clock_timestamp() - ($10::bigint) * interval '1 microsecond')
+  and ($11::timestamptz is null or o.created_at >= $11::timestamptz)
+  and ($12::timestamptz is null or o.created_at < $12::timestamptz)
 order by o.id desc
-limit $11
+limit $13
 `
 
 type OutboxListByReferenceParams struct {
-	Reference string
-	Before    uuid.UUID
-	Status    string
-	IdemKey   string
-	Subject   string
-	Action    string
-	Scope     string
-	Part      string
-	Code      string
-	AgeUs     int64
-	MaxCount  int32
+	Reference   string
+	Before      uuid.UUID
+	Status      string
+	IdemKey     string
+	Subject     string
+	Actions     []string
+	Scope       string
+	Part        string
+	Code        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Intents that a vendor's answer named by this reference. Several events of one intent may have it. The array forces
@@ -520,11 +561,13 @@ func (q *Queries) OutboxListByReference(ctx context.Context, arg OutboxListByRef
 		arg.Status,
 		arg.IdemKey,
 		arg.Subject,
-		arg.Action,
+		arg.Actions,
 		arg.Scope,
 		arg.Part,
 		arg.Code,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -554,25 +597,29 @@ left join lateral (select x.final_status, x.code from samekey.outbox_history x
 where o.subject = $1::text and o.subject is not null
   and o.id < $2
   and ($3::text = '' or coalesce(q.status, h.final_status) = $3)
-  and ($4::text = '' or o.action = $4)
+  and (cardinality($4::text[]) = 0 or o.action = any ($4::text[]))
   and ($5::text = '' or o.scope = $5)
   and ($6::text = '' or o.part = $6)
   and ($7::text = '' or coalesce(q.last_code, h.code) = $7)
   and ($8::bigint = 0 or o.created_at < clock_timestamp() - ($8::bigint) * interval '1 microsecond')
+  and ($9::timestamptz is null or o.created_at >= $9::timestamptz)
+  and ($10::timestamptz is null or o.created_at < $10::timestamptz)
 order by o.id desc
-limit $9
+limit $11
 `
 
 type OutboxListBySubjectParams struct {
-	Subject  string
-	Before   uuid.UUID
-	Status   string
-	Action   string
-	Scope    string
-	Part     string
-	Code     string
-	AgeUs    int64
-	MaxCount int32
+	Subject     string
+	Before      uuid.UUID
+	Status      string
+	Actions     []string
+	Scope       string
+	Part        string
+	Code        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Intents of one subject. outbox_subject has them in the order of the page.
@@ -581,11 +628,13 @@ func (q *Queries) OutboxListBySubject(ctx context.Context, arg OutboxListBySubje
 		arg.Subject,
 		arg.Before,
 		arg.Status,
-		arg.Action,
+		arg.Actions,
 		arg.Scope,
 		arg.Part,
 		arg.Code,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -612,24 +661,28 @@ from samekey.outbox_history h
 cross join lateral (select o.action, o.scope, o.part, o.created_at from samekey.outbox o where o.id = h.intent_id offset 0) o
 where h.final_status is not null and h.final_status = $1
   and h.intent_id < $2
-  and ($3::text = '' or o.action = $3)
+  and (cardinality($3::text[]) = 0 or o.action = any ($3::text[]))
   and ($4::text = '' or h.code = $4)
   and ($5::text = '' or o.scope = $5)
   and ($6::text = '' or o.part = $6)
   and ($7::bigint = 0 or o.created_at < clock_timestamp() - ($7::bigint) * interval '1 microsecond')
+  and ($8::timestamptz is null or o.created_at >= $8::timestamptz)
+  and ($9::timestamptz is null or o.created_at < $9::timestamptz)
 order by h.intent_id desc
-limit $8
+limit $10
 `
 
 type OutboxListFinishedParams struct {
-	Status   *string
-	Before   uuid.UUID
-	Action   string
-	Code     string
-	Scope    string
-	Part     string
-	AgeUs    int64
-	MaxCount int32
+	Status      *string
+	Before      uuid.UUID
+	Actions     []string
+	Code        string
+	Scope       string
+	Part        string
+	AgeUs       int64
+	WrittenFrom *time.Time
+	WrittenTo   *time.Time
+	MaxCount    int32
 }
 
 // Finished intents. It reads outbox_history_finish backwards.
@@ -637,11 +690,13 @@ func (q *Queries) OutboxListFinished(ctx context.Context, arg OutboxListFinished
 	rows, err := q.db.Query(ctx, OutboxListFinished,
 		arg.Status,
 		arg.Before,
-		arg.Action,
+		arg.Actions,
 		arg.Code,
 		arg.Scope,
 		arg.Part,
 		arg.AgeUs,
+		arg.WrittenFrom,
+		arg.WrittenTo,
 		arg.MaxCount,
 	)
 	if err != nil {
@@ -666,7 +721,7 @@ const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 
@@ -716,6 +771,52 @@ func (q *Queries) OutboxLoad(ctx context.Context, ids []uuid.UUID) ([]OutboxLoad
 			&i.RequestType,
 			&i.Request,
 			&i.MessageID,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OutboxStates = `-- name: OutboxStates :many
+select s.n::int as n, s.id::uuid as id, s.action::text as action, coalesce(s.status, '')::text as status, coalesce(s.code, '')::text as code
+from samekey.intent_states($1::text[], $2::text[], ($3::text[])::uuid[]) as s
+`
+
+type OutboxStatesParams struct {
+	Scopes   []string
+	IdemKeys []string
+	Ids      []string
+}
+
+type OutboxStatesRow struct {
+	N      int32
+	ID     uuid.UUID
+	Action string
+	Status string
+	Code   string
+}
+
+// The states of the intents that a process waits for. The ids are text, which every exec mode of pgx can encode.
+func (q *Queries) OutboxStates(ctx context.Context, arg OutboxStatesParams) ([]OutboxStatesRow, error) {
+	rows, err := q.db.Query(ctx, OutboxStates, arg.Scopes, arg.IdemKeys, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxStatesRow
+	for rows.Next() {
+		var i OutboxStatesRow
+		if err := rows.Scan(
+			&i.N,
+			&i.ID,
+			&i.Action,
+			&i.Status,
+			&i.Code,
 		); err != nil {
 			return nil, err
 		}

@@ -33,7 +33,11 @@ func (q *Queries) OutboxQueueApplyEnded(ctx context.Context, began string) (Outb
 }
 
 const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
-select pg_current_xact_id()::text as began
+select pg_current_xact_id()::text as began,
+       coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
+                 from samekey.outbox_attention n
+                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
 `
@@ -44,14 +48,22 @@ type OutboxQueueCheckClaimParams struct {
 	Worker  int32
 }
 
+type OutboxQueueCheckClaimRow struct {
+	Began         string
+	AttentionInUs int64
+}
+
 // Checks that the claim is still valid, and returns the transaction's id. It takes no row lock: an Apply locks rows of
 // the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 // decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
-func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (string, error) {
+//
+// attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
+// before the answer, and the first one is due in that many microseconds.
+func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
-	var began string
-	err := row.Scan(&began)
-	return began, err
+	var i OutboxQueueCheckClaimRow
+	err := row.Scan(&i.Began, &i.AttentionInUs)
+	return i, err
 }
 
 const OutboxQueueClaim = `-- name: OutboxQueueClaim :many
@@ -139,7 +151,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
@@ -387,6 +399,35 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 		return nil, err
 	}
 	return items, nil
+}
+
+const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
+where h.successor is not null
+`
+
+type OutboxQueueHoldSuccessorRow struct {
+	Successor uuid.UUID
+	Status    string
+	Held      bool
+}
+
+// After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
+// Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
+// answer L and a replacement R of the same intent:
+//
+//	L changes the row, R waits for the row     R sees an answered intent and refuses
+//	R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
+//	R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
+//	before L                                   have acted
+//	the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
+//	                                           that dies
+func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
+	var i OutboxQueueHoldSuccessorRow
+	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	return i, err
 }
 
 const OutboxQueueLockOrder = `-- name: OutboxQueueLockOrder :exec
@@ -723,11 +764,11 @@ with u as materialized (
     select unnest($2::uuid[]) as id, unnest($3::int[]) as attempt, unnest($4::text[]) as status,
            unnest($5::bigint[]) as delay_us, unnest($6::int[]) as attempts_used, unnest($7::boolean[]) as clear_sent,
            unnest($8::boolean[]) as keep_lease, unnest($9::boolean[]) as leave_order, unnest($10::boolean[]) as was_sent,
-           unnest($11::boolean[]) as forbid_resend,
-           unnest($12::text[]) as event, unnest($13::text[]) as outcome, unnest($14::text[]) as code,
-           unnest($15::text[]) as error, unnest($16::text[]) as response_type,
-           unnest($17::bytea[]) as response, unnest($18::text[]) as reference,
-           unnest($19::bigint[]) as took_us
+           unnest($11::boolean[]) as forbid_resend, unnest($12::text[]) as cause,
+           unnest($13::text[]) as event, unnest($14::text[]) as outcome, unnest($15::text[]) as code,
+           unnest($16::text[]) as error, unnest($17::text[]) as response_type,
+           unnest($18::bytea[]) as response, unnest($19::text[]) as reference,
+           unnest($20::bigint[]) as took_us
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -749,11 +790,14 @@ with u as materialized (
         no_resend         = q.no_resend or coalesce(u.forbid_resend, false),
         ordering_key      = case when u.leave_order then null else q.ordering_key end,
         -- A lookup without a result keeps the code: it tells that the request was accepted, or absent once.
-        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end
+        last_code         = case when u.event = 'lookup' and u.outcome = 'retry' and u.code <> 'settling' then q.last_code else nullif(u.code, '') end,
+        cause             = nullif(u.cause, '')
     from u
     where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = $1::int
       and u.status not in ('delivered', 'refused')
-    returning q.id, q.attempt, null::timestamptz as key_window_until
+    returning q.id, q.attempt, null::timestamptz as key_window_until,
+              case when u.status in ('dead', 'parked', 'awaiting_approval')
+                   then samekey.note_attention(q.id, q.action, u.status, u.event, u.code, u.error) end as noted
 ), settled as (
     select id, attempt, key_window_until from finished
     union all
@@ -781,6 +825,7 @@ type OutboxQueueSettleParams struct {
 	LeaveOrder       []bool
 	WasSent          []bool
 	ForbidResend     []bool
+	Causes           []string
 	Events           []string
 	Outcomes         []string
 	Codes            []string
@@ -809,6 +854,10 @@ type OutboxQueueSettleRow struct {
 // leave_order   the intent leaves its ordering key
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
+// cause         of an intent that comes to rest as dead or parked, or empty
+//
+// An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
+// those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
 func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettleParams) ([]OutboxQueueSettleRow, error) {
 	rows, err := q.db.Query(ctx, OutboxQueueSettle,
 		arg.Worker,
@@ -822,6 +871,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.LeaveOrder,
 		arg.WasSent,
 		arg.ForbidResend,
+		arg.Causes,
 		arg.Events,
 		arg.Outcomes,
 		arg.Codes,
@@ -857,7 +907,7 @@ with recorded as materialized (
 ), resolved as (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
-        attempt = q.attempt + 1
+        attempt = q.attempt + 1, cause = null
     where q.id = $1::uuid and q.last_sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
       and $4::text in ('delivered', 'refused')
       and not (select r.already from recorded r)
@@ -1059,9 +1109,15 @@ where (select q.id from samekey.outbox_queue q
          and q.due_at <= (select clock_timestamp())
        order by q.due_at limit 1) is not null
 union all
+select 'attention', a.action::text, 0
+from unnest($2::text[]) as a (action)
+where (select n.id from samekey.outbox_attention n
+       where n.action = a.action and n.due_at <= (select clock_timestamp())
+       order by n.due_at limit 1) is not null
+union all
 select 'gone', '', h.worker
 from holders h
-where h.worker is not null and h.worker <> $2::int
+where h.worker is not null and h.worker <> $3::int
   and pg_try_advisory_xact_lock_shared(samekey.worker_class(), h.worker)
 union all
 select 'expired', '', h.worker
@@ -1083,8 +1139,9 @@ where exists (select from samekey.river_queue r
 `
 
 type OutboxQueueSweepParams struct {
-	Actions []string
-	Worker  int32
+	Actions   []string
+	Attending []string
+	Worker    int32
 }
 
 type OutboxQueueSweepRow struct {
@@ -1094,12 +1151,12 @@ type OutboxQueueSweepRow struct {
 }
 
 // One sweep, in one statement: the actions with intents due to be sent or looked up ('due') or to be applied
-// ('answered'), the workers that hold leases without their session lock ('gone') or past their end ('expired'), and the
-// pauses ('paused': a destination and an action, or all of its actions). 'sync' asks for PausesSyncRiver and
-// PausesExpire.
+// ('answered'), those with attention events that are due ('attention'), the workers that hold leases without their
+// session lock ('gone') or past their end ('expired'), and the pauses ('paused': a destination and an action, or all of
+// its actions). 'sync' asks for PausesSyncRiver and PausesExpire.
 // The first by due_at, not any: for any, the planner may scan the queue.
 func (q *Queries) OutboxQueueSweep(ctx context.Context, arg OutboxQueueSweepParams) ([]OutboxQueueSweepRow, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Worker)
+	rows, err := q.db.Query(ctx, OutboxQueueSweep, arg.Actions, arg.Attending, arg.Worker)
 	if err != nil {
 		return nil, err
 	}

@@ -260,15 +260,18 @@ func TestClaimConditions(t *testing.T) {
 
 func TestClaimsOfAnotherDeploymentTakeNothing(t *testing.T) {
 	s := newQueue(t)
-	s.insert("")
+	s.event(s.insert(""), "")
 	s.insert(`status = 'answered'`)
-	claimed := func() int {
+	claimed := func() (attention int) {
 		t.Helper()
+		if _, err := s.q.OutboxAttentionNext(t.Context(), db.OutboxAttentionNextParams{Action: "charge"}); err == nil {
+			attention++
+		}
 		answered, err := s.q.OutboxAnsweredClaim(t.Context(), db.OutboxAnsweredClaimParams{Action: "charge", Worker: 7, MaxCount: 10, Lease: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(answered) + len(s.claim(nil))
+		return attention + len(answered) + len(s.claim(nil))
 	}
 	s.exec(`insert into samekey.deployment (name, database_oid) values ('production', 1)`)
 	if n := claimed(); n != 0 {
@@ -283,8 +286,8 @@ func TestClaimsOfAnotherDeploymentTakeNothing(t *testing.T) {
 		t.Errorf("without a row, %d were claimed", n)
 	}
 	s.exec(`insert into samekey.deployment (id, name, database_oid) values ($1, 'staging', 1)`, uuid.Nil)
-	if n := claimed(); n != 2 {
-		t.Errorf("with the right row, %d were claimed, want 2", n)
+	if n := claimed(); n != 3 {
+		t.Errorf("with the right row, %d were claimed, want 3", n)
 	}
 }
 

@@ -45,6 +45,8 @@ const (
 	EventRedriven  = "redriven"
 	EventResolved  = "resolved"
 	EventCancelled = "cancelled"
+	EventReplaced  = "replaced" // a successor took its place
+	EventHeld      = "held"     // the intent that it replaces was delivered after all
 )
 
 // How a call, a lookup, an Apply or a person's decision ended. The history keeps it beside the event.
@@ -62,16 +64,18 @@ const (
 	OutcomeNotSent          = "not_sent"
 )
 
-// Unfinished, Finished and Resting list statuses. A resting intent waits for a person. Do not change them.
+// Unfinished, Finished, Resting and Told list statuses. A resting intent waits for a person. Of a told one, the
+// application learns by an attention event. Do not change them.
 var (
 	Unfinished = []string{Pending, Blocked, Leased, Unknown, Answered, AwaitingApproval, Parked, Dead}
 	Finished   = []string{Delivered, Refused, Cancelled}
 	Resting    = []string{AwaitingApproval, Parked, Dead}
+	Told       = []string{AwaitingApproval, Parked, Dead, Cancelled}
 )
 
 // Logged lists the events that have a line in the history.
 var Logged = []string{EventAttempt, EventLookup, EventApply, EventOrphaned, EventLate,
-	EventApproved, EventRejected, EventRedriven, EventResolved, EventCancelled, EventRestored}
+	EventApproved, EventRejected, EventRedriven, EventResolved, EventCancelled, EventRestored, EventReplaced, EventHeld}
 
 // Outcomes lists all outcomes.
 var Outcomes = []string{OutcomeDelivered, OutcomeRefused, OutcomeRetry, OutcomeUnsent, OutcomeUnknown, OutcomeDead, OutcomeParked,

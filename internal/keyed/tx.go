@@ -29,6 +29,13 @@ type Queue interface {
 	Wrote(action string)
 }
 
+// MustBeNew reports whether an intent that is written at once in tx must not exist yet: each step of an operation has
+// intents of its own (processed.Steps).
+func MustBeNew(tx samekey.Tx, in Intent) bool {
+	t, ok := tx.(interface{ MustBeNew(in Intent) bool })
+	return ok && t.MustBeNew(in)
+}
+
 // CheckTx refuses values that have the methods of a transaction and are not one.
 func CheckTx(tx samekey.Tx) error {
 	switch tx.(type) {

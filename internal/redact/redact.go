@@ -1,4 +1,4 @@
-// Package redact removes secrets from what a vendor answered, before it is stored.
+// Package redact removes secrets from texts that are stored or shown: what a vendor answered, and errors.
 package redact
 
 import (
@@ -27,14 +27,22 @@ func (s Secrets) Longest() int { return s.longest }
 // With returns s and more secrets, also in the forms in which URLs and JSON escape them.
 func (s Secrets) With(more ...string) Secrets {
 	s.texts = slices.Clone(s.texts)
+	has := map[string]bool{}
+	for _, text := range s.texts {
+		has[string(text)] = true
+	}
 	add := func(text string) {
-		if len(text) >= max(s.Shortest, 1) && !slices.ContainsFunc(s.texts, func(t []byte) bool { return string(t) == text }) {
+		if len(text) >= max(s.Shortest, 1) && !has[text] {
+			has[text] = true
 			s.texts = append(s.texts, []byte(text))
 			s.longest = max(s.longest, len(text))
 		}
 	}
 	for _, text := range more {
 		add(text)
+		if !strings.ContainsFunc(text, escaped) {
+			continue
+		}
 		add(url.QueryEscape(text))
 		add(url.PathEscape(text))
 		if quoted, err := json.Marshal(text); err == nil {
@@ -45,14 +53,32 @@ func (s Secrets) With(more ...string) Secrets {
 	return s
 }
 
+// escaped reports whether URLs or JSON may escape the character.
+func escaped(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r))
+}
+
+// Text returns a whole text with [Mark] in place of each run of bytes that belong to secrets.
+func (s Secrets) Text(text string) string {
+	return string(cut([]byte(text), s.find([]byte(text)), len(text)))
+}
+
 // Strike returns the first limit bytes of body, or fewer, with [Mark] in place of each run of bytes that belong to
 // secrets. It finds a secret that the limit cuts in two if body continues for the length of the secret, and one that
 // the end of body cuts in two if Shortest bytes of it are there.
 func (s Secrets) Strike(body []byte, limit int) []byte {
 	end := min(len(body), limit)
-	var out []byte
+	out := cut(body, slices.Concat(s.find(body), s.brokenOff(body)), end)
+	return out[:min(len(out), limit)]
+}
+
+type run struct{ from, to int }
+
+// cut returns body up to end, with [Mark] in place of the runs. Runs that overlap get one.
+func cut(body []byte, runs []run, end int) (out []byte) {
+	slices.SortFunc(runs, func(a, b run) int { return a.from - b.from })
 	at := 0
-	for _, run := range s.find(body) {
+	for _, run := range runs {
 		if run.from >= end {
 			break
 		}
@@ -61,13 +87,10 @@ func (s Secrets) Strike(body []byte, limit int) []byte {
 		}
 		at = max(at, run.to)
 	}
-	out = append(out, body[min(at, end):end]...)
-	return out[:min(len(out), limit)]
+	return append(out, body[min(at, end):end]...)
 }
 
-type run struct{ from, to int }
-
-// find returns where secrets are, in order. They may overlap.
+// find returns where secrets are. They may overlap.
 func (s Secrets) find(body []byte) (runs []run) {
 	for _, text := range s.texts {
 		for at := 0; ; at++ {
@@ -78,6 +101,13 @@ func (s Secrets) find(body []byte) (runs []run) {
 			at += i
 			runs = append(runs, run{at, at + len(text)})
 		}
+	}
+	return runs
+}
+
+// brokenOff returns where a body ends with the beginning of a secret.
+func (s Secrets) brokenOff(body []byte) (runs []run) {
+	for _, text := range s.texts {
 		for n := len(text) - 1; n >= max(s.Shortest, 1); n-- {
 			if bytes.HasSuffix(body, text[:n]) {
 				runs = append(runs, run{len(body) - n, len(body)})
@@ -85,6 +115,5 @@ func (s Secrets) find(body []byte) (runs []run) {
 			}
 		}
 	}
-	slices.SortFunc(runs, func(a, b run) int { return a.from - b.from })
 	return runs
 }

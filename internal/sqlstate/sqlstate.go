@@ -27,6 +27,7 @@ const (
 	NotFound        = "SK010" // an act: there is no such intent
 	StateRefuses    = "SK011" // an act: the present state does not allow it
 	SecondPerson    = "SK012" // an act: another login has to approve
+	OperationLost   = "SK020" // another call has taken the operation over
 )
 
 // Of returns the SQLSTATE of err, or "" where the error is not the database's. pgx and lib/pq both have the method.

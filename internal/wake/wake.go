@@ -15,6 +15,16 @@ import (
 // Channel is the channel that workers LISTEN on. A notification's payload is the action that has new work.
 const Channel = "samekey_outbox"
 
+// Ended is the channel on which workers announce the ends of intents to the processes that wait for them. A
+// notification's payload is ids with commas between them. Any role can send one, so it is a hint to read the state.
+const Ended = "samekey_ended"
+
+// AwaitedFor is for how long workers announce the ends of an action after they heard that it is awaited (Await).
+const AwaitedFor = 15 * time.Second
+
+// awaited begins a payload on Channel that names an action whose ends are awaited. No action's name begins like this.
+const awaited = "?"
+
 const (
 	// patience limits one notification, including the wait for a connection of a busy pool. By then the sweep has found
 	// the work.
@@ -62,6 +72,19 @@ func Flush(pool *pgxpool.Pool, actions ...string) {
 		flush(pgxPool{pool}, actions)
 	}
 }
+
+// Await tells the workers that this process waits for the ends of intents of the actions. Like Flush it returns at once
+// and never fails. A worker announces the ends of an action for AwaitedFor after it heard this.
+func Await(pool *pgxpool.Pool, actions ...string) {
+	marked := make([]string, len(actions))
+	for i, action := range actions {
+		marked[i] = awaited + action
+	}
+	Flush(pool, marked...)
+}
+
+// Awaited returns the action of a payload that Await sent.
+func Awaited(payload string) (action string, ok bool) { return strings.CutPrefix(payload, awaited) }
 
 // FlushSQL is Flush with a pool of database/sql, with any driver.
 func FlushSQL(db *sql.DB, actions ...string) {

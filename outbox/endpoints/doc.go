@@ -33,7 +33,8 @@
 // the endpoint become dead, unsent, with the code "endpoint_stopped", so nothing is lost. When the receiver is back,
 // [Start] the endpoint and redrive them:
 //
-//	outbox.RedriveAll(ctx, pool, outbox.Filter{Action: "notify", Part: "shop-17", Code: "endpoint_stopped", Status: outbox.StatusDead}, by)
+//	filter := outbox.Filter{Action: "notify", Part: "shop-17", Code: "endpoint_stopped", Status: outbox.StatusDead}
+//	n, err := outbox.RedriveAll(filter, by).Run(ctx, pool)
 //
 // A redrive sends nothing after the policy's Deadline: make the deadline as long as an event is worth sending.
 //

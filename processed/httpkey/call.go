@@ -17,7 +17,8 @@ import (
 
 // call is one call of the handler.
 type call struct {
-	tx     pgx.Tx
+	tx     pgx.Tx               // nil with Options.Steps
+	op     *processed.Operation // nil without
 	key    samekey.Key
 	answer *held
 	routes *routes
@@ -27,7 +28,7 @@ type call struct {
 	// nothing here, so from then on the fields may be read without the lock.
 	mu      sync.Mutex
 	ended   bool
-	touched bool // Tx was called
+	touched bool // Tx or Operation was called
 	verdict verdict
 	err     error // of Abort
 }
@@ -134,10 +135,29 @@ func callOf(ctx context.Context, what string) *call {
 // first call of Tx is logged. That reveals a framework that runs the handler after the middleware.
 func Tx(ctx context.Context) pgx.Tx {
 	c := callOf(ctx, "Tx")
+	if c.op != nil {
+		panic("httpkey: Tx: with Options.Steps a request has no transaction of its own: use Operation, and the transaction of each step")
+	}
+	c.touch()
+	return c.tx
+}
+
+// Operation returns the operation that the handler does in several transactions, with Options.Steps: pass it to
+// processed.Step and processed.Call, and each error of theirs that has no answer to [Abort]. It panics without
+// Options.Steps, and where Tx does.
+func Operation(ctx context.Context) *processed.Operation {
+	c := callOf(ctx, "Operation")
+	if c.op == nil {
+		panic("httpkey: Operation: the middleware has no Options.Steps: set it, or use Tx")
+	}
+	c.touch()
+	return c.op
+}
+
+func (c *call) touch() {
 	if !c.while(func() { c.touched = true }) {
 		c.late()
 	}
-	return c.tx
 }
 
 // Key returns the request's key in its scope. It panics where Tx does.
@@ -162,7 +182,7 @@ func (c *call) decide(v verdict) { c.while(func() { c.verdict = v }) }
 //   - An error of processed.Fail is the answer, stored as JSON. Its code must be a status from 400 to 599; otherwise it
 //     is an ordinary error.
 //   - For any other error the client gets a 503 if the same request may succeed when it is sent again, else a 500. The
-//     error is logged.
+//     error is logged. With Options.Steps, a step whose outcome is unknown is a 503 too.
 //
 // Pass every database error that is not a business error to Abort: a handler that turns a serialization failure into a
 // 409 has it stored as one. A nil error does nothing. Abort panics where Tx does, and does nothing after the handler

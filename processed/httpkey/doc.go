@@ -39,6 +39,9 @@
 //     attempt. It ends with Options.Timeout, with a deadline set by an outer handler, and when an outer handler cancels
 //     it with a cause. Then everything is rolled back.
 //
+// If the work takes several transactions, such as a vendor's answer in the middle, set Options.Steps: the handler is an
+// operation (processed.Steps), and a client's next attempt resumes it.
+//
 // # What is stored
 //
 //	the handler answers                          its rows      its answer
@@ -73,6 +76,9 @@
 // Content-Disposition, Content-Language, ETag, Last-Modified, Link, Vary, Cache-Control, and those of
 // Options.ReplayHeaders, never Set-Cookie or a challenge. It also has Idempotent-Replayed: true, and Original-Request
 // with Options.RequestID.
+//
+// Options.Render changes what the client gets, for answers that show how an effect went ("paid", or 202 while it is
+// pending): the stored answer stays, and each replay shows the current outcome.
 //
 // Leave whatever depends on the client to outer middleware: CORS (Access-Control-*), which is not stored, and
 // compression. The handler does not see Accept-Encoding, and an answer with a Content-Encoding other than identity is

@@ -124,12 +124,12 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	}()
 	late := sync.OnceFunc(func() { m.log(r, req.Key, errLate) })
 	touched := false // by an earlier call
-	handle := func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
+	handle := func(ctx context.Context, tx pgx.Tx, op *processed.Operation) (reply.Reply, error) {
 		if c != nil {
 			touched = touched || c.touched
 			c.answer.close()
 		}
-		c = &call{tx: tx, key: req.Key, answer: hold(w, m.o.MaxAnswer), late: late}
+		c = &call{tx: tx, op: op, key: req.Key, answer: hold(w, m.o.MaxAnswer), late: late}
 		c.handle(ctx, next, r, body)
 		if touched && !c.touched && c.err == nil {
 			c.err = errStrayed
@@ -154,7 +154,7 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	case err != nil:
 		m.fail(w, r, req.Key, problemOf(err), err)
 	case !res.Deduplicated && c.err == nil:
-		c.answer.send(w)
+		m.sendFirst(w, r, req.Key, c.answer, res.Value)
 	case !res.Deduplicated: // processed.Fail
 		m.sendStored(w, r, req.Key, res.Value, false)
 	case m.o.Authorize != nil && !m.o.Authorize(r):
@@ -164,10 +164,19 @@ func (m *Middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	}
 }
 
-func (m *Middleware) attempt(r *http.Request, req processed.Request, handle func(context.Context, pgx.Tx) (reply.Reply, error)) (processed.Result[reply.Reply], error) {
+func (m *Middleware) attempt(r *http.Request, req processed.Request,
+	handle func(context.Context, pgx.Tx, *processed.Operation) (reply.Reply, error),
+) (processed.Result[reply.Reply], error) {
 	ctx, cancel := m.outlive(r.Context())
 	defer cancel()
-	return processed.Run(ctx, m.pool, req, handle)
+	if m.o.Steps {
+		return processed.Steps(ctx, m.pool, req, func(ctx context.Context, op *processed.Operation) (reply.Reply, error) {
+			return handle(ctx, nil, op)
+		})
+	}
+	return processed.Run(ctx, m.pool, req, func(ctx context.Context, tx pgx.Tx) (reply.Reply, error) {
+		return handle(ctx, tx, nil)
+	})
 }
 
 // judge decides the fate of the handler's answer and of its rows.

@@ -69,6 +69,13 @@ type Options struct {
 	// default.
 	Isolation pgx.TxIsoLevel
 
+	// Steps lets handlers do their work in several transactions, as an operation of processed.Steps: they call
+	// [Operation] and not [Tx]. An answer that is stored completes the operation. What its finished steps did stays
+	// whatever the status, and so does the operation after an answer that is forgotten, a panic or an [Abort]: the next
+	// request with the key resumes it. If no step was stored or may have been sent, nothing is left. No connection is
+	// held between steps. Set Timeout to the longest operation.
+	Steps bool
+
 	// Timeout bounds the handler and its transaction, because a client that disconnects does not. When it ends, the
 	// handler's context ends, and the request is rolled back and forgotten (503). 0 for 30 s. A connection of the pool
 	// is held meanwhile.
@@ -88,6 +95,19 @@ type Options struct {
 	// challenges, CORS headers (Access-Control-*), and headers of a connection or a moment (Date, Retry-After) are
 	// refused.
 	ReplayHeaders []string
+
+	// Render changes an answer on its way to the client, for an answer that shows how an effect went: "paid", or 202 while
+	// it is pending. It is called after the commit, for the first answer and for each replay with a status of 200 to 399.
+	// What is stored does not change. Render may wait for the effect (outbox.Await), for as long as clients should wait: no
+	// transaction and no connection is held. The request's context ends when the client disconnects; the Body is already
+	// read.
+	//
+	// The same key then gets different answers over time. Tell callers: docs/callers.md has a paragraph for them. Change
+	// the headers that describe the body (ETag, Last-Modified) together with it.
+	//
+	// Render is not called for stored failures, the middleware's own answers, and an answer over MaxAnswer. If it panics,
+	// the client gets a 500; the request was executed, and a repetition is a replay. Nil: answers are sent as stored.
+	Render func(r *http.Request, a *Answer)
 
 	// RequestID returns the id under which the service knows the request, such as the one in its log. It is stored with
 	// the answer and sent with each replay as Original-Request. An id that is longer than 255 bytes, or not visible

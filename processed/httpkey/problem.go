@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
+	"time"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/keyheader"
@@ -138,11 +140,20 @@ func problemNotKept(status int) Problem {
 	return p
 }
 
+// parkedWait is what a client is asked to wait while a person finds out what a vendor did.
+const parkedWait = time.Minute
+
+// after returns the problem with this Retry-After, in whole seconds.
+func (p Problem) after(d time.Duration) Problem {
+	p.retrySeconds = max(1, int(math.Ceil(d.Seconds())))
+	return p
+}
+
 // problemOf returns the problem for an error of Run: what the client can do.
 func problemOf(err error) Problem {
 	switch {
 	case errors.Is(err, processed.ErrInFlight):
-		return problemInFlight
+		return problemInFlight.after(processed.RetryAfter(err))
 	case errors.Is(err, processed.ErrConflict):
 		return problemReused
 	case errors.Is(err, processed.ErrAmbiguous), processed.SafeToRetry(err), isEnded(err):
@@ -154,7 +165,12 @@ func problemOf(err error) Problem {
 // problemOfHandler does the same for an error that the handler could not answer. The names of Run's errors mean nothing
 // about this request then: the handler may have made another one.
 func problemOfHandler(err error) Problem {
-	if errors.Is(err, errStrayed) || processed.SafeToRetry(err) || isEnded(err) {
+	switch {
+	case errors.Is(err, processed.ErrInDoubt):
+		return problemUnavailable.after(processed.RetryAfter(err))
+	case errors.Is(err, processed.ErrParked):
+		return problemUnavailable.after(parkedWait)
+	case errors.Is(err, errStrayed), errors.Is(err, processed.ErrUnsent), processed.SafeToRetry(err), isEnded(err):
 		return problemUnavailable
 	}
 	return problemInternal

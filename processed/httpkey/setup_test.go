@@ -34,7 +34,7 @@ type bundle struct {
 	db    *samekeytest.DB
 	url   string
 	ran   atomic.Int64 // how often the handler was called
-	log   *logbook
+	log   *dbtest.Log
 	close func()
 }
 
@@ -47,7 +47,7 @@ func setup(t *testing.T, o httpkey.Options, handler http.HandlerFunc) *bundle {
 // setupOn is setup with another pool and an outer handler.
 func setupOn(t *testing.T, o httpkey.Options, pool *pgxpool.Pool, handler http.HandlerFunc, outer func(http.Handler) http.Handler) *bundle {
 	t.Helper()
-	b := &bundle{t: t, db: samekeytest.NewDB(t), log: &logbook{}}
+	b := &bundle{t: t, db: samekeytest.NewDB(t), log: &dbtest.Log{}}
 	b.exec("create table effects (id bigint generated always as identity primary key, note text not null)")
 	if pool == nil {
 		pool = b.db.Pool
@@ -231,24 +231,6 @@ func (b *bundle) barred() (open func()) {
 	open = sync.OnceFunc(func() { _ = tx.Rollback(context.Background()) })
 	b.t.Cleanup(open)
 	return open
-}
-
-// logbook keeps what was logged.
-type logbook struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logbook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logbook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 var errMine = errors.New("mine")

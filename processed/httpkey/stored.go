@@ -108,7 +108,7 @@ func (m *Middleware) sendStored(w http.ResponseWriter, r *http.Request, key same
 	case header["Content-Type"] == nil:
 		w.Header()["Content-Type"] = nil // the first answer had none: keep net/http from guessing
 	}
-	sendBody(w, status, stored.Body)
+	m.send(w, r, Answer{Key: key, Replayed: replayed, Status: status, Header: w.Header(), Body: stored.Body})
 }
 
 // addVary adds names to those that outer handlers have set for this answer.

@@ -8,10 +8,13 @@
 --   outbox_queue      the work that is left: one row per unfinished intent, with its state and its lease
 --   outbox_history    what happened to an intent, one row per event
 --   outbox_sends      the rendered request of an intent, stored before the first attempt
+--   outbox_attention  what the application has yet to learn: an intent needs a person, or was cancelled
+--   actions           what the workers have registered about their actions
 --   processed_events  one row per idempotency key: the request's hash and the stored response
+--   operations        operations in several transactions that are in progress: who works on them
+--   operation_steps   the steps of such operations, and their results
 --   endpoints         webhook receivers: URL, signing secrets, stopped or not
 --   pauses            which destinations and actions are paused, by whom and why
---   actions           what the workers have registered about actions
 --   rate_limits       how much of a destination's rate is used, for all workers together
 --   workers           the running workers
 --   deployment        which deployment this database belongs to
@@ -32,7 +35,8 @@
 --
 -- To find the intent behind a vendor's id, such as ch_123 in its dashboard, read outbox_history by reference.
 --
--- Do not change rows by hand: the worker's commands (approve, redrive, resolve, cancel) record who did it and why.
+-- Do not change rows by hand: call the functions samekey.redrive, resolve, cancel, approve, .. (see "Acts" below), which
+-- check the state and record who did it and why.
 --
 -- States (status): a new intent is pending, or blocked behind an earlier one with its ordering key. A worker's claim
 -- makes it leased for one attempt. The attempt ends it as delivered or refused, schedules a retry (pending), or leaves
@@ -81,10 +85,14 @@ create table samekey.outbox (
     due_at        timestamptz not null,   -- not sent before
     deadline      timestamptz,            -- not sent after
     created_at    timestamptz not null default clock_timestamp(),
+    replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
+    revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
-    constraint outbox_once unique (idem_key, scope, action, part)
+    constraint outbox_once unique (idem_key, scope, action, part, revision)
 );
+-- An intent has at most one successor.
+create unique index outbox_replaces on samekey.outbox (replaces) where replaces is not null;
 -- What happened to a booking is one lookup. An intent without a subject costs this index nothing.
 create index outbox_subject on samekey.outbox (subject, id) where subject is not null;
 
@@ -117,6 +125,7 @@ create table samekey.outbox_queue (
 
     approved_at       timestamptz,
     last_code         text        collate "C", -- code of the last outcome, such as 503, timeout or absent
+    cause             text        collate "C", -- of a dead or parked intent: the last error's message without its values
     share             text        collate "C", -- of a fair action: whose share of the slots it is in; see actions.fair_by
 
     constraint outbox_queue_status check (status in
@@ -145,6 +154,10 @@ create index outbox_queue_answered on samekey.outbox_queue (action, due_at)
 create index outbox_queue_leased on samekey.outbox_queue (leased_by, lease_until) where leased_by is not null;
 -- The lists for operators.
 create index outbox_queue_attention on samekey.outbox_queue (status, id)
+    where status in ('awaiting_approval', 'parked', 'dead');
+-- The groups of samekey.cause_groups. Without the id, a million entries take 8 MB instead of 119 MB, since equal ones
+-- are stored once.
+create index outbox_queue_cause on samekey.outbox_queue (status, action, last_code, cause)
     where status in ('awaiting_approval', 'parked', 'dead');
 -- An ordering key has at most one head, at every isolation level.
 create unique index outbox_queue_head on samekey.outbox_queue (ordering_key)
@@ -176,8 +189,8 @@ create table samekey.outbox_history (
 
     -- A person's act has its login. Only the functions of the acts can write one: the worker's role may not.
     constraint outbox_history_event check
-        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored')
-              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled') end),
+        (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored', 'held')
+              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'replaced') end),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
          'absent', 'accepted', 'not_sent')),
@@ -209,6 +222,31 @@ create table samekey.outbox_sends (
 );
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
+-- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
+-- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
+-- interleavings.
+create table samekey.outbox_attention (
+    id            bigint      generated always as identity primary key,
+    intent_id     uuid        not null,
+    action        text        collate "C" not null,
+    status        text        collate "C" not null,
+    event         text        collate "C" not null, -- what led there, as in outbox_history
+    code          text        collate "C",
+    error         text,
+    actor         text,                     -- the person who did it; null: a worker
+    reason        text,
+    at            timestamptz not null default clock_timestamp(), -- when the intent came to this status
+    due_at        timestamptz not null default clock_timestamp(), -- the function is not called before
+    attempts_used integer     not null default 0, -- calls of the function that failed
+    last_error    text,                     -- of the last one
+
+    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
+);
+create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
 -- expires_at. A record without completed_at belongs to a request that is in progress.
 create table samekey.processed_events (
@@ -234,10 +272,69 @@ create table samekey.processed_events (
     constraint processed_events_length check
         (octet_length(payload_hash) = 32 and coalesce(octet_length(response_headers), 0) <= 65536
          and coalesce(octet_length(response_body), 0) <= 1048576
-         and coalesce(octet_length(subject), 1) between 1 and 255)
+         and coalesce(octet_length(subject), 0) <= 255)
 ) with (autovacuum_vacuum_scale_factor = 0.05); -- each page of a prune starts where the last one left dead entries
 create index processed_events_expiry on samekey.processed_events (expires_at, idem_key, scope);
 create index processed_events_subject on samekey.processed_events (subject) where subject is not null;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Operations in several transactions (processed.Steps). An operation's processed record is in progress until its last
+-- transaction. Until then it has a row here: who works on it, and until when. Only the functions below change the two
+-- tables; queries/operations.sql has the interleavings.
+create table samekey.operations (
+    idem_key    text        collate "C" not null,
+    scope       text        collate "C" not null,
+    fence       bigint      not null,     -- random, new for each call that takes the operation over. Other calls' writes fail
+    lease_until timestamptz not null,     -- after this, another call may take the operation over
+    attempts    integer     not null default 1, -- how many calls have worked on it
+    started_at  timestamptz not null default clock_timestamp(),
+    primary key (idem_key, scope)
+) with (fillfactor = 50);                 -- leaves space on the page for the row's next versions
+
+-- The steps that an operation has finished or begun to send, in order. They stay until the record is pruned.
+create table samekey.operation_steps (
+    idem_key         text        collate "C" not null,
+    scope            text        collate "C" not null,
+    position         smallint    not null,     -- 1 for the first step
+    name             text        collate "C" not null,
+    status           text        collate "C" not null,
+    failed           boolean     not null default false, -- the result is a business error
+    code             integer,                  -- of a business error
+    result           bytea,
+    -- The rest is null for a step in the database.
+    delivery_key     uuid,                     -- sent to the vendor as the idempotency key
+    sends            integer,                  -- how many sends may have reached the vendor
+    first_sent_at    timestamptz,              -- when a vendor may first have seen the key; null while certainly none has
+    key_window_until timestamptz,              -- until when the vendor remembers the key; null if it does not
+    sent_at          timestamptz,              -- the last send
+    ended_at         timestamptz,              -- when the last send ended without an answer; null if its process died
+    absent_at        timestamptz,              -- when a lookup first reported that the vendor does not know the key
+    resent           boolean     not null default false, -- was sent again after two such lookups, which happens once
+    error            text,                     -- of the last send or lookup
+    resolved_at      timestamptz,              -- a person recorded what the vendor did
+    resolved_by      text,
+    resolved_db_user text        collate "C",
+    resolved_reason  text,
+    created_at       timestamptz not null default clock_timestamp(),
+    finished_at      timestamptz,
+    primary key (idem_key, scope, position),
+    constraint operation_steps_once unique (idem_key, scope, name),
+
+    constraint operation_steps_position check (position between 1 and 1000),
+    constraint operation_steps_name     check (name ~ '^[a-z][a-z0-9_.-]{0,62}$'),
+    -- in_flight: a call is being made, or its outcome is unknown. unsent: certainly not sent. parked: its outcome is
+    -- unknown, and a person has to find it out.
+    constraint operation_steps_status   check (status in ('done', 'in_flight', 'unsent', 'parked')),
+    constraint operation_steps_done     check ((status = 'done') = (finished_at is not null)),
+    constraint operation_steps_call     check (status = 'done' or delivery_key is not null),
+    constraint operation_steps_sends    check (sends >= 0 and (sends = 0) = (first_sent_at is null)),
+    constraint operation_steps_length   check
+        (coalesce(octet_length(result), 0) <= 1048576 and coalesce(octet_length(error), 0) <= 4096
+         and coalesce(octet_length(resolved_by), 1) between 1 and 255
+         and coalesce(octet_length(resolved_reason), 1) between 1 and 4096)
+);
+-- What waits for a person.
+create index operation_steps_parked on samekey.operation_steps (created_at) where status = 'parked';
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Webhook receivers: many endpoints behind one destination. Each attempt reads its endpoint's row. Nothing is sent to a
@@ -383,6 +480,20 @@ begin
 end
 $$;
 
+-- Derives the delivery key of an intent that replaces another one, from the key of that one. The vendor remembers the
+-- first key with the first request, so the successor needs a key of its own, and the same one if the replacement is lost
+-- in a failover and made again.
+create function samekey.replacement_key(delivery_key uuid) returns uuid
+    language plpgsql immutable parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    d bytea := substring(sha256(convert_to('samekey/replacement/v1', 'UTF8') || uuid_send(delivery_key)) from 1 for 16);
+begin
+    return encode(set_byte(set_byte(d, 6, (get_byte(d, 6) & 15) | 128), 8, (get_byte(d, 8) & 63) | 128), 'hex')::uuid;
+end
+$$;
+
 -- Returns the 8 hex digits that logs and errors print instead of a key. Key.Hash in Go does the same. Use it to find
 -- the intent that a log line is about.
 create function samekey.key_hash(scope text, idem_key text) returns text
@@ -429,6 +540,33 @@ as $$ select pg_catalog.hashtextextended(ordering_key collate pg_catalog."C", 82
 create function samekey.worker_class() returns integer
     language sql immutable parallel safe
 as $$ select 1935764331 $$;
+
+-- Writes the attention event of an intent, if its action has an Attention function. Each statement and each function
+-- that makes an intent dead, parked, awaiting_approval or cancelled calls it for that intent, with what it writes to
+-- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written.
+create function samekey.note_attention(
+    intent_id uuid,
+    action    text,
+    status    text,
+    event     text,
+    code      text default null,
+    error     text default null,
+    actor     text default null,
+    reason    text default null
+) returns boolean
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+           nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
+    from samekey.actions a
+    where a.action = note_attention.action collate "C" and a.attention;
+    return found;
+end
+$$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Services that share a database. A connection that sets samekey.service can use only keys whose scope starts with that
@@ -521,23 +659,21 @@ begin
 end
 $$;
 
--- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
--- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
-create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
-    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
+-- Returns the first argument that breaks a rule and what is wrong with it, or nulls.
+create function samekey.intent_refusal(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text,
+    out field text, out wrong text)
     language plpgsql
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_field text;
-    v_wrong text;
-    t       record;
+    t record;
 begin
     for t in select * from (values ('scope', scope, 255, true), ('idem_key', idem_key, 255, true), ('action', action, 63, true), ('part', part, 255, false),
                                    ('content_type', content_type, 255, false), ('ordering_key', ordering_key, 255, false),
                                    ('trace_context', trace_context, 512, false), ('requested_by', requested_by, 255, false),
                                    ('subject', subject, 255, false)) v (field, value, max_bytes, required) loop
-        v_wrong := case
+        wrong := case
             when t.required and coalesce(t.value, '') collate "C" = '' then 'is required'
             when octet_length(t.value) > t.max_bytes then format('has %s bytes, the limit is %s', octet_length(t.value), t.max_bytes)
             when t.field = 'action' and t.value collate "C" !~ '^[a-z][a-z0-9_.-]*$' then 'must match ^[a-z][a-z0-9_.-]{0,62}$, as in charge_card'
@@ -554,40 +690,59 @@ begin
                  !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
                 then 'must be a media type, as in application/json'
         end;
-        v_field := t.field;
-        exit when v_wrong is not null;
+        field := t.field;
+        exit when wrong is not null;
     end loop;
-    if v_wrong is null then
-        v_field := 'payload';
-        v_wrong := case
+    if wrong is null then
+        field := 'payload';
+        wrong := case
             when payload is null then 'is required: pass {} if the effect needs none'
             when octet_length(payload) > 1048576 then format('has %s bytes, the limit is 1048576: store it elsewhere and send a reference', octet_length(payload))
             when (coalesce(content_type, '') = '' or content_type collate "C" ~* '^(application/json|[^;]+\+json)[ \t]*(;|$)') and not samekey.is_json(payload)
                 then 'is not JSON in UTF-8: pass its content_type, as in application/octet-stream' end;
     end if;
-    if v_wrong is null then
-        v_field := 'headers';
-        v_wrong := samekey.headers_refusal(headers);
+    if wrong is null then
+        field := 'headers';
+        wrong := samekey.headers_refusal(headers);
     end if;
-    if v_wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'due_at';
-        v_wrong := 'is not between the years 1970 and 9999: omit it to send now';
-    elsif v_wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
-        v_field := 'deadline';
-        v_wrong := 'is not between the years 1970 and 9999: omit it for none';
-    elsif v_wrong is null and deadline <= due_at then
-        v_field := 'deadline';
-        v_wrong := 'must be after due_at, or the intent is never sent';
-    elsif v_wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
-        v_field := 'id';
-        v_wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
+    if wrong is null and due_at not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'due_at';
+        wrong := 'is not between the years 1970 and 9999: omit it to send now';
+    elsif wrong is null and deadline not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        field := 'deadline';
+        wrong := 'is not between the years 1970 and 9999: omit it for none';
+    elsif wrong is null and deadline <= due_at then
+        field := 'deadline';
+        wrong := 'must be after due_at, or the intent is never sent';
+    elsif wrong is null and id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff') then
+        field := 'id';
+        wrong := 'is the nil or the max UUID: omit it, or pass a version 7 UUID';
     end if;
-    raise exception 'samekey: enqueue: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    if wrong is null then
+        field := null;
+    end if;
 end
 $$;
 
--- Handles an intent that exists already: returns its id, or raises. It runs as a statement of its own, since the row
--- may be newer than the snapshot of the insert that met it.
+-- Raises the error for an intent that samekey.enqueue refuses. The error names the first argument that breaks a rule
+-- (also as its column) and what to do. It never quotes a value, so none reaches the server's log.
+create function samekey.refuse_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text) returns void
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v record;
+begin
+    select r.* into v from samekey.intent_refusal(scope, idem_key, action, payload, part, content_type, headers,
+        ordering_key, due_at, deadline, trace_context, id, requested_by, subject) r;
+    raise exception 'samekey: enqueue: % %', v.field, v.wrong using errcode = '22023', column = v.field;
+end
+$$;
+
+-- Handles an intent that exists already: returns its id, or raises. If the intent was replaced, it returns the last
+-- successor: a repeated request has the first payload, and the effect is now the successor's. It runs as a statement of
+-- its own, since the row may be newer than the snapshot of the insert that met it.
 create function samekey.enqueue_duplicate(scope text, idem_key text, action text, part text, payload bytea, must_be_new boolean) returns uuid
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -597,7 +752,7 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select o.id, o.payload = enqueue_duplicate.payload into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -879,12 +1034,464 @@ end
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Returns the states of intents to a caller that knows their keys and ids: row n belongs to the n-th of each array. An
+-- intent that does not exist, is not committed or has another key has no row. For an intent that was replaced, the row
+-- is that of its last successor. The status is null if the intent lost its row in the queue, which reconcile restores.
+--
+-- It is what outbox.Await reads. It runs as its owner, since the application's role cannot read intents.
+--
+-- `offset 0` forces index lookups, regardless of statistics. So all plans are the same, and the generic one is kept: to
+-- plan each call again takes 0.7 ms of 1.2 ms.
+create function samekey.intent_states(scopes text[], idem_keys text[], ids uuid[])
+    returns table (n integer, id uuid, action text, status text, code text)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set jit = off
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.own_scope(s.scope) from unnest(intent_states.scopes) as s (scope);
+    return query
+    with recursive chain as (
+        select w.n::integer as n, i.id, i.action, 0 as hops
+        from unnest(intent_states.scopes, intent_states.idem_keys, intent_states.ids) with ordinality as w (scope, idem_key, id, n)
+        cross join lateral (select o.id, o.action from samekey.outbox o
+                            where o.id = w.id and o.idem_key = w.idem_key collate "C" and o.scope = w.scope collate "C" offset 0) i
+        union all
+        select c.n, s.id, s.action, c.hops + 1
+        from chain c
+        cross join lateral (select o.id, o.action from samekey.outbox o where o.replaces = c.id offset 0) s
+    ), last as (
+        select distinct on (c.n) c.n, c.id, c.action from chain c order by c.n, c.hops desc
+    )
+    select l.n, l.id, l.action::text, coalesce(f.final_status, q.status)::text,
+           (case when f.final_status is null then q.last_code else f.code end)::text
+    from last l
+    left join lateral (select x.status, x.last_code from samekey.outbox_queue x where x.id = l.id offset 0) q on true
+    left join lateral (select h.final_status, h.code from samekey.outbox_history h
+                       where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Operations in several transactions: see queries/operations.sql. The functions run as their owner, so a role needs
+-- EXECUTE and no right to change the two tables. Each refuses a scope of another service (SK003), and each write of a
+-- call that lost the operation to another one (SK020). own_scope is assigned and not compared in a WHERE clause: there,
+-- the planner may evaluate its refusal to estimate the rows.
+
+-- Starts an operation, or takes it over if no call works on it. The outcome is
+--   mine   the caller works on it now. Steps that are finished already are in operation_steps
+--   held   another call works on it, for retry_us more at most (0: unknown)
+--   other  the record is completed, or has another payload hash: nothing was changed
+-- A repetition with the same fence changes nothing, so a call whose answer was lost may be made again.
+create function samekey.operation_start(scope text, idem_key text, payload_hash bytea, hash_version smallint, retain_us bigint,
+    subject text, fence bigint, lease_us bigint, out outcome text, out retry_us bigint)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_locked  boolean;
+    v_same    boolean;
+    v_fence   bigint;
+    v_until   timestamptz;
+begin
+    retry_us := 0;
+    v_locked := pg_try_advisory_xact_lock(samekey.key_lock(samekey.own_scope(operation_start.scope), operation_start.idem_key));
+    select p.completed_at is null and p.payload_hash = operation_start.payload_hash and p.hash_version = operation_start.hash_version
+    into v_same
+    from samekey.processed_events p
+    where p.idem_key = operation_start.idem_key collate "C" and p.scope = operation_start.scope collate "C";
+    if not found then
+        outcome := 'held'; -- by a Run or Do that has not committed
+        if v_locked then
+            insert into samekey.processed_events as p (idem_key, scope, payload_hash, hash_version, subject, expires_at)
+            values (operation_start.idem_key, operation_start.scope, operation_start.payload_hash, operation_start.hash_version, nullif(operation_start.subject, ''),
+                    clock_timestamp() + interval '1 microsecond' * operation_start.retain_us)
+            on conflict (idem_key, scope) do nothing;
+            if found then
+                insert into samekey.operations as o (idem_key, scope, fence, lease_until)
+                values (operation_start.idem_key, operation_start.scope, operation_start.fence,
+                        clock_timestamp() + interval '1 microsecond' * operation_start.lease_us);
+                outcome := 'mine';
+            end if;
+        end if;
+        return;
+    end if;
+    outcome := 'other';
+    if not v_same then
+        return;
+    end if;
+    select o.fence, o.lease_until into v_fence, v_until
+    from samekey.operations o
+    where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C"
+    for update skip locked;
+    if not found then -- a step's transaction has the row, however old its lease is
+        select greatest(0, extract(epoch from o.lease_until - clock_timestamp()) * 1000000)::bigint into retry_us
+        from samekey.operations o
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+        outcome := 'held';
+        retry_us := coalesce(retry_us, 0);
+        return;
+    end if;
+    if v_fence <> operation_start.fence then
+        if v_until > clock_timestamp() then
+            outcome := 'held';
+            retry_us := extract(epoch from v_until - clock_timestamp()) * 1000000;
+            return;
+        end if;
+        update samekey.operations o
+        set fence = operation_start.fence, attempts = o.attempts + 1,
+            lease_until = clock_timestamp() + interval '1 microsecond' * operation_start.lease_us
+        where o.idem_key = operation_start.idem_key collate "C" and o.scope = operation_start.scope collate "C";
+    end if;
+    outcome := 'mine';
+end
+$$;
+
+-- Extends the lease, or raises SK020 if the caller has lost the operation. The row stays locked until the transaction
+-- ends.
+create function samekey.operation_hold(scope text, idem_key text, fence bigint, lease_us bigint) returns void
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    operation_hold.scope := samekey.own_scope(operation_hold.scope);
+    update samekey.operations o
+    set lease_until = clock_timestamp() + interval '1 microsecond' * operation_hold.lease_us
+    where o.idem_key = operation_hold.idem_key collate "C" and o.scope = operation_hold.scope collate "C"
+      and o.fence = operation_hold.fence;
+    if not found then
+        raise exception 'samekey: another call works on the operation with key %',
+            samekey.key_hash(operation_hold.scope, operation_hold.idem_key)
+            using errcode = 'SK020', hint = 'Call again with the same key: it resumes the operation, or returns its answer.';
+    end if;
+end
+$$;
+
+-- Begins the transaction of a step: locks the operation's row, and reports whether the caller still has it. While the
+-- row is locked, no other call takes the operation over, however long the step takes.
+create function samekey.step_lock(scope text, idem_key text, fence bigint) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_mine boolean;
+begin
+    step_lock.scope := samekey.own_scope(step_lock.scope);
+    select o.fence = step_lock.fence into v_mine
+    from samekey.operations o
+    where o.idem_key = step_lock.idem_key collate "C" and o.scope = step_lock.scope collate "C"
+    for update;
+    return coalesce(v_mine, false);
+end
+$$;
+
+-- Stores the result of a step, in the transaction of what the step wrote. It raises if the step is stored already:
+-- otherwise the COMMIT behind it would keep the step's rows twice.
+create function samekey.step_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text,
+    failed boolean, code integer, result bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(step_put.scope, step_put.idem_key, step_put.fence, step_put.lease_us);
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at)
+    values (step_put.idem_key, step_put.scope, step_put.position, step_put.name, 'done', step_put.failed, step_put.code, step_put.result,
+            clock_timestamp());
+end
+$$;
+
+-- Decides what to do with a step that calls a vendor, and marks it in flight before it is sent. The verdict is
+--   send    marked: commit, then send. sends is the number of this send
+--   lookup  the outcome of an earlier send is unknown: ask the vendor
+--   wait    likewise, but not before wait_us are over: a call in progress at the vendor can end meanwhile
+--   parked  no lookup can tell: a person has to
+-- window_us is how long the vendor remembers the key; 0 if it does not deduplicate by it. absent is true after a lookup
+-- that did not find the key. The lease covers the call (timeout_us) and lease_us.
+create function samekey.call_mark(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, name text,
+    timeout_us bigint, window_us bigint, settle_us bigint, can_lookup boolean, absent boolean, resend_absent boolean,
+    out verdict text, out sends integer, out wait_us bigint)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    s        samekey.operation_steps;
+    v_now    timestamptz;
+    v_window timestamptz; -- until when the vendor remembers the key; null if it does not
+    v_ready  timestamptz; -- when a lookup may be made
+begin
+    perform samekey.operation_hold(call_mark.scope, call_mark.idem_key, call_mark.fence, call_mark.lease_us + call_mark.timeout_us);
+    v_now := clock_timestamp();
+    wait_us := 0;
+    select * into s
+    from samekey.operation_steps t
+    where t.idem_key = call_mark.idem_key collate "C" and t.scope = call_mark.scope collate "C" and t.position = call_mark.position;
+    if not found then
+        insert into samekey.operation_steps as t (idem_key, scope, position, name, status, delivery_key, sends)
+        values (call_mark.idem_key, call_mark.scope, call_mark.position, call_mark.name, 'unsent',
+                samekey.delivery_key(call_mark.scope, call_mark.idem_key, 'step:' || call_mark.name, ''), 0)
+        returning * into s;
+    elsif s.name <> call_mark.name collate "C" or s.status = 'done' or s.delivery_key is null then
+        raise exception 'samekey: step % of the operation with key % is "%", not a call "%" that is still to be made', call_mark.position,
+            samekey.key_hash(call_mark.scope, call_mark.idem_key), s.name, call_mark.name using errcode = 'SK011', constraint = s.status;
+    end if;
+    if call_mark.window_us > 0 then
+        v_window := least(s.key_window_until, coalesce(s.first_sent_at, v_now) + interval '1 microsecond' * call_mark.window_us);
+    end if;
+    v_ready := greatest(coalesce(s.ended_at, s.sent_at), s.absent_at) + interval '1 microsecond' * call_mark.settle_us;
+    verdict := case
+        when s.status = 'unsent' then 'send'
+        when s.status = 'parked' then 'parked'
+        -- The vendor still remembers the key at the end of this send.
+        when v_now + interval '1 microsecond' * call_mark.timeout_us + interval '10 seconds' < v_window then 'send'
+        when not call_mark.can_lookup then 'parked'
+        when not call_mark.absent then case when v_ready > v_now then 'wait' else 'lookup' end
+        when s.absent_at is null then 'wait'
+        when call_mark.resend_absent and v_window is null and not s.resent then 'send'
+        else 'parked' end;
+    if verdict = 'wait' then
+        wait_us := case when call_mark.absent then call_mark.settle_us else extract(epoch from v_ready - v_now) * 1000000 end;
+    end if;
+    update samekey.operation_steps t
+    set status = case verdict when 'send' then 'in_flight' when 'parked' then 'parked' else t.status end,
+        sends = t.sends + (verdict = 'send')::int,
+        first_sent_at = case when verdict = 'send' then coalesce(t.first_sent_at, v_now) else t.first_sent_at end,
+        key_window_until = case when verdict = 'send' then v_window else t.key_window_until end,
+        sent_at = case when verdict = 'send' then v_now else t.sent_at end,
+        ended_at = case when verdict = 'send' then null else t.ended_at end,
+        absent_at = case when verdict = 'send' then null when call_mark.absent then coalesce(t.absent_at, v_now) else t.absent_at end,
+        resent = t.resent or verdict = 'send' and call_mark.absent
+    where t.idem_key = s.idem_key and t.scope = s.scope and t.position = s.position
+    returning t.sends into sends;
+end
+$$;
+
+-- Stores the vendor's answer to a call. A repetition changes nothing.
+create function samekey.call_put(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint,
+    failed boolean, code integer, result bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_put.scope, call_put.idem_key, call_put.fence, call_put.lease_us);
+    update samekey.operation_steps s
+    set status = 'done', failed = call_put.failed, code = call_put.code, result = call_put.result, error = null, finished_at = clock_timestamp()
+    where s.idem_key = call_put.idem_key collate "C" and s.scope = call_put.scope collate "C" and s.position = call_put.position
+      and s.status = 'in_flight';
+end
+$$;
+
+-- Notes that a send or a lookup ended without an answer. unsent: this send certainly did not reach the vendor. If no
+-- earlier one may have, the step may be sent again, whatever its class. A repetition changes nothing.
+create function samekey.call_end(scope text, idem_key text, fence bigint, lease_us bigint, "position" smallint, sends integer,
+    unsent boolean, error text) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(call_end.scope, call_end.idem_key, call_end.fence, call_end.lease_us);
+    update samekey.operation_steps s
+    set status = case when call_end.unsent and s.sends = 1 then 'unsent' else s.status end,
+        sends = s.sends - call_end.unsent::int,
+        first_sent_at = case when call_end.unsent and s.sends = 1 then null else s.first_sent_at end,
+        key_window_until = case when call_end.unsent and s.sends = 1 then null else s.key_window_until end,
+        resent = s.resent and not call_end.unsent,
+        ended_at = coalesce(s.ended_at, clock_timestamp()),
+        error = call_end.error
+    where s.idem_key = call_end.idem_key collate "C" and s.scope = call_end.scope collate "C" and s.position = call_end.position
+      and s.status = 'in_flight' and s.sends = call_end.sends;
+end
+$$;
+
+-- Completes an operation: its record gets the answer. No step may be left whose outcome is unknown.
+create function samekey.operation_complete(scope text, idem_key text, fence bigint, retain_us bigint,
+    failed boolean, code integer, headers bytea, body bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform samekey.operation_hold(operation_complete.scope, operation_complete.idem_key, operation_complete.fence, 0);
+    if exists (select from samekey.operation_steps s
+               where s.idem_key = operation_complete.idem_key collate "C" and s.scope = operation_complete.scope collate "C" and s.status in ('in_flight', 'parked')) then
+        raise exception 'samekey: the operation with key % has a step whose outcome is unknown',
+            samekey.key_hash(operation_complete.scope, operation_complete.idem_key) using errcode = 'SK011', constraint = 'in_flight';
+    end if;
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + interval '1 microsecond' * operation_complete.retain_us,
+        failed = operation_complete.failed, response_code = operation_complete.code, response_headers = operation_complete.headers,
+        response_body = operation_complete.body
+    where p.idem_key = operation_complete.idem_key collate "C" and p.scope = operation_complete.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = operation_complete.idem_key collate "C" and o.scope = operation_complete.scope collate "C";
+end
+$$;
+
+-- Lets the next call take the operation over at once. If no step of it was stored or may have been sent, the operation
+-- is deleted, and the key can be used again. Without the fence it changes nothing.
+create function samekey.operation_release(scope text, idem_key text, fence bigint) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    operation_release.scope := samekey.own_scope(operation_release.scope);
+    update samekey.operations o set lease_until = clock_timestamp()
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
+      and o.fence = operation_release.fence;
+    if not found or exists (select from samekey.operation_steps s
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+        return;
+    end if;
+    delete from samekey.operation_steps s
+    where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C";
+    delete from samekey.operations o
+    where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C";
+    delete from samekey.processed_events p
+    where p.idem_key = operation_release.idem_key collate "C" and p.scope = operation_release.scope collate "C" and p.completed_at is null;
+end
+$$;
+
+-- What a person decides about an operation: acts, with the arguments and the errors of the acts below.
+
+-- Locks an operation on which no call works.
+create function samekey.operation_lock_idle(act text, scope text, idem_key text, actor text, reason text) returns void
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_until timestamptz;
+begin
+    operation_lock_idle.scope := samekey.own_scope(operation_lock_idle.scope);
+    perform samekey.act_check(operation_lock_idle.act, operation_lock_idle.actor, operation_lock_idle.reason);
+    select o.lease_until into v_until
+    from samekey.operations o
+    where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C"
+    for update skip locked;
+    if found and v_until <= clock_timestamp() then
+        return;
+    elsif found or exists (select from samekey.operations o
+                           where o.idem_key = operation_lock_idle.idem_key collate "C" and o.scope = operation_lock_idle.scope collate "C") then
+        raise exception 'samekey: %: a call works on the operation with key %', operation_lock_idle.act,
+            samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key)
+            using errcode = 'SK011', constraint = 'running', hint = 'Wait until it ends, at most until operations.lease_until.';
+    end if;
+    raise exception 'samekey: %: no operation with key % is in progress', operation_lock_idle.act,
+        samekey.key_hash(operation_lock_idle.scope, operation_lock_idle.idem_key) using errcode = 'SK010';
+end
+$$;
+
+-- Records what really happened to a step whose outcome is unknown: in_flight or parked, while no call works on the
+-- operation. The outcome is delivered (result is the vendor's answer as JSON: what the step returns), refused (code and
+-- result are the step's failure) or not_sent (it is sent again when the operation is resumed: no earlier send reached
+-- the vendor, and none will). The next call with the key continues behind the step.
+create function samekey.resolve_step(scope text, idem_key text, step text, outcome text, actor text, reason text,
+    code integer default null, result bytea default null) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_status text;
+    v_field  text;
+    v_wrong  text;
+begin
+    if resolve_step.outcome is null or resolve_step.outcome not in ('delivered', 'refused', 'not_sent') then
+        v_field := 'outcome';
+        v_wrong := 'must be delivered, refused or not_sent';
+    elsif (resolve_step.outcome = 'not_sent') <> (resolve_step.result is null) then
+        v_field := 'result';
+        v_wrong := 'is the JSON of the vendor''s answer or of the failure: required, except for not_sent';
+    elsif octet_length(resolve_step.result) > 1048576 or not samekey.is_json(resolve_step.result) then
+        v_field := 'result';
+        v_wrong := 'must be JSON of at most 1048576 bytes';
+    elsif (resolve_step.outcome = 'refused') <> (resolve_step.code is not null) then
+        v_field := 'code';
+        v_wrong := 'is the code of the failure: for refused only';
+    end if;
+    if v_field is not null then
+        raise exception 'samekey: resolve_step: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+    perform samekey.operation_lock_idle('resolve_step', resolve_step.scope, resolve_step.idem_key, resolve_step.actor, resolve_step.reason);
+    select s.status into v_status
+    from samekey.operation_steps s
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+    if v_status is null then
+        raise exception 'samekey: resolve_step: the operation with key % has no such step',
+            samekey.key_hash(resolve_step.scope, resolve_step.idem_key) using errcode = 'SK010';
+    elsif v_status not in ('in_flight', 'parked') then
+        raise exception 'samekey: resolve_step: the step is %', v_status
+            using errcode = 'SK011', constraint = v_status, hint = 'Only a step whose outcome is unknown can be resolved.';
+    end if;
+    update samekey.operation_steps s
+    set status = case when resolve_step.outcome = 'not_sent' then 'unsent' else 'done' end,
+        failed = resolve_step.outcome = 'refused', code = resolve_step.code, result = resolve_step.result,
+        finished_at = case when resolve_step.outcome <> 'not_sent' then clock_timestamp() end,
+        sends = case when resolve_step.outcome = 'not_sent' then 0 else s.sends end,
+        first_sent_at = case when resolve_step.outcome <> 'not_sent' then s.first_sent_at end,
+        key_window_until = case when resolve_step.outcome <> 'not_sent' then s.key_window_until end,
+        resolved_at = clock_timestamp(), resolved_by = resolve_step.actor, resolved_db_user = session_user, resolved_reason = resolve_step.reason
+    where s.idem_key = resolve_step.idem_key collate "C" and s.scope = resolve_step.scope collate "C" and s.name = resolve_step.step collate "C";
+end
+$$;
+
+-- Ends an operation that no caller will resume: its answer is the failure with this code and body, and the record can be
+-- pruned. No step may be in doubt. What its steps did stays. The act is stored as the last step, samekey.abandoned.
+create function samekey.abandon_operation(scope text, idem_key text, actor text, reason text, code integer, body bytea) returns void
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_doubt text;
+begin
+    if abandon_operation.code is null then
+        raise exception 'samekey: abandon_operation: code is required: callers get it as the code of the failure' using errcode = '22023', column = 'code';
+    elsif abandon_operation.body is null or octet_length(abandon_operation.body) > 1048576 or not samekey.is_json(abandon_operation.body) then
+        raise exception 'samekey: abandon_operation: body must be JSON of at most 1048576 bytes' using errcode = '22023', column = 'body';
+    end if;
+    perform samekey.operation_lock_idle('abandon_operation', abandon_operation.scope, abandon_operation.idem_key, abandon_operation.actor, abandon_operation.reason);
+    select s.status into v_doubt
+    from samekey.operation_steps s
+    where s.idem_key = abandon_operation.idem_key collate "C" and s.scope = abandon_operation.scope collate "C" and s.status in ('in_flight', 'parked')
+    limit 1;
+    if v_doubt is not null then
+        raise exception 'samekey: abandon_operation: a step of the operation with key % is %',
+            samekey.key_hash(abandon_operation.scope, abandon_operation.idem_key), v_doubt
+            using errcode = 'SK011', constraint = v_doubt, hint = 'Find out what the vendor did, and call samekey.resolve_step first.';
+    end if;
+    insert into samekey.operation_steps as s (idem_key, scope, position, name, status, failed, code, result, finished_at,
+                                              resolved_at, resolved_by, resolved_db_user, resolved_reason)
+    select abandon_operation.idem_key, abandon_operation.scope, coalesce(max(t.position), 0) + 1, 'samekey.abandoned', 'done', true,
+           abandon_operation.code, abandon_operation.body, clock_timestamp(),
+           clock_timestamp(), abandon_operation.actor, session_user, abandon_operation.reason
+    from samekey.operation_steps t
+    where t.idem_key = abandon_operation.idem_key collate "C" and t.scope = abandon_operation.scope collate "C";
+    update samekey.processed_events p
+    set completed_at = clock_timestamp(), expires_at = clock_timestamp() + (p.expires_at - p.created_at), failed = true,
+        response_code = abandon_operation.code, response_body = abandon_operation.body
+    where p.idem_key = abandon_operation.idem_key collate "C" and p.scope = abandon_operation.scope collate "C" and p.completed_at is null;
+    delete from samekey.operations o
+    where o.idem_key = abandon_operation.idem_key collate "C" and o.scope = abandon_operation.scope collate "C";
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Acts: what people do to intents, pauses and endpoints. Go, the command line, pages and psql call the same functions.
 -- Each function is one act: it locks, checks, changes, and records who did it. It runs as its owner, so a role needs
 -- EXECUTE and no right on the tables. The caller's transaction decides whether the act counts.
 --
 -- actor and reason are required: a name of at most 255 bytes, and a sentence of at most 4096. The caller chooses the
--- actor. The history also keeps db_user, the login of the session (session_user), which nobody can choose.
+-- actor. The history also keeps db_user, the login of the session (session_user), which no caller can choose.
 --
 -- An act of an intent returns the actions that have something to do after the commit. Go wakes their workers; without
 -- that, the workers find it within half a second. Errors:
@@ -1030,6 +1637,135 @@ begin
 end
 $$;
 
+-- The three changes below take locked rows whose state was checked. An act makes one for its intent, and an act on many
+-- intents for a batch of them. Each returns the actions that have something to do.
+
+create function samekey.act_redriven(ids uuid[], actor text, reason text) returns text[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_actions text[];
+begin
+    with redriven as (
+        update samekey.outbox_queue q
+        set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1, cause = null
+        where q.id = any (ids)
+        returning q.id, q.action
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+        select r.id, 'redriven', act_redriven.actor, act_redriven.reason, session_user from redriven r
+    )
+    select array_agg(distinct r.action) into v_actions from redriven r;
+    return coalesce(v_actions, '{}');
+end
+$$;
+
+-- event is cancelled or rejected. The next intents with their ordering keys are promoted, as OutboxQueuePromote does: in
+-- a statement of its own, which sees the deletion.
+create function samekey.act_cancelled(event text, ids uuid[], actor text, reason text) returns text[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_keys    text[];
+    v_noted   bigint;
+    v_actions text[];
+begin
+    with gone as (
+        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.action, q.key_window_until, q.ordering_key
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+        select g.id, act_cancelled.event, 'cancelled', g.key_window_until, act_cancelled.actor, act_cancelled.reason, session_user from gone g
+    )
+    select array_agg(distinct g.ordering_key) filter (where g.ordering_key is not null),
+           count(samekey.note_attention(g.id, g.action, 'cancelled', act_cancelled.event, actor => act_cancelled.actor, reason => act_cancelled.reason))
+    into v_keys, v_noted
+    from gone g;
+    if v_keys is not null then
+        with promoted as (
+            update samekey.outbox_queue q
+            set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
+            where coalesce(q.status, '') = 'blocked' and q.id = any (array(
+                select (select b.id from samekey.outbox_queue b
+                        where b.ordering_key = k.ordering_key collate "C" and b.status = 'blocked' order by b.seq limit 1)
+                from unnest(v_keys) as k (ordering_key)
+                where (select count(*) from samekey.outbox_queue h
+                       where h.ordering_key = k.ordering_key collate "C" and h.ordering_key is not null and h.status <> 'blocked') = 0))
+            returning q.action
+        )
+        select array_agg(distinct p.action) into v_actions from promoted p;
+    end if;
+    return coalesce(v_actions, '{}');
+end
+$$;
+
+create function samekey.act_resolved(ids uuid[], outcome text, actor text, reason text, code text, response_type text, response bytea,
+    reference text) returns text[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_sent    boolean := outcome <> 'not_sent';
+    v_noted   bigint;
+    v_actions text[];
+begin
+    with resolved as (
+        update samekey.outbox_queue q
+        set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
+            due_at           = clock_timestamp(),
+            leased_by        = null,
+            lease_until      = null,
+            attempt          = q.attempt + 1,
+            attempts_used    = case when v_sent then 0 else q.attempts_used end,
+            no_resend        = v_sent and q.no_resend,
+            sent_unrendered  = v_sent and q.sent_unrendered,
+            first_sent_at    = case when v_sent then q.first_sent_at end,
+            key_window_until = case when v_sent then q.key_window_until end,
+            last_code        = coalesce(nullif(act_resolved.code, ''), q.last_code),
+            cause            = case when not v_sent then 'resolved as not sent' end
+        from (select x.id, x.status as before from samekey.outbox_queue x where x.id = any (ids)) w
+        where q.id = any (ids) and q.id = w.id
+        returning q.id, q.action, w.before
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        select r.id, 'resolved', act_resolved.outcome, nullif(act_resolved.code, ''), nullif(act_resolved.response_type, ''),
+               nullif(act_resolved.response, ''), nullif(act_resolved.reference, ''), act_resolved.actor, act_resolved.reason, session_user
+        from resolved r
+    )
+    select array_agg(distinct r.action),
+           -- The others were at rest before.
+           count(samekey.note_attention(r.id, r.action, 'parked', 'resolved', act_resolved.code, null, act_resolved.actor, act_resolved.reason))
+               filter (where not v_sent and r.before = 'unknown')
+    into v_actions, v_noted
+    from resolved r;
+    return case when v_sent then coalesce(v_actions, '{}') else '{}' end;
+end
+$$;
+
+-- Refuses evidence that samekey.resolve cannot store.
+create function samekey.act_evidence(act text, outcome text, code text, response_type text, response bytea, reference text) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
+        ('code', samekey.act_text(code, 128)),
+        ('response_type', samekey.act_text(response_type, 255)),
+        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
+        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$$;
+
 -- Makes a dead or parked intent due now. It has all its attempts again, and the same delivery key and bytes. An
 -- irreversible action needs approval again. An intent that left its order stays out of it. Refuses an intent that may
 -- have been sent and must not be sent twice: resolve it first.
@@ -1037,54 +1773,29 @@ create function samekey.redrive(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_row samekey.outbox_queue := samekey.act_lock('redrive', redrive.id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', v_row);
-    update samekey.outbox_queue q
-    set status = 'pending', due_at = clock_timestamp(), attempts_used = 0, approved_at = null, attempt = q.attempt + 1
-    where q.id = redrive.id;
-    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
-    values (redrive.id, 'redriven', redrive.actor, redrive.reason, session_user);
-    return array[v_row.action];
+    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    return samekey.act_redriven(array[id], actor, reason);
 end
 $$;
 
--- Finishes an intent as cancelled, and promotes the next intent with its ordering key. For cancel and reject.
+-- For cancel and reject.
 create function samekey.act_cancel(act text, event text, id uuid, actor text, reason text, states text[]) returns text[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_row      samekey.outbox_queue := samekey.act_lock(act, act_cancel.id, actor, reason, states);
-    v_promoted text[];
+    v_row samekey.outbox_queue := samekey.act_lock(act, id, actor, reason, states);
 begin
     if v_row.first_sent_at is not null and v_row.status not in ('parked', 'dead') then
-        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+        perform samekey.act_refuse(act, id, v_row.status,
             'it may have been sent at an earlier attempt: wait until it is finished, dead or parked');
     elsif v_row.first_sent_at is not null and v_row.safe_to_resend then
-        perform samekey.act_refuse(act, act_cancel.id, v_row.status,
+        perform samekey.act_refuse(act, id, v_row.status,
             'it may have been sent: redrive it, or resolve it; resolved as not sent, it can be cancelled');
     end if;
     perform samekey.act_unsent(act, v_row);
-    delete from samekey.outbox_queue q where q.id = act_cancel.id;
-    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
-    values (act_cancel.id, act_cancel.event, 'cancelled', v_row.key_window_until, act_cancel.actor, act_cancel.reason, session_user);
-    if v_row.ordering_key is not null then
-        -- As OutboxQueuePromote does. A statement of its own: it must see the deletion.
-        with promoted as (
-            update samekey.outbox_queue q
-            set status = 'pending', due_at = greatest(q.due_at, clock_timestamp())
-            where coalesce(q.status, '') = 'blocked'
-              and q.id = (select b.id from samekey.outbox_queue b
-                          where b.ordering_key = v_row.ordering_key and b.status = 'blocked' order by b.seq limit 1)
-              and (select count(*) from samekey.outbox_queue h
-                   where h.ordering_key = v_row.ordering_key and h.ordering_key is not null and h.status <> 'blocked') = 0
-            returning q.action
-        )
-        select array_agg(p.action) into v_promoted from promoted p;
-    end if;
-    return coalesce(v_promoted, '{}');
+    return samekey.act_cancelled(event, array[id], actor, reason);
 end
 $$;
 
@@ -1114,21 +1825,25 @@ $$;
 -- passed.
 --
 -- Two-person rule: the login that wrote the intent, and the login that redrove it last, cannot approve it (SK012). These
--- are logins of the database, which nobody can choose. The actor whom the writer named as requested_by is refused too.
+-- are logins of the database, which no caller can choose. The actor whom the writer named as requested_by is refused too.
 create function samekey.approve(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_row       samekey.outbox_queue := samekey.act_lock('approve', approve.id, actor, reason, '{awaiting_approval}');
-    v_written   text;
+    v_written   text[];
     v_requested text;
     v_redrove   text;
 begin
-    select o.written_by, o.requested_by into v_written, v_requested from samekey.outbox o where o.id = approve.id;
+    -- A successor has the author of its payload and each login that replaced it on the way.
+    select array_agg(p.written_by), max(o.requested_by) into v_written, v_requested
+    from samekey.outbox o
+    join samekey.outbox p on p.idem_key = o.idem_key and p.scope = o.scope and p.action = o.action and p.part = o.part and p.revision <= o.revision
+    where o.id = approve.id;
     select h.db_user into v_redrove from samekey.outbox_history h
     where h.intent_id = approve.id and h.event = 'redriven' order by h.id desc limit 1;
-    if session_user in (v_written, v_redrove) or actor = v_requested then
+    if session_user = any (v_written) or session_user = v_redrove or actor = v_requested then
         raise exception 'samekey: approve: intent % is awaiting_approval, and needs another person', approve.id
             using errcode = 'SK012', constraint = 'awaiting_approval', hint = case
                 when actor = v_requested then 'its requester cannot approve it: another person has to'
@@ -1166,43 +1881,411 @@ create function samekey.resolve(
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_row   samekey.outbox_queue;
-    v_sent  boolean := outcome <> 'not_sent';
-    v_field text;
-    v_wrong text;
 begin
-    select w.field, w.wrong into v_field, v_wrong from (values
-        ('outcome', case when outcome is null or outcome not in ('delivered', 'refused', 'not_sent') then 'must be delivered, refused or not_sent' end),
-        ('code', samekey.act_text(code, 128)),
-        ('response_type', samekey.act_text(response_type, 255)),
-        ('response', case when octet_length(response) > 1048576 then format('has %s bytes, the limit is 1048576: keep what matters', octet_length(response)) end),
-        ('reference', samekey.act_text(reference, 255))) w (field, wrong)
-    where w.wrong is not null
-    limit 1;
-    if v_wrong is not null then
-        raise exception 'samekey: resolve: % %', v_field, v_wrong using errcode = '22023', column = v_field;
+    perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
+    -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
+    -- is held.
+    if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
+        perform samekey.act_check('resolve', actor, reason);
+        insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
+        values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
+                nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
+        perform samekey.hold_successor(resolve.id);
+        return '{}';
     end if;
-    v_row := samekey.act_lock('resolve', resolve.id, actor, reason, '{unknown,parked,dead}');
-    update samekey.outbox_queue q
-    set status           = case when v_sent then 'answered' when q.status = 'unknown' then 'parked' else q.status end,
-        due_at           = clock_timestamp(),
-        leased_by        = null,
-        lease_until      = null,
-        attempt          = q.attempt + 1,
-        attempts_used    = case when v_sent then 0 else q.attempts_used end,
-        no_resend        = v_sent and q.no_resend,
-        sent_unrendered  = v_sent and q.sent_unrendered,
-        first_sent_at    = case when v_sent then q.first_sent_at end,
-        key_window_until = case when v_sent then q.key_window_until end,
-        last_code        = coalesce(nullif(resolve.code, ''), q.last_code)
-    where q.id = resolve.id;
-    insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
-    values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
-            nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-    return case when v_sent then array[v_row.action] else '{}' end;
+    perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
+    return samekey.act_resolved(array[id], outcome, actor, reason, code, response_type, response, reference);
 end
 $$;
+
+-- Replaces a dead or parked intent that no vendor acted on: cancels it and writes its successor, with the same key,
+-- action and part, and a delivery key derived from the first one's. The successor takes the first one's place in its
+-- order, is rendered again and needs an approval of its own. Returns the successor's id.
+--
+-- Each attempt must have been unsent, or answered by "the vendor did not act"; otherwise a person resolves the intent as
+-- not sent first. (The lines of the history before first_sent_at do not count: no vendor had acted by then.)
+--
+-- Two people, or a person and a worker: see the interleavings of acts above. OutboxQueueHoldSuccessor has those of a
+-- late answer.
+create function samekey.act_replace(id uuid, payload bytea, content_type text, deadline timestamptz, actor text, reason text) returns uuid
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_row      samekey.outbox_queue := samekey.act_lock('replace', act_replace.id, actor, reason, '{parked,dead}');
+    v_old      samekey.outbox;
+    v_new      uuid := samekey.uuidv7();
+    v_payload  bytea;
+    v_type     text;
+    v_deadline timestamptz;
+    v_refusal  record;
+begin
+    if v_row.first_sent_at is not null and exists (
+        select from samekey.outbox_history h
+        where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
+          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))) then
+        perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
+            'resolve it; resolved as not sent, it can be replaced');
+    end if;
+
+    select o.* into v_old from samekey.outbox o where o.id = act_replace.id;
+    v_payload := coalesce(act_replace.payload, v_old.payload);
+    v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
+    v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
+    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
+    if v_refusal.field is not null then
+        raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
+    elsif v_deadline <= clock_timestamp() then
+        raise exception 'samekey: replace: deadline has passed: pass a later one, or infinity for none' using errcode = '22023', column = 'deadline';
+    end if;
+
+    delete from samekey.outbox_queue q where q.id = act_replace.id;
+    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+    values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
+    perform samekey.note_attention(act_replace.id, v_row.action, 'cancelled', 'replaced', actor => act_replace.actor, reason => act_replace.reason);
+    insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
+                                trace_context, due_at, deadline, subject, replaces, revision)
+    values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
+            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
+            v_old.id, v_old.revision + 1);
+    insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
+    values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
+    return v_new;
+end
+$$;
+
+-- The act with the same payload, which an operator may do. Without a deadline, the successor has that of the first one.
+create function samekey.replace(id uuid, actor text, reason text, deadline timestamptz default null) returns uuid
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return samekey.act_replace(replace.id, null, null, replace.deadline, replace.actor, replace.reason);
+end
+$$;
+
+-- The act with another payload: a new effect, so it needs the approver. Without a content_type, it is the first one's.
+create function samekey.replace_payload(id uuid, payload bytea, actor text, reason text, content_type text default null,
+    deadline timestamptz default null) returns uuid
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if replace_payload.payload is null then
+        raise exception 'samekey: replace: payload is required: call samekey.replace for the same payload' using errcode = '22023', column = 'payload';
+    end if;
+    return samekey.act_replace(replace_payload.id, replace_payload.payload, replace_payload.content_type, replace_payload.deadline,
+        replace_payload.actor, replace_payload.reason);
+end
+$$;
+
+-- Parks the last successor of an intent that was delivered after all, before the successor is sent. Returns the
+-- successor and its status before; held is false if it is being sent, may have been sent, or is finished. Returns no row
+-- for an intent without a successor. The caller has a snapshot that is younger than the replacement.
+create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean) returns setof record
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select s.id into successor
+    from samekey.outbox o
+    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+    where o.id = hold_successor.id and s.revision > o.revision
+    order by s.revision desc
+    limit 1;
+    if successor is null then
+        return;
+    end if;
+    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
+    if held then
+        update samekey.outbox_queue q
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        where q.id = successor;
+        insert into samekey.outbox_history (intent_id, event, outcome, code)
+        values (successor, 'held', 'parked', 'predecessor_delivered');
+        perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
+            'predecessor_delivered');
+    elsif status is null then
+        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+    end if;
+    return next;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Acts on many intents. Each call does one batch in the caller's transaction: at most max_count intents, in the order of
+-- their ids, and each with its line in the history. Call it again for the next batch, with last_id as after_id, until
+-- last_id is null. An interrupted run loses nothing: a new one leaves out what is done.
+--
+-- filter is a JSON object that selects intents. All members are optional, except that cancel_all needs a status:
+--
+--   status      one state: dead or parked; for resolve_all also unknown; for cancel_all also pending, blocked and
+--               awaiting_approval. Default: dead, and then parked
+--   action      an action, or an array of actions, such as all actions of a destination
+--   part        the part, such as the endpoint of a webhook
+--   code        the code of the last outcome; null: none
+--   cause       the cause, as samekey.cause_groups returns it; null: none
+--   scope, key  of the intent
+--   subject     what the intent is about
+--   reference   the vendor's own id in any of its answers
+--   from, to    written at or after this time, and before that time
+--   older_than  written longer ago than this interval
+--
+-- A batch skips intents that an act on one intent would refuse, and intents that another transaction has locked: a
+-- worker, another person, or a writer of their ordering key. samekey.bulk_plan counts without a change.
+
+-- Returns the filter's conditions, checked.
+create function samekey.bulk_filter(act text, filter jsonb, out statuses text[], out actions text[], out part text, out code text, out cause text,
+    out scope text, out key text, out subject text, out reference text, out written_from timestamptz, out written_to timestamptz, out of_outbox boolean)
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_field   text;
+    v_wrong   text;
+    v_allowed text[] := case act when 'redrive_all' then '{dead,parked}' when 'resolve_all' then '{dead,parked,unknown}'
+                                 else '{dead,parked,pending,blocked,awaiting_approval}' end;
+    m         record;
+begin
+    if filter is null or jsonb_typeof(filter) <> 'object' then
+        raise exception 'samekey: %: filter must be a JSON object, as in {"action": "charge_card", "code": "503"}', act
+            using errcode = '22023', column = 'filter';
+    end if;
+    for m in select e.key as name, e.value #>> '{}' as text, jsonb_typeof(e.value) as kind, e.value from jsonb_each(filter) e loop
+        v_wrong := case
+            when m.name not in ('status', 'action', 'part', 'code', 'cause', 'scope', 'key', 'subject', 'reference', 'from', 'to', 'older_than') then 'is not a member of a filter'
+            when m.name in ('code', 'cause') and m.kind = 'null' then null
+            when m.name = 'action' and m.kind = 'array' then case when exists (
+                select from jsonb_array_elements(m.value) a where jsonb_typeof(a.value) <> 'string') then 'must be a string, or an array of strings' end
+            when m.kind <> 'string' then 'must be a string'
+            when m.name = 'status' and m.text <> all (v_allowed) then format('must be one of %s', array_to_string(v_allowed, ', ')) end;
+        if v_wrong is not null then
+            raise exception 'samekey: %: filter: "%" %', act, left(m.name, 64), v_wrong using errcode = '22023', column = 'filter';
+        end if;
+    end loop;
+    if act = 'cancel_all' and not filter ? 'status' then
+        raise exception 'samekey: cancel_all: filter: "status" is required' using errcode = '22023', column = 'filter';
+    end if;
+    statuses := case when filter ? 'status' then array[filter ->> 'status'] else '{dead,parked}' end;
+    actions := case jsonb_typeof(filter -> 'action') when 'array' then array(select jsonb_array_elements_text(filter -> 'action'))
+                                                     when 'string' then array[filter ->> 'action'] end;
+    part := filter ->> 'part';
+    code := case when filter ? 'code' then coalesce(filter ->> 'code', '') end;
+    cause := case when filter ? 'cause' then coalesce(filter ->> 'cause', '') end;
+    scope := filter ->> 'scope';
+    key := filter ->> 'key';
+    subject := filter ->> 'subject';
+    reference := filter ->> 'reference';
+    begin
+        v_field := 'from'; written_from := (filter ->> 'from')::timestamptz;
+        v_field := 'to'; written_to := (filter ->> 'to')::timestamptz;
+        v_field := 'older_than'; written_to := least(written_to, clock_timestamp() - (filter ->> 'older_than')::interval);
+    exception when data_exception then
+        raise exception 'samekey: %: filter: "%" must be %', act, v_field, case v_field when 'older_than' then 'an interval, as in 2 hours' else 'a time, as in 2026-05-01 10:00:00+00' end
+            using errcode = '22023', column = 'filter';
+    end;
+    of_outbox := coalesce(part, scope, key, subject, reference) is not null or written_from is not null or written_to is not null;
+end
+$$;
+
+-- Locks the next batch and returns its ids. The settings make the planner read an index in the order of ids, whatever the
+-- statistics are: outbox_queue_attention, or for other states the primary key. So a run reads the queue once, and not
+-- once for each batch. `offset 0` forces lookups by primary key in outbox.
+create function samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text default null) returns uuid[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_sort = off
+    set jit = off
+as $$
+declare
+    f        record;
+    v_status text;
+    v_ids    uuid[] := '{}';
+begin
+    f := samekey.bulk_filter(act, filter);
+    if max_count is null or max_count not between 1 and 10000 then
+        raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
+    elsif after_id is not null and not filter ? 'status' then
+        raise exception 'samekey: %: after_id needs a "status" in the filter', act using errcode = '22023', column = 'after_id';
+    end if;
+    foreach v_status in array f.statuses loop
+        v_ids := v_ids || array(
+            select q.id
+            from samekey.outbox_queue q
+            where q.status = v_status collate "C"
+              and q.id > coalesce(after_id, '00000000-0000-0000-0000-000000000000')
+              and case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                           when 'resolve_all' then true
+                           else q.first_sent_at is null end
+              and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
+              and (f.actions is null or q.action = any (f.actions collate "C"))
+              and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
+              and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (not f.of_outbox or exists (
+                  select from samekey.outbox o
+                  where o.id = q.id
+                    and (f.part is null or o.part = f.part collate "C")
+                    and (f.scope is null or o.scope = f.scope collate "C")
+                    and (f.key is null or o.idem_key = f.key collate "C")
+                    and (f.subject is null or o.subject = f.subject collate "C")
+                    and (f.reference is null or exists (select from samekey.outbox_history h
+                                                        where h.intent_id = o.id and h.reference = f.reference collate "C"))
+                    and (f.written_from is null or o.created_at >= f.written_from)
+                    and (f.written_to is null or o.created_at < f.written_to)
+                  offset 0))
+            order by q.id
+            limit max_count - cardinality(v_ids)
+            for update skip locked);
+    end loop;
+    return v_ids;
+end
+$$;
+
+-- Counts what an act on many intents would do now: act is redrive_all, cancel_all or resolve_all (which also looks at its
+-- outcome: what was resolved as not sent already is left out). sample has the first
+-- ten ids that no other transaction has locked. may_have_been_sent counts the intents that it would skip, since they may have been sent: resolve them first.
+create function samekey.bulk_plan(act text, filter jsonb, outcome text default null,
+    out intents bigint, out sample uuid[], out may_have_been_sent bigint)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set jit = off
+as $$
+declare
+    f record;
+begin
+    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all') then
+        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all or resolve_all' using errcode = '22023', column = 'act';
+    end if;
+    f := samekey.bulk_filter(act, filter);
+    select count(*) filter (where p.possible), count(*) filter (where not p.possible) into intents, may_have_been_sent
+    from (
+        select case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                        when 'resolve_all' then true
+                        else q.first_sent_at is null end as possible
+        from samekey.outbox_queue q
+        where q.status = any (f.statuses collate "C")
+          and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
+          and (f.actions is null or q.action = any (f.actions collate "C"))
+          and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
+          and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (not f.of_outbox or exists (
+              select from samekey.outbox o
+              where o.id = q.id
+                and (f.part is null or o.part = f.part collate "C")
+                and (f.scope is null or o.scope = f.scope collate "C")
+                and (f.key is null or o.idem_key = f.key collate "C")
+                and (f.subject is null or o.subject = f.subject collate "C")
+                and (f.reference is null or exists (select from samekey.outbox_history h
+                                                    where h.intent_id = o.id and h.reference = f.reference collate "C"))
+                and (f.written_from is null or o.created_at >= f.written_from)
+                and (f.written_to is null or o.created_at < f.written_to)
+              offset 0))) p;
+    sample := samekey.bulk_pick(act, filter, null, 10, outcome);
+end
+$$;
+
+-- samekey.redrive for many intents. changed is how many were redriven.
+create function samekey.redrive_all(filter jsonb, actor text, reason text, max_count integer default 500, after_id uuid default null,
+    out changed integer, out last_id uuid, out actions text[])
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check('redrive_all', actor, reason);
+    v_ids := samekey.bulk_pick('redrive_all', filter, after_id, max_count);
+    actions := samekey.act_redriven(v_ids, actor, reason);
+    changed := cardinality(v_ids);
+    last_id := v_ids[changed];
+end
+$$;
+
+-- samekey.cancel for many intents. The row locks come before the locks of the ordering keys, so these are only tried: a
+-- settle may hold such a lock and wait for a row. Intents whose ordering key is busy are skipped.
+create function samekey.cancel_all(filter jsonb, actor text, reason text, max_count integer default 500, after_id uuid default null,
+    out changed integer, out last_id uuid, out actions text[])
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids  uuid[];
+    v_busy text[];
+begin
+    perform samekey.act_check('cancel_all', actor, reason);
+    v_ids := samekey.bulk_pick('cancel_all', filter, after_id, max_count);
+    last_id := v_ids[cardinality(v_ids)];
+    select array_agg(k.ordering_key) into v_busy
+    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (v_ids) and q.ordering_key is not null offset 0) k
+    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
+    if v_busy is not null then
+        v_ids := array(select q.id from samekey.outbox_queue q
+                       where q.id = any (v_ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
+    end if;
+    actions := samekey.act_cancelled('cancelled', v_ids, actor, reason);
+    changed := cardinality(v_ids);
+end
+$$;
+
+-- samekey.resolve for many intents, all with the same outcome and evidence.
+create function samekey.resolve_all(
+    filter        jsonb,
+    outcome       text,
+    actor         text,
+    reason        text,
+    code          text    default null,
+    response_type text    default null,
+    response      bytea   default null,
+    reference     text    default null,
+    max_count     integer default 500,
+    after_id      uuid    default null,
+    out changed   integer,
+    out last_id   uuid,
+    out actions   text[]
+)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check('resolve_all', actor, reason);
+    perform samekey.act_evidence('resolve_all', outcome, code, response_type, response, reference);
+    v_ids := samekey.bulk_pick('resolve_all', filter, after_id, max_count, outcome);
+    actions := samekey.act_resolved(v_ids, outcome, actor, reason, code, response_type, response, reference);
+    changed := cardinality(v_ids);
+    last_id := v_ids[changed];
+end
+$$;
+
+-- Returns the groups of intents that rest with one cause, the largest first: for these actions, or all. The filter of
+-- an act on many intents takes the columns of a row. It reads one index, and no row of the queue that does not rest:
+-- before a vacuum, the planner would read the whole queue instead.
+create function samekey.cause_groups(for_actions text[] default null, max_count integer default 100)
+    returns table (status text, action text, code text, cause text, intents bigint)
+    language sql stable
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+    set jit = off
+as $$
+    select q.status, q.action, q.last_code, q.cause, count(*)
+    from samekey.outbox_queue q
+    where q.status in ('awaiting_approval', 'parked', 'dead')
+      and (for_actions is null or q.action = any (for_actions collate "C"))
+    group by q.status, q.action, q.last_code, q.cause
+    order by count(*) desc, q.status, q.action, q.last_code, q.cause
+    limit max_count
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Pauses and endpoints.
 
 -- Stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
 -- second. Without until, it lasts until samekey.resume. The destination need not exist yet.

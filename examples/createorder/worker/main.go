@@ -59,10 +59,11 @@ func (s settings) register(d *dispatcher.Dispatcher) error {
 	// The payload's bytes are the body. The delivery key is in the header Idempotency-Key, the same at every attempt.
 	charge := httpvendor.Delivery[createorder.Charge](payments, httpvendor.Action{
 		Request: "POST /v1/charges", Policy: policy,
-		Refused: httpvendor.Statuses{{402, 402}}, // a declined card
-		Retry:   httpvendor.Statuses{{409, 409}}, // a call with this key is still running
+		Refused:   httpvendor.Statuses{{402, 402}}, // a declined card
+		Retry:     httpvendor.Statuses{{409, 409}}, // a call with this key is still running
+		Reference: "/id",
 	})
-	charge.Apply = finishOrder
+	charge.Apply, charge.Attention = finishOrder, noteProblem
 	receipt := httpvendor.Delivery[createorder.Receipt](mail, httpvendor.Action{
 		Request: "POST /v1/messages", Policy: policy,
 		Retry: httpvendor.Statuses{{409, 409}},
@@ -93,11 +94,23 @@ func finishOrder(ctx context.Context, tx pgx.Tx, c createorder.Charge, settled d
 		state = createorder.PaymentFailed
 	}
 	var email string
-	err := tx.QueryRow(ctx, `update shop.orders set state = $2 where id = $1 returning email`, c.OrderID, state).Scan(&email)
+	err := tx.QueryRow(ctx, `
+		update shop.orders set state = $2, charge_id = nullif($3, ''), problem = null where id = $1 returning email`,
+		c.OrderID, state, settled.Reference).Scan(&email)
 	if err != nil || settled.Status == outbox.StatusRefused {
 		return err
 	}
 	_, err = createorder.SendReceipt.Insert(ctx, tx, createorder.Receipt{OrderID: c.OrderID, Amount: c.Amount, To: email})
+	return err
+}
+
+// noteProblem is the Attention of a charge: the order shows that its charge needs a person, or that a person cancelled
+// it.
+func noteProblem(ctx context.Context, tx pgx.Tx, c createorder.Charge, at dispatcher.Attention) error {
+	_, err := tx.Exec(ctx, `
+		update shop.orders
+		set problem = $2, state = case $2 when 'cancelled' then 'payment_failed' else state end
+		where id = $1`, c.OrderID, string(at.Status))
 	return err
 }
 

@@ -122,6 +122,27 @@ func TestPaidOrderHasOneChargeAndOneReceipt(t *testing.T) {
 			t.Errorf("%d doubles, %d calls; want one call, and another for each fault", n.Doubles, n.Calls)
 		}
 	}
+	var noted int
+	err := s.db.QueryRow(t.Context(), `select count(*) from shop.orders where charge_id = 'ch_1' and problem is null`).Scan(&noted)
+	if err != nil || noted != len(faults)+1 {
+		t.Errorf("%d orders have the charge's id, %v", noted, err)
+	}
+}
+
+// An operator cancels the charge in psql: the order shows it.
+func TestCancelledChargeShowsInTheOrder(t *testing.T) {
+	s := setup(t)
+	s.deliver() // registers that the action has an Attention
+	s.order("k1", `{"token":"tok_1"}`)
+	if _, err := s.db.Exec(t.Context(), `select samekey.cancel(id, 'ann', 'the customer called') from samekey.outbox`); err != nil {
+		t.Fatal(err)
+	}
+	s.deliver()
+	s.wantStates("payment_failed", 1)
+	var problem string
+	if err := s.db.QueryRow(t.Context(), `select problem from shop.orders`).Scan(&problem); err != nil || problem != "cancelled" {
+		t.Errorf("the order's problem is %q, %v", problem, err)
+	}
 }
 
 func TestDeclinedCardFailsThePayment(t *testing.T) {

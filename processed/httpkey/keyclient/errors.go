@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/samekey/samekey/internal/keyheader"
+	"github.com/samekey/samekey/internal/redact"
 )
 
 // ErrNotReplayable means that the request's body can be read only once, or that it has trailers, so it could not be
@@ -59,49 +59,29 @@ func (c *call) failed(err error) *Error {
 	return &Error{Key: c.key, Attempts: c.attempts, Err: err, text: c.shown(err)}
 }
 
-// shown returns the error's text without the URL of a *url.Error, and with "[redacted]" in place of the key and the
-// possibly secret parts of the request's URL.
+// shown returns the error's text without URLs, the key and the possibly secret parts of the request's URL.
 func (c *call) shown(err error) string {
-	text := strings.TrimPrefix(err.Error(), "keyclient: ")
-	for withURL := (*url.Error)(nil); errors.As(err, &withURL); err = withURL.Err {
-		text = strings.ReplaceAll(text, withURL.Error(), withURL.Err.Error())
-	}
-	var pairs []string
-	for _, secret := range secrets(c.req, c.key) {
-		pairs = append(pairs, secret, "[redacted]")
-	}
-	return strings.NewReplacer(pairs...).Replace(text)
+	return secrets(c.req, c.key).Text(strings.TrimPrefix(redact.WithoutURLs(err), "keyclient: "))
 }
 
-// shortestSecret: a shorter part of the query occurs in too many texts.
-const shortestSecret = 6
+// shortestValue: a shorter value of the query occurs in too many texts.
+const shortestValue = 6
 
-// secrets returns what must not be shown, the longest first.
-func secrets(req *http.Request, key string) (texts []string) {
-	add := func(text string, shortest int) {
-		if len(text) >= shortest {
-			texts = append(texts, text)
-		}
-	}
-	value, _ := keyheader.Value([]string{key})
-	add(key, 1)
-	add(value, 1)
+// secrets returns what an error must not show.
+func secrets(req *http.Request, key string) redact.Secrets {
+	bare, _ := keyheader.Value([]string{key})
+	hidden := redact.Secrets{}.With(key, bare)
 	if req.URL == nil {
-		return texts
+		return hidden
 	}
-	add(req.URL.RawQuery, 1)
-	for _, values := range req.URL.Query() {
-		for _, value := range values {
-			add(value, shortestSecret)
-			add(url.QueryEscape(value), shortestSecret)
-		}
-	}
+	hidden = hidden.With(req.URL.RawQuery)
 	if user := req.URL.User; user != nil {
 		password, _ := user.Password()
-		for _, text := range []string{user.String(), user.Username(), url.User(user.Username()).String(), password, url.User(password).String()} {
-			add(text, 1)
-		}
+		hidden = hidden.With(user.String(), user.Username(), url.User(user.Username()).String(), password, url.User(password).String())
 	}
-	slices.SortFunc(texts, func(a, b string) int { return len(b) - len(a) })
-	return texts
+	hidden.Shortest = shortestValue
+	for _, values := range req.URL.Query() {
+		hidden = hidden.With(values...)
+	}
+	return hidden
 }

@@ -259,6 +259,9 @@ func TestAnErrorShowsNeitherTheKeyNorTheURLsSecrets(t *testing.T) {
 		"two of them": func(req *http.Request) error {
 			return fmt.Errorf("a: %w", &url.Error{Op: "Post", URL: req.URL.String(), Err: &url.Error{Op: "Post", URL: "http://other.example/?x=0th3r", Err: io.ErrUnexpectedEOF}})
 		},
+		"joined with another": func(req *http.Request) error {
+			return errors.Join(&url.Error{Op: "Post", URL: req.URL.String(), Err: io.EOF}, &url.Error{Op: "Post", URL: "http://other.example/?x=0th3r", Err: io.ErrUnexpectedEOF})
+		},
 		"the URL": func(req *http.Request) error { return fmt.Errorf("calling %s: %w", req.URL, io.ErrUnexpectedEOF) },
 		"the redacted URL": func(req *http.Request) error {
 			return fmt.Errorf("calling %s: %w", req.URL.Redacted(), io.ErrUnexpectedEOF)

@@ -8,10 +8,10 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/processed"
 	"github.com/samekey/samekey/processed/httpkey"
 	"github.com/samekey/samekey/samekeytest"
@@ -27,7 +27,7 @@ type Shop struct {
 	Ran atomic.Int64 // calls of the handler
 
 	url string
-	log logbook
+	log dbtest.Log
 }
 
 // Start starts a shop for one test.
@@ -146,20 +146,3 @@ func (s *Shop) Holds(orders, records, ran int64) {
 
 // Log returns what the middleware logged.
 func (s *Shop) Log() string { return s.log.String() }
-
-type logbook struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *logbook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logbook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
