@@ -98,10 +98,7 @@ func (d *destination) fill(ctx context.Context, index int) error {
 	if err != nil {
 		return err
 	}
-	m.filled, m.dueAt = row.After, time.Time{}
-	if row.FirstDue.Unix() > 0 {
-		m.dueAt = row.FirstDue.Add(-markSlack)
-	}
+	m.filled, m.dueAt = row.After, row.FirstDue.Add(-markSlack) // the epoch, where nothing is due
 	if row.Filled > 0 {
 		m.full = time.Time{}
 	}
