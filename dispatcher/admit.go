@@ -75,5 +75,8 @@ func (d *destination) giveBack(ctx context.Context, claims []*claim) {
 		}
 	}
 	d.rate.Unused(len(claims))
+	for _, c := range claims {
+		d.shareEnded(c)
+	}
 	d.slots.release(len(claims))
 }

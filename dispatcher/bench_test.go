@@ -26,11 +26,25 @@ func benchIntents() int { return dbtest.Size(100_000, 2_000) }
 // it works as many bare River jobs of the same size. Compare the ratio; the rates are those of this machine.
 func BenchmarkDrainBesideRiver(b *testing.B) {
 	for b.Loop() {
-		ours := benchDrain(b)
+		ours := benchDrain(b, "", 1)
 		rivers := benchRiver(b)
 		b.ReportMetric(float64(benchIntents())/ours.Seconds(), "intents/s")
 		b.ReportMetric(float64(benchIntents())/rivers.Seconds(), "river-jobs/s")
 		b.ReportMetric(rivers.Seconds()/ours.Seconds(), "times-river")
+		b.ReportMetric(0, "ns/op")
+	}
+}
+
+// BenchmarkDrainFair drains the same intents without shares, with one share, and with as many shares as intents. Compare
+// the ratios, and several runs: each run drains once in each way.
+func BenchmarkDrainFair(b *testing.B) {
+	for b.Loop() {
+		plain := benchDrain(b, "", 1)
+		one := benchDrain(b, dispatcher.FairByScope, 1)
+		many := benchDrain(b, dispatcher.FairByScope, benchIntents())
+		b.ReportMetric(float64(benchIntents())/plain.Seconds(), "intents/s")
+		b.ReportMetric(plain.Seconds()/one.Seconds(), "one-share")
+		b.ReportMetric(plain.Seconds()/many.Seconds(), "many-shares")
 		b.ReportMetric(0, "ns/op")
 	}
 }
@@ -49,17 +63,19 @@ func benchPool(b *testing.B, db *samekeytest.DB) *pgxpool.Pool {
 	return pool
 }
 
-func benchDrain(b *testing.B) time.Duration {
+// benchDrain drains intents that have so many scopes.
+func benchDrain(b *testing.B, by dispatcher.FairBy, scopes int) time.Duration {
 	db := samekeytest.NewDB(b)
 	pool := benchPool(b, db)
-	mustExec(b, pool, `select samekey.enqueue('bench', 'k' || i, 'noop', convert_to($1, 'UTF8'))
-		from generate_series(1, $2::int) i`, `"`+strings.Repeat("x", 1022)+`"`, benchIntents())
+	mustExec(b, pool, `insert into samekey.actions (action, fair_by) values ('noop', nullif($1, ''))`, string(by))
+	mustExec(b, pool, `select samekey.enqueue('bench/' || i % $3, 'k' || i, 'noop', convert_to($1, 'UTF8'))
+		from generate_series(1, $2::int) i`, `"`+strings.Repeat("x", 1022)+`"`, benchIntents(), scopes)
 	mustExec(b, pool, `vacuum analyze samekey.outbox, samekey.outbox_queue`)
 	mustExec(b, pool, `checkpoint`)
 
 	d := dispatcher.New(pool, &dispatcher.Config{Logger: slog.New(slog.DiscardHandler)})
 	d.Destination("bench", dispatcher.Limits{Concurrency: 2000})
-	handle(d, "noop", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Destination: "bench"},
+	handle(d, "noop", dispatcher.Policy{Class: dispatcher.IdempotentWrite, KeyWindow: 24 * time.Hour, Destination: "bench", FairBy: by},
 		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
 			return dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil
 		})

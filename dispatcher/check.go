@@ -146,6 +146,9 @@ func (p Policy) check(errs *ConfigErrors, item string, declared Policy) {
 	if p.ResponseCap > maxResponseCap {
 		errs.Add(item, "ResponseCap", "%d is more than %d bytes", p.ResponseCap, maxResponseCap)
 	}
+	if p.FairBy != "" && p.FairBy != FairByScope && p.FairBy != FairByPart {
+		errs.Add(item, "FairBy", "%q is neither %s nor %s", string(p.FairBy), GoName("FairByScope"), GoName("FairByPart"))
+	}
 	if known {
 		p.checkRepeats(errs, item)
 	}

@@ -19,8 +19,6 @@ const (
 )
 
 const (
-	// markSlack keeps the mark behind the youngest claimed row by as much as an insert's commit usually takes.
-	markSlack = 100 * time.Millisecond
 	// fullScan is how often a claim starts from the beginning.
 	fullScan = time.Second
 )
@@ -35,6 +33,7 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 	if full {
 		from = time.Time{}
 	}
+	fair := d.turns[index]
 	may, epoch, due, err := d.permits(ctx, a, from, reserved)
 	d.slots.release(reserved - may)
 	if full && (may > 0 || !due) {
@@ -53,7 +52,12 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
 	params := d.claimParams(a, from, may)
-	rows, err := d.core.q.OutboxQueueClaim(claiming, params)
+	var rows []db.OutboxQueueClaimRow
+	if fair == nil {
+		rows, err = d.core.q.OutboxQueueClaim(claiming, params)
+	} else {
+		rows, err = d.claimFair(claiming, index, full, params)
+	}
 	unused := may - len(rows)
 	d.slots.release(unused)
 	d.breaker.Unused(epoch, unused)
@@ -72,8 +76,11 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 		}
 		b.claims[i] = newClaim(row, a, asked, params.Worker)
 	}
-	if unused == 0 || rows[0].HasMore {
+	if unused == 0 || rows[0].HasMore || fair != nil && fair.mayHaveMore() {
 		next = mayBeMore
+	}
+	if fair != nil {
+		return b, next, nil
 	}
 	if mark := latest.Add(-markSlack); next == mayBeMore || mark.After(m.dueAt) {
 		m.dueAt = mark // a full batch may lower it: there may be more above the rows of a full scan

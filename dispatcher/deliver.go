@@ -9,6 +9,7 @@ func (d *destination) deliver(c *claim) {
 			s = c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, errGoexitCall, c.Status == statusUnknown, false))
 		}
 		d.leave(c)
+		d.shareEnded(c)
 		d.slots.callEnded() // slots count calls, not settles
 		d.finish(c, s)
 		d.slots.settled()

@@ -21,7 +21,9 @@ type destination struct {
 	name    string
 	queue   string // of River
 	actions []*action
-	marks   []mark // of the actions
+	marks   []mark   // of the actions
+	turns   []*turns // of the actions; nil: not fair
+	busy    *shareCounts
 
 	slots     slots
 	rate      *limit.Rate
@@ -51,7 +53,12 @@ func newDestination(c *core, a *account) *destination {
 		slots: newSlots(l.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
 		stints: make(chan stint), tries: make([]tries, len(a.actions)), load: newLoadBudget(),
 		rate: limit.NewRate(l.Rate, l.Burst), breaker: limit.NewBreaker(breaker), endpoints: limit.NewEndpoints(l.PerEndpoint, breaker),
-		mixed: a.hasEndpoints(),
+		mixed: a.hasEndpoints(), turns: make([]*turns, len(a.actions)), busy: newShareCounts(),
+	}
+	for i, action := range a.actions {
+		if action.policy.FairBy != "" {
+			d.turns[i] = &turns{}
+		}
 	}
 	d.pokeAll()
 	return d
@@ -78,6 +85,16 @@ func (ds *destinations) actions() (names []string) {
 		}
 	}
 	return names
+}
+
+// fairBy returns what the intents of each action share by, in the order of actions.
+func (ds *destinations) fairBy() (by []string) {
+	for _, d := range ds.list {
+		for _, a := range d.actions {
+			by = append(by, string(a.policy.FairBy))
+		}
+	}
+	return by
 }
 
 // poke pokes the destinations of these actions. Actions of other workers are ignored.
@@ -198,6 +215,13 @@ func (d *destination) busyUntil(until time.Time) {
 	}
 }
 
+// shareEnded ends a claim's part in its share: its slot is free.
+func (d *destination) shareEnded(c *claim) {
+	if by := c.action.policy.FairBy; by != "" {
+		d.busy.add(by, c.Share, -1)
+	}
+}
+
 // tries is what the watch knows about the claims of an action. All times are monotonic.
 type tries struct {
 	since time.Time // when the watch first saw something due and nothing in the way
@@ -211,7 +235,12 @@ type tries struct {
 type mark struct {
 	dueAt time.Time
 	full  time.Time // when the last full scan began
+
+	filled time.Time // of a fair action: how far intents without a share were looked for
 }
+
+// markSlack keeps the mark behind the youngest claimed row by as much as an insert's commit usually takes.
+const markSlack = 100 * time.Millisecond
 
 // stint is a River job that offers to run a shift.
 type stint struct {

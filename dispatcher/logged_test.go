@@ -13,7 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/processed"
 )
 
 func TestLogExplainsAFailedHandler(t *testing.T) {
@@ -167,5 +169,28 @@ func TestRecoveryAfterRefusedBytes(t *testing.T) {
 			}
 			b.expect(d, dispatcher.Summary{Delivered: 1})
 		})
+	}
+}
+
+// An operation that no caller resumes is never pruned. So the worker reports it.
+func TestLogReportsAbandonedOperations(t *testing.T) {
+	b := setup(t)
+	d := b.handles(dispatcher.IdempotentWrite, nil)
+	own := errors.New("own")
+	_, err := processed.Steps(b.ctx, b.db.Pool, processed.Request{Key: dbtest.Key(t, "k"), Payload: []byte(`1`)}, func(ctx context.Context, op *processed.Operation) (int, error) {
+		if _, err := processed.Step(ctx, op, "reserve", func(context.Context, pgx.Tx) (int, error) { return 1, nil }); err != nil {
+			return 0, err
+		}
+		return 0, own
+	})
+	if !errors.Is(err, own) {
+		t.Fatal(err)
+	}
+	dbtest.Exec(t, b.db, `update samekey.processed_events set expires_at = clock_timestamp()`)
+	if err := d.Upkeep(b.ctx, "prune"); err != nil {
+		t.Fatal(err)
+	}
+	if line := b.logs.Line("operations are past their retention"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "operations=1") {
+		t.Errorf("%q", line)
 	}
 }

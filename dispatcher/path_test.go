@@ -27,14 +27,14 @@ var topToBottom = strings.Fields(`
 	session.go sweep.go paused.go
 	shift.go
 	drain.go
-	claim.go load.go
+	claim.go fair.go load.go
 	admit.go
 	deliver.go
 	prepare.go render.go
 	call.go
 	decide.go
 	observe.go stored.go alarm.go unsent.go
-	destination.go slots.go loadbudget.go
+	destination.go turns.go slots.go loadbudget.go
 	settle.go order.go settlewriter.go
 	applier.go apply.go
 	attender.go attention.go

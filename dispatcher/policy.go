@@ -68,10 +68,30 @@ type Policy struct {
 	// ResponseCap is how many bytes of a response's body are kept. Default 64 KiB, at most 1 MiB; negative: none.
 	ResponseCap int
 
+	// FairBy gives each value of the intents' scope or part an equal share of the destination's Concurrency while several
+	// have due intents. Otherwise intents are sent in the order in which they are due, and one tenant's burst of
+	// thousands makes another tenant's intent wait for all of them. With it, that intent waits for about one call. Values
+	// take turns; one with fewer calls in progress in this process goes first. No slot stays free while something is due.
+	//
+	// Intents that were written before the setting get their share within seconds. All workers must use the same setting:
+	// the last one to start decides what is written with an intent. Default: no shares.
+	FairBy FairBy
+
 	// PassFailed lets the next intent of an ordering key pass a dead or parked one. Default: the next intent waits
 	// until a person has redriven, resolved or cancelled the failed one.
 	PassFailed bool
 }
+
+// FairBy names what the intents of an action are told apart by, to share the destination's slots.
+type FairBy string
+
+const (
+	// FairByScope shares by the scope of the intent's key, such as "acme/orders.create".
+	FairByScope FairBy = "scope"
+
+	// FairByPart shares by the intent's part. If the part names the endpoint, each endpoint has its share.
+	FairByPart FairBy = "part"
+)
 
 // windowMargin is left at the end of a key window, in addition to the attempt's Timeout.
 const windowMargin = 10 * time.Second

@@ -31,6 +31,7 @@ type session struct {
 	name       string
 	actions    []string
 	attention  []string            // those with an Attention function
+	fairBy     []string            // of the actions
 	woken      func(action string) // a notification came; action is what it names
 	awaited    func(action string) // one came from a process that waits for ends of the action
 	draw       func() int32        // an id at random
@@ -137,7 +138,7 @@ func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 func (s *session) registerActions(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	p := db.OutboxActionsRegisterParams{Actions: s.actions}
+	p := db.OutboxActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}
 	for _, name := range s.actions {
 		p.Attention = append(p.Attention, slices.Contains(s.attention, name))
 	}

@@ -342,24 +342,24 @@ func TestAwaitFollowsAReplacedIntent(t *testing.T) {
 	key, id := a.insert()
 	got := a.await(t.Context(), key, id)
 	a.quiet()
-	ids := []uuid.UUID{id}
-	for revision := range 2 {
-		next := uuid.New()
-		dbtest.Exec(t, a.on, `insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at, replaces, revision)
-			select $1, scope, idem_key, action, $1, '2', content_type, due_at, id, $3 from samekey.outbox where id = $2`, next, ids[revision], revision+1)
-		dbtest.Exec(t, a.on, `insert into samekey.outbox_queue (id, action, status, due_at) values ($1, 'charge_card', 'pending', now())`, next)
-		a.ends(ids[revision], outbox.StatusCancelled)
-		ids = append(ids, next)
+	last := id
+	for range 2 { // before the wait sees that it is dead
+		force(t, a.on, last, outbox.StatusDead, false, true)
+		next, err := outbox.Replace(t.Context(), a.on, last, outbox.Replacement{}, ada)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = next
 	}
 	before := a.trap.reads.Load()
 	a.announces(id)
 	dbtest.Until(t, "the successor is read", func() bool { return a.trap.reads.Load() > before })
 	a.quiet()
 	a.waits(got)
-	a.ends(ids[2], outbox.StatusDelivered)
-	a.announces(ids[2])
-	a.want(got, ids[2], outbox.StatusDelivered)
-	if again, err := outbox.Await(t.Context(), a.pool, key, id); err != nil || again.ID != ids[2] {
+	a.ends(last, outbox.StatusDelivered)
+	a.announces(last)
+	a.want(got, last, outbox.StatusDelivered)
+	if again, err := outbox.Await(t.Context(), a.pool, key, id); err != nil || again.ID != last {
 		t.Errorf("after the end: %+v, %v", again, err)
 	}
 }

@@ -31,7 +31,9 @@ func rest(t *testing.T, on *samekeytest.DB, n int, status outbox.Status, sent, r
 
 func run(t *testing.T, on outbox.DB, b outbox.Bulk, want int) {
 	t.Helper()
-	if n, err := b.Run(t.Context(), on); n != want || err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), dbtest.Patience)
+	defer cancel()
+	if n, err := b.Run(ctx, on); n != want || err != nil {
 		t.Errorf("it changed %d, %v; want %d", n, err, want)
 	}
 }
@@ -241,6 +243,26 @@ func TestResolveAllTakesUnknownIntentsFromALookup(t *testing.T) {
 	}
 	if r := dbtest.Value[string](t, on, `select reference from samekey.outbox_history where event = 'resolved'`); r != "ch_1" {
 		t.Errorf("the reference is %q", r)
+	}
+}
+
+// The application learns of each intent that a person cancels or parks, as it does of one.
+func TestBulkActsWriteAttentionEvents(t *testing.T) {
+	on := newGuardedDB(t)
+	dbtest.Exec(t, on, `insert into samekey.actions (action, attention) values ('charge_card', true)`)
+	rest(t, on, 2, outbox.StatusDead, false, false)
+	rest(t, on, 3, outbox.StatusUnknown, true, false)
+	rest(t, on, 1, outbox.StatusDead, true, false)
+	other := insert(t, on, outbox.Intent{Action: "no_attention"})
+	force(t, on, other, outbox.StatusDead, false, false)
+	run(t, on, outbox.CancelAll(outbox.Filter{Status: outbox.StatusDead}, ada), 3)
+	notSent := outbox.Resolution{Outcome: outbox.NotSent, Code: "log"}
+	run(t, on, outbox.ResolveAll(outbox.Filter{Status: outbox.StatusUnknown}, notSent, ada), 3)
+	run(t, on, outbox.ResolveAll(outbox.Filter{Status: outbox.StatusDead}, notSent, ada), 1) // it was at rest before
+	got := dbtest.Value[string](t, on, `select string_agg(format('%s %s %s %s %s', n, status, event, code, actor), ', ' order by status)
+		from (select status, event, code, actor, count(*) as n from samekey.outbox_attention group by 1, 2, 3, 4) a`)
+	if got != "2 cancelled cancelled  ada, 3 parked resolved log ada" {
+		t.Errorf("the events are %s", got)
 	}
 }
 

@@ -42,6 +42,7 @@ func TestEveryFunctionWorksInEveryExecMode(t *testing.T) {
 			m.endpoints(m.pool)
 			m.remember()
 			m.wakes()
+			m.awaits()
 			m.migrates(mode)
 
 			tx, err := m.pool.Begin(t.Context())
@@ -227,6 +228,22 @@ func (m *modal) wakes() {
 			return
 		}
 	}
+}
+
+func (m *modal) awaits() {
+	key := newKey(m, "awaited in "+m.Name())
+	id := insert(m, m.DB, outbox.Intent{Key: key, Action: "charge_card", Payload: 1})
+	ended := make(chan error, 1)
+	go func() {
+		got, err := outbox.Await(m.Context(), m.pool, key, id)
+		if err == nil && got.Status != outbox.StatusCancelled {
+			err = fmt.Errorf("the intent is %s", got.Status)
+		}
+		ended <- err
+	}()
+	eventually(m, "a connection listens", func() bool { _, quiet := outbox.Waiters(m.pool); return quiet })
+	m.ok("cancel", outbox.Cancel(m.Context(), m.DB, id, ada))
+	m.ok("await", <-ended)
 }
 
 func (m *modal) migrates(mode string) {

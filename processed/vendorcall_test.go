@@ -18,6 +18,7 @@ import (
 	"github.com/samekey/samekey/internal/dbtest"
 	"github.com/samekey/samekey/internal/wiretest"
 	"github.com/samekey/samekey/processed"
+	"github.com/samekey/samekey/schema"
 )
 
 // called is an operation with one call, whose sends and lookups end as the test says.
@@ -502,9 +503,13 @@ func TestOperatorsMayResolveAndAppsMayNot(t *testing.T) {
 	c := newCalled(b, processed.VendorCall[string]{})
 	c.sends = []error{errTimeout}
 	c.want(processed.ErrInDoubt, "send")
-	roles, appDSN, workerDSN := dbtest.Logins(t, b.db)
+	_, appDSN, workerDSN := dbtest.Logins(t, b.db)
+	operator, operatorDSN := dbtest.Login(t, b.db)
+	if err := schema.Grant(t.Context(), b.db.Pool, schema.Roles{Operator: operator}); err != nil {
+		t.Fatal(err)
+	}
 	by := processed.By{Actor: "ann", Reason: "asked"}
-	for who, dsn := range map[string]string{"app": appDSN, "worker": workerDSN, "operator": dbtest.As(t, b.db.DSN, roles.Operator)} {
+	for who, dsn := range map[string]string{"app": appDSN, "worker": workerDSN, "operator": operatorDSN} {
 		err := processed.ResolveStep(t.Context(), b.pool(dsn, 1, nil), key(t, "k"), "charge", processed.StepResolution{Result: json.RawMessage(`"ch_1"`)}, by)
 		if (who == "operator") != (err == nil) || err != nil && !isState(err, "42501") {
 			t.Errorf("%s: %v", who, err)

@@ -1,12 +1,19 @@
 -- What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
 
 -- name: OutboxActionsRegister :exec
--- A worker registers its actions at its start; the last one that starts wins. Sorted, so that two workers that start at
--- the same time do not deadlock.
-insert into samekey.actions as a (action, attention)
-select r.action, r.attention
-from (select unnest(@actions::text[]) as action, unnest(@attention::boolean[]) as attention) r
-order by 1
-on conflict (action) do update
-set attention = excluded.attention, changed_at = clock_timestamp()
-where a.attention is distinct from excluded.attention;
+-- Writes the actions of a worker that starts. The last one to start wins. Rows that are as they should be are not
+-- written. In order, so that two workers do not deadlock.
+--
+--   two workers start with different settings     the second waits for the rows of the first, and overwrites them
+--   two workers start with different actions      the second waits in the trigger, until the first has committed, and
+--                                                 then makes samekey.share_of of both
+--   a writer inserts at that moment               its plan has the old function: the intent has no share, or one of the
+--                                                 former kind. OutboxQueueShareFill gives a share to those without
+--   a worker runs that does not share             the actions are overwritten when it starts: new intents have no share.
+--                                                 Workers that share give them one
+insert into samekey.actions as a (action, attention, fair_by)
+select u.action, u.attention, nullif(u.fair_by, '')
+from (select unnest(@actions::text[]) as action, unnest(@attention::boolean[]) as attention, unnest(@fair_by::text[]) as fair_by) u
+order by u.action
+on conflict (action) do update set attention = excluded.attention, fair_by = excluded.fair_by, changed_at = clock_timestamp()
+where (a.attention, a.fair_by) is distinct from (excluded.attention, excluded.fair_by);

@@ -19,10 +19,36 @@
 -- first_sent_at. OutboxQueueMarkSending marks it right before it is sent. So a worker that dies or stops while it loads
 -- leaves no intent unknown.
 --
+-- A claim of a fair action (see OutboxQueueShares) names the shares to claim from, in the order of their turns, and how
+-- many intents of each. Without shares, it takes the first intents by due_at, whatever their share.
+--
 -- Each subquery without a column of the queue runs once. The arrays force lookups by primary key regardless of
 -- statistics, and `offset 0` does the same for the joins with the payloads.
-with picked as materialized (
-    select clock_timestamp() as now, array(
+with allowed as materialized (
+    select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int)
+           and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
+           and not exists (select from samekey.river_queue r where r.name = 'samekey_' || @destination::text and r.paused_at is not null)
+           and not exists (select from samekey.pauses p
+                           where p.ended_at is null and p.destination = @destination and p.action in ('', @action)
+                             and (p.until is null or p.until > (select clock_timestamp()))) as yes
+), picked as materialized (
+    select clock_timestamp() as now, case when cardinality(@shares::text[]) > 0 then array(
+        select x.id
+        from (select unnest(@shares::text[]) as share, unnest(@quotas::int[]) as quota) s
+        cross join lateral (
+            select q.id
+            from samekey.outbox_queue q
+            where q.action = @action
+              and q.share = s.share
+              and q.leased_by is null
+              and q.status in ('pending', 'unknown')
+              and q.due_at >= @due_from
+              and q.due_at <= (select clock_timestamp())
+              and (select a.yes from allowed a)
+            order by q.due_at
+            limit s.quota
+            for update skip locked) x
+    )::uuid[] else array(
         select q.id
         from samekey.outbox_queue q
         where q.action = @action
@@ -30,16 +56,11 @@ with picked as materialized (
           and q.status in ('pending', 'unknown')
           and q.due_at >= @due_from
           and q.due_at <= (select clock_timestamp())
-          and (select not pg_try_advisory_xact_lock_shared(samekey.worker_class(), @worker::int))
-          and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
-          and not exists (select from samekey.river_queue r where r.name = 'samekey_' || @destination::text and r.paused_at is not null)
-          and not exists (select from samekey.pauses p
-                          where p.ended_at is null and p.destination = @destination and p.action in ('', @action)
-                            and (p.until is null or p.until > (select clock_timestamp())))
+          and (select a.yes from allowed a)
         order by q.due_at
         limit @max_count
         for update skip locked
-    )::uuid[] as ids
+    )::uuid[] end as ids
 ), sized as materialized (
     select i.id, i.n, sum(o.bytes + coalesce(s.bytes, 0)) over (order by i.n rows unbounded preceding) as upto
     from picked p
@@ -68,13 +89,13 @@ with picked as materialized (
                         else q.key_window_until end
     from picked p, fitting f
     where q.id = any (f.ids)
-    returning q.id, q.status, q.attempt, q.attempts_used, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.key_window_until, q.no_resend, q.sent_unrendered, q.first_sent_at, q.sent_to, p.now,
+    returning q.id, q.status, q.attempt, q.attempts_used, q.due_at, q.approved_at, q.last_code, q.ordering_key, q.key_window_until, q.no_resend, q.sent_unrendered, q.first_sent_at, q.sent_to, q.share, p.now,
               f.payload_deferred, f.bytes, cardinality(p.ids) > cardinality(f.ids) as has_more,
               -- first_send: no vendor saw the key before this claim. If the attempt is provably unsent, that stays so.
               coalesce(q.first_sent_at = p.now, true)::boolean as first_send
 )
 select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.last_code, c.ordering_key, c.first_send, c.no_resend,
-       c.sent_unrendered, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to,
+       c.sent_unrendered, c.first_sent_at, coalesce(c.sent_to, '')::text as sent_to, coalesce(c.share, '')::text as share,
        -- past_window: too late to send. An attempt that takes its whole timeout would end after the vendor forgets the
        -- key. The window is the one at the first send or the current one, whichever is shorter.
        coalesce(not c.first_send and least(c.key_window_until, c.first_sent_at + sqlc.narg('key_window')::interval) < c.now + @min_window_left::interval, false)::boolean as past_window,
@@ -88,6 +109,64 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
 from claimed c
 left join lateral (select * from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true;
+
+-- name: OutboxQueueShares :many
+-- Walks the shares of a fair action that have intents, from a share on, and tells which have one that is due. It stops
+-- when it has found max_due of those, or after max_steps shares; otherwise no share comes after the last row.
+--
+-- A loose index scan: each step reads the first intent of the next share, however many each has. Of 1,000,000 intents
+-- in 100,000 shares, a walk of 1,000 shares reads 1,000 (11 ms at most, on a busy machine); the first share takes 0.1 ms.
+--
+-- The walk takes no lock, and is older than the claim that follows:
+--
+--   another worker claims the share's intents        the claim finds fewer, or those behind them
+--   an intent is committed behind the walk           a later walk finds it
+--   an intent has no share                           OutboxQueueShareFill gives it one; a claim without shares takes it
+--   the action is paused, or the lock is lost        the claim takes none
+with recursive walk as (
+    (select q.share, q.due_at <= (select clock_timestamp()) as due, 1 as steps, (q.due_at <= (select clock_timestamp()))::int as found
+     from samekey.outbox_queue q
+     where q.action = @action and q.share >= @from_share::text and q.leased_by is null and q.status in ('pending', 'unknown')
+       and q.due_at >= @due_from
+     order by q.share, q.due_at limit 1)
+    union all
+    select n.share, n.due, w.steps + 1, w.found + n.due::int
+    from walk w
+    cross join lateral (
+        select q.share, q.due_at <= (select clock_timestamp()) as due
+        from samekey.outbox_queue q
+        where q.action = @action and q.share > w.share and q.leased_by is null and q.status in ('pending', 'unknown')
+          and q.due_at >= @due_from
+        order by q.share, q.due_at limit 1) n
+    where w.found < @max_due::int and w.steps < @max_steps::int
+)
+select coalesce(w.share, '')::text as share, w.due::boolean as due from walk w order by w.steps;
+
+-- name: OutboxQueueShareFill :one
+-- Gives a share to those of the next due intents that have none, as if it had been written with them. They are from
+-- before the setting, or written while a worker without it was the last to start. Returns where to go on (the epoch: at the
+-- beginning), and the due_at of the first due intent of all, which is the low-water mark of a fair action: its claims do
+-- not go by due_at, so none of them tells. A fair worker calls it about once a second.
+with page as materialized (
+    select q.id, q.due_at, q.share
+    from samekey.outbox_queue q
+    where q.action = @action and q.leased_by is null and q.status in ('pending', 'unknown')
+      and q.due_at >= @after and q.due_at <= (select clock_timestamp())
+    order by q.due_at
+    limit @max_count::int
+), filled as (
+    update samekey.outbox_queue q
+    set share = case when @by_part::boolean then o.part else o.scope end
+    from samekey.outbox o
+    where q.id = any (array(select p.id from page p where p.share is null)) and o.id = q.id
+      and q.share is null and q.leased_by is null
+    returning q.id
+)
+select coalesce((select case when count(*) = @max_count::int then max(p.due_at) end from page p), 'epoch')::timestamptz as after,
+       coalesce((select q.due_at from samekey.outbox_queue q
+        where q.action = @action and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at <= (select clock_timestamp())
+        order by q.due_at limit 1), 'epoch')::timestamptz as first_due,
+       (select count(*) from filled)::int as filled;
 
 -- name: OutboxQueueMarkSending :many
 -- Marks intents as sent, right before a worker sends what OutboxQueueClaim leased as unsent. Returns the ids that still

@@ -14,6 +14,10 @@
 // [NewDB] returns a migrated Postgres database for one test. [Elapse] makes everything stored in it older, so that
 // leases, deadlines and retention end without a wait. [AssertInserted] checks that an intent was inserted.
 //
+// A test with one login cannot approve what it wrote (see outbox.Approve). Let its intents count as another login's:
+//
+//	db.Exec(ctx, "alter table samekey.outbox alter written_by set default 'the application'")
+//
 // # A vendor
 //
 // [StartVendor] starts a vendor that honors idempotency keys, or ignores them. It loses answers, hangs, refuses and

@@ -8,5 +8,6 @@ const (
 	orderingLockSeed = 8243107313 // samekey.ordering_lock hashes an ordering key with it
 	workerLockClass  = 1935764331 // the first number of a worker's lock; the second is the worker's id
 	migrateLock      = 7309453202 // Migrate and Grant hold it, so that several processes may run them at once
+	sharesLock       = 7309453203 // a worker holds it while it registers its actions; see samekey.share_of_replace
 	templateLockSeed = 0          // samekeytest hashes the name of a template database with it, in a database without the schema
 )

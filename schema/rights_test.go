@@ -14,13 +14,13 @@ import (
 // tableRights lists the rights of each role on each table and sequence, as "app; worker; operator; approver". A table
 // without a row here fails TestRightsOfEachRole. A right that holds for some columns only names them.
 var tableRights = map[string]string{
+	"actions":    "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
 	"migrations":              "SELECT; SELECT; SELECT; SELECT",
 	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
-	"actions":                 "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention_id_seq": "; ; ; ",
 	"operation_steps":         "SELECT; DELETE, SELECT; SELECT; SELECT",
@@ -93,9 +93,10 @@ var functionRights = map[string]string{
 	"replace_payload":   "approver",
 	"replacement_key":   "",
 	"resolve":           "operator",
-	"resolve_all":       "operator",
 	"resolve_step":      "operator",
+	"resolve_all":       "operator",
 	"resume":            "operator",
+	"share_of":          "",
 	"this_database":     "",
 
 	"river_job_state_in_bitmask": "public",

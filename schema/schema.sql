@@ -3,8 +3,12 @@
 table samekey.actions
     action text collate "C" not null
     attention boolean not null default false
+    fair_by text collate "C"
     changed_at timestamp with time zone not null default clock_timestamp()
     constraint actions_pkey PRIMARY KEY (action)
+    constraint actions_action_name CHECK ((action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
+    constraint actions_fair_by CHECK ((fair_by = ANY (ARRAY['scope'::text, 'part'::text])))
+    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
 
 table samekey.deployment
     id uuid not null default gen_random_uuid()
@@ -192,6 +196,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     approved_at timestamp with time zone
     last_code text collate "C"
     cause text collate "C"
+    share text collate "C"
     constraint outbox_queue_pkey PRIMARY KEY (id)
     constraint outbox_queue_blocked CHECK (((status <> 'blocked'::text) OR (ordering_key IS NOT NULL)))
     constraint outbox_queue_counts CHECK (((attempt >= 0) AND (attempts_used >= 0) AND ((last_sent_attempt >= 0) AND (last_sent_attempt <= attempt))))
@@ -205,6 +210,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     CREATE INDEX outbox_queue_due ON samekey.outbox_queue USING btree (action, due_at) WHERE ((leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
+    CREATE INDEX outbox_queue_share ON samekey.outbox_queue USING btree (action, share, due_at) WHERE ((share IS NOT NULL) AND (leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
 
 table samekey.outbox_sends
     intent_id uuid not null
@@ -1227,8 +1233,8 @@ begin
             on conflict on constraint outbox_once do nothing
             returning o.id, o.action, o.due_at
         )
-        insert into samekey.outbox_queue as q (id, action, status, due_at)
-        select i.id, i.action, 'pending', i.due_at from intent i
+        insert into samekey.outbox_queue as q (id, action, status, due_at, share)
+        select i.id, i.action, 'pending', i.due_at, samekey.share_of(i.action, enqueue.scope, coalesce(enqueue.part, '')) from intent i
         returning q.id into v_id;
         if v_id is null then
             return samekey.enqueue_duplicate(enqueue.scope, enqueue.idem_key, enqueue.action, coalesce(enqueue.part, ''), enqueue.payload, enqueue.must_be_new);
@@ -1270,13 +1276,14 @@ begin
             where q.ordering_key = enqueue.ordering_key collate "C" and q.status = 'blocked' order by q.seq desc limit 1)
     into v_head, v_last;
     if v_head is not null or v_last is not null then
-        insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1),
+        insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+        values (v_id, greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint, v_head + 1, v_last + 1), samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
                 enqueue.action, 'blocked', v_due, enqueue.ordering_key);
         return v_id;
     end if;
-    insert into samekey.outbox_queue as q (id, seq, action, status, due_at, ordering_key)
-    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, enqueue.action, 'pending', v_due, enqueue.ordering_key)
+    insert into samekey.outbox_queue as q (id, seq, share, action, status, due_at, ordering_key)
+    values (v_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, samekey.share_of(enqueue.action, enqueue.scope, coalesce(enqueue.part, '')),
+            enqueue.action, 'pending', v_due, enqueue.ordering_key)
     on conflict (ordering_key) where ordering_key is not null and status <> 'blocked' do nothing;
     if not found then
         raise exception 'samekey: enqueue: a concurrent transaction wrote an intent with the ordering key of this intent "%"', enqueue.action
@@ -2011,6 +2018,32 @@ end
 $function$
 
 function samekey.river_job_state_in_bitmask  -- River's
+
+CREATE OR REPLACE FUNCTION samekey.share_of(action text, scope text, part text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+AS $function$ select null::text $function$
+
+CREATE OR REPLACE FUNCTION samekey.share_of_replace()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_body text;
+begin
+    perform pg_advisory_xact_lock(7309453203);
+    select coalesce('select case action ' || string_agg(format('when %L then %s', a.action, a.fair_by), ' ' order by a.action) || ' end', 'select null::text')
+    into v_body from samekey.actions a where a.fair_by is not null;
+    if btrim((select p.prosrc from pg_proc p where p.oid = 'samekey.share_of(text, text, text)'::regprocedure)) <> v_body then
+        execute format('create or replace function samekey.share_of(action text, scope text, part text) returns text '
+            'language sql immutable parallel safe as %L', v_body);
+    end if;
+    return null;
+end
+$function$
 
 CREATE OR REPLACE FUNCTION samekey.step_lock(scope text, idem_key text, fence bigint)
  RETURNS boolean

@@ -11,24 +11,32 @@ import (
 
 const OutboxActionsRegister = `-- name: OutboxActionsRegister :exec
 
-insert into samekey.actions as a (action, attention)
-select r.action, r.attention
-from (select unnest($1::text[]) as action, unnest($2::boolean[]) as attention) r
-order by 1
-on conflict (action) do update
-set attention = excluded.attention, changed_at = clock_timestamp()
-where a.attention is distinct from excluded.attention
+insert into samekey.actions as a (action, attention, fair_by)
+select u.action, u.attention, nullif(u.fair_by, '')
+from (select unnest($1::text[]) as action, unnest($2::boolean[]) as attention, unnest($3::text[]) as fair_by) u
+order by u.action
+on conflict (action) do update set attention = excluded.attention, fair_by = excluded.fair_by, changed_at = clock_timestamp()
+where (a.attention, a.fair_by) is distinct from (excluded.attention, excluded.fair_by)
 `
 
 type OutboxActionsRegisterParams struct {
 	Actions   []string
 	Attention []bool
+	FairBy    []string
 }
 
 // What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
-// A worker registers its actions at its start; the last one that starts wins. Sorted, so that two workers that start at
-// the same time do not deadlock.
+// Writes the actions of a worker that starts. The last one to start wins. Rows that are as they should be are not
+// written. In order, so that two workers do not deadlock.
+//
+//	two workers start with different settings     the second waits for the rows of the first, and overwrites them
+//	two workers start with different actions      the second waits in the trigger, until the first has committed, and
+//	                                              then makes samekey.share_of of both
+//	a writer inserts at that moment               its plan has the old function: the intent has no share, or one of the
+//	                                              former kind. OutboxQueueShareFill gives a share to those without
+//	a worker runs that does not share             the actions are overwritten when it starts: new intents have no share.
+//	                                              Workers that share give them one
 func (q *Queries) OutboxActionsRegister(ctx context.Context, arg OutboxActionsRegisterParams) error {
-	_, err := q.db.Exec(ctx, OutboxActionsRegister, arg.Actions, arg.Attention)
+	_, err := q.db.Exec(ctx, OutboxActionsRegister, arg.Actions, arg.Attention, arg.FairBy)
 	return err
 }

@@ -117,7 +117,7 @@ func TestNoteAttentionOnlyForRegisteredActions(t *testing.T) {
 	s := newQueue(t)
 	register := func(attention ...bool) {
 		t.Helper()
-		err := s.q.OutboxActionsRegister(t.Context(), db.OutboxActionsRegisterParams{Actions: []string{"refund", "charge"}, Attention: attention})
+		err := s.q.OutboxActionsRegister(t.Context(), db.OutboxActionsRegisterParams{Actions: []string{"refund", "charge"}, Attention: attention, FairBy: []string{"", ""}})
 		if err != nil {
 			t.Fatal(err)
 		}

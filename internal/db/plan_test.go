@@ -70,16 +70,21 @@ insert into samekey.endpoints (destination, name, url) select 'hooks', 'shop-' |
 
 var tables = []string{"outbox", "outbox_queue", "outbox_history", "outbox_sends", "outbox_attention", "processed_events", "endpoints"}
 
-func fill(t *testing.T, database *samekeytest.DB) {
-	t.Helper()
-	start := time.Now()
+// unlogged makes the tables write no WAL, and leaves the statistics to the test.
+func unlogged() string {
 	var text strings.Builder
 	for _, table := range tables {
 		fmt.Fprintf(&text, "alter table samekey.%[1]s set (autovacuum_enabled = false); alter table samekey.%[1]s set unlogged;\n", table)
 	}
+	return text.String()
+}
+
+func fill(t *testing.T, database *samekeytest.DB) {
+	t.Helper()
+	start := time.Now()
 	size := func(full int) int { return dbtest.Size(full, full*2/5) }
-	fmt.Fprintf(&text, fillSQL, size(waiting), size(tomorrow), size(finished), due)
-	if _, err := database.Exec(t.Context(), text.String()); err != nil {
+	text := unlogged() + fmt.Sprintf(fillSQL, size(waiting), size(tomorrow), size(finished), due)
+	if _, err := database.Exec(t.Context(), text); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("filled in %v", time.Since(start).Round(time.Millisecond))
@@ -90,6 +95,37 @@ func fill(t *testing.T, database *samekeytest.DB) {
 func TestHotQueriesReadOnlyTheirBatch(t *testing.T) {
 	database := samekeytest.NewDB(t)
 	fill(t, database)
+	eachPlan(t, database, planner.checkAll)
+}
+
+// A fair action with intents of 100,000 shares, one of which has a burst.
+func TestFairQueriesReadOnlyTheirShares(t *testing.T) {
+	database := samekeytest.NewDB(t)
+	shares := dbtest.Size(100_000, 40_000)
+	text := `
+create function pg_temp.id(n bigint) returns uuid language sql as $$ select lpad(to_hex(n), 32, '0')::uuid $$;
+insert into samekey.outbox_queue (id, action, status, due_at) select pg_temp.id(n), 'send_receipt', 'dead', now() from generate_series(1, 10000) n;
+analyze samekey.outbox_queue; -- the statistics know no share
+delete from samekey.outbox_queue;
+insert into samekey.outbox_queue (id, action, status, due_at, share)
+select pg_temp.id(1000000 + n), 'charge_card', 'pending', now() - interval '2 hours' + n * interval '1 ms', 'big' from generate_series(1, %[1]d * 4) n;
+insert into samekey.outbox_queue (id, action, status, due_at, share)
+select pg_temp.id(2000000 + n), 'charge_card', 'pending', now() - interval '1 hour' + n * interval '1 ms', 'tenant-' || to_char(n %% %[1]d, 'FM000000')
+from generate_series(1, %[1]d * 6) n;
+insert into samekey.outbox_queue (id, action, status, due_at)
+select pg_temp.id(n), 'charge_card', 'pending', now() - interval '3 hours' + n * interval '1 ms' from generate_series(1, 3) n;
+insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
+select q.id, coalesce(q.share, 's'), q.id::text, q.action, q.id, 'payload', 'text/plain', q.due_at from samekey.outbox_queue q;
+insert into samekey.outbox_sends (intent_id, carried_key) select q.id, 'key' from samekey.outbox_queue q where hashtext(q.id::text) %% 10 = 0;`
+	if _, err := database.Exec(t.Context(), unlogged()+fmt.Sprintf(text, shares)); err != nil {
+		t.Fatal(err)
+	}
+	eachPlan(t, database, planner.checkFair)
+}
+
+// eachPlan runs the checks with statistics and plans of each kind, and undoes what they change.
+func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
+	t.Helper()
 	// A claim checks that its worker's session lock is held by another session.
 	liveness, err := database.Acquire(t.Context())
 	if err != nil {
@@ -101,7 +137,7 @@ func TestHotQueriesReadOnlyTheirBatch(t *testing.T) {
 	}
 	defer func() { _, _ = liveness.Exec(context.WithoutCancel(t.Context()), "select pg_advisory_unlock_all()") }()
 	for _, statistics := range []struct{ name, sql string }{
-		{"stale", ""}, // as fill left them
+		{"stale", ""}, // as the test left them
 		{"never taken", `delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
 		{"fresh", "analyze samekey." + strings.Join(tables, ", samekey.")},
 	} {
@@ -124,7 +160,7 @@ func TestHotQueriesReadOnlyTheirBatch(t *testing.T) {
 				defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 				p := planner{t: t, tx: tx}
 				p.exec("set local plan_cache_mode = " + mode)
-				p.checkAll()
+				checks(p)
 			})
 		}
 	}
@@ -133,6 +169,22 @@ func TestHotQueriesReadOnlyTheirBatch(t *testing.T) {
 type planner struct {
 	t  *testing.T
 	tx pgx.Tx
+}
+
+// checkFair runs the queries of a fair action: a walk and a claim over many shares, and over one that has many intents.
+func (p planner) checkFair() {
+	from := time.Unix(0, 0)
+	claim := db.OutboxQueueClaimParams{Action: "charge_card", DueFrom: from, Worker: 7, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: batch, Lease: time.Minute}
+	p.check("walk over many shares", db.OutboxQueueShares, 4*batch, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "tenant-02", MaxDue: batch, MaxSteps: batch})
+	p.check("walk past a burst", db.OutboxQueueShares, 20, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "", MaxDue: 3, MaxSteps: batch})
+	p.check("walk at the end", db.OutboxQueueShares, 5, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "zzz", MaxDue: batch, MaxSteps: batch})
+	for i := range batch {
+		claim.Shares, claim.Quotas = append(claim.Shares, fmt.Sprintf("tenant-%06d", 7*i)), append(claim.Quotas, 1)
+	}
+	p.check("claim from many shares", db.OutboxQueueClaim, 8*batch, claim)
+	claim.Shares, claim.Quotas = []string{"big", "nobody"}, []int32{batch, batch}
+	p.check("claim from a burst", db.OutboxQueueClaim, 8*batch, claim)
+	p.check("fill, and the first due intent", db.OutboxQueueShareFill, 5*batch, db.OutboxQueueShareFillParams{Action: "charge_card", After: from, MaxCount: batch})
 }
 
 // checkAll runs the queries in the order of a batch's life. Each works on the result of the one before.
