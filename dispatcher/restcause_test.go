@@ -29,7 +29,7 @@ func TestRestingIntentsHaveACauseWithoutValues(t *testing.T) {
 		}, "no customer #"},
 		"the payload's text": {func(int) (dispatcher.Outcome, error) {
 			return dispatcher.Dead(dispatcher.Response{Code: "404"}).Because(errors.New("cannot charge Miller today")), nil
-		}, "cannot charge [removed] today"},
+		}, "cannot charge [redacted] today"},
 		"nothing": {func(int) (dispatcher.Outcome, error) {
 			return dispatcher.Dead(dispatcher.Response{Code: "404"}), nil
 		}, "no message"},
