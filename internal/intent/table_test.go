@@ -85,6 +85,7 @@ var events = map[string][]string{
 	"OutboxQueueClaim":       {intent.EventClaimed},
 	"OutboxQueueMarkSending": {intent.EventClaimed},
 	"OutboxQueueRenew":       {},
+	"OutboxQueueShareFill":   {},
 	"OutboxQueueSettle":      {intent.EventAttempt, intent.EventLookup, intent.EventApply},
 	"OutboxQueueFinish":      {intent.EventApply},
 	"OutboxQueuePostpone":    {intent.EventPostponed},
