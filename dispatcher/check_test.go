@@ -77,6 +77,8 @@ func TestCheckOfPolicies(t *testing.T) {
 		{policy: dispatcher.Policy{Class: irreversible, ResendAbsent: true, CompletionTime: time.Millisecond}, want: []string{
 			"CompletionTime: 1ms is outside the range 1s to 2160h",
 			"ResendAbsent: not allowed for IrreversibleWrite: only a NonIdempotentWrite is sent again after lookups found nothing"}},
+		{policy: dispatcher.Policy{Class: read, FairBy: dispatcher.FairByPart}},
+		{policy: dispatcher.Policy{Class: read, FairBy: "endpoint"}, want: []string{`FairBy: "endpoint" is neither FairByScope nor FairByPart`}},
 		{policy: dispatcher.Policy{Class: read, Destination: "nowhere", Timeout: 1}, want: []string{
 			`Destination: "nowhere" is not declared: call Dispatcher.Destination, or correct the name`, "Timeout: 1ns is outside the range 100ms to 1h"}},
 		{policy: dispatcher.Policy{Class: idempotent, Destination: "nowhere"}, want: []string{

@@ -47,16 +47,21 @@ func (d *destination) claim(ctx context.Context, index, reserved int) (b batch, 
 	case may == 0:
 		return b, nothingMore, nil
 	}
-	asked := time.Now()
 	// A stop does not cut it off: a claim that commits unseen would leave its intents leased to nobody.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), claimTimeout)
 	defer cancel()
+	if fair != nil {
+		from, err = d.findShares(claiming, index, full)
+	}
+	asked := time.Now()
 	params := d.claimParams(a, from, may)
 	var rows []db.OutboxQueueClaimRow
-	if fair == nil {
+	switch {
+	case err != nil:
+	case fair == nil:
 		rows, err = d.core.q.OutboxQueueClaim(claiming, params)
-	} else {
-		rows, err = d.claimFair(claiming, index, full, params)
+	default:
+		rows, err = d.claimFair(claiming, a, fair, params)
 	}
 	unused := may - len(rows)
 	d.slots.release(unused)

@@ -16,21 +16,24 @@ import (
 // claim as long as it finds any.
 const fillPage = 5000
 
-// claimFair takes up to params.MaxCount intents.
-func (d *destination) claimFair(ctx context.Context, index int, full bool, params db.OutboxQueueClaimParams) (rows []db.OutboxQueueClaimRow, err error) {
-	a, t := d.actions[index], d.turns[index]
-	by := a.policy.FairBy
+// findShares looks for shares that have something due, if that is worth its time, and about once a second (full) for
+// intents without a share. It returns the low-water mark.
+func (d *destination) findShares(ctx context.Context, index int, full bool) (from time.Time, err error) {
+	a, m := d.actions[index], &d.marks[index]
 	if full {
-		if err := d.fill(ctx, index); err != nil {
-			return nil, err
-		}
-		params.DueFrom = d.marks[index].dueAt
-	}
-	if t.wantsWalk(time.Now()) {
-		if err := d.walk(ctx, a, t, params.DueFrom); err != nil {
-			return nil, err
+		if err := d.fill(ctx, a, m); err != nil {
+			return from, err
 		}
 	}
+	if t := d.turns[index]; t.wantsWalk(time.Now()) {
+		err = d.walk(ctx, a, t, m.dueAt)
+	}
+	return m.dueAt, err
+}
+
+// claimFair takes up to params.MaxCount intents, from the shares whose turn it is.
+func (d *destination) claimFair(ctx context.Context, a *action, t *turns, params db.OutboxQueueClaimParams) (rows []db.OutboxQueueClaimRow, err error) {
+	by := a.policy.FairBy
 	if params.Shares, params.Quotas = t.pick(int(params.MaxCount), by, d.busy); len(params.Shares) > 0 {
 		if rows, err = d.core.q.OutboxQueueClaim(ctx, params); err != nil {
 			return nil, err
@@ -91,8 +94,7 @@ func (d *destination) walk(ctx context.Context, a *action, t *turns, from time.T
 
 // fill gives a share to intents that were written without one, and sets the low-water mark: claims of shares do not go
 // by due_at, so they cannot tell it.
-func (d *destination) fill(ctx context.Context, index int) error {
-	a, m := d.actions[index], &d.marks[index]
+func (d *destination) fill(ctx context.Context, a *action, m *mark) error {
 	row, err := d.core.q.OutboxQueueShareFill(ctx, db.OutboxQueueShareFillParams{
 		Action: a.name, After: m.filled, MaxCount: fillPage, ByPart: a.policy.FairBy == FairByPart})
 	if err != nil {

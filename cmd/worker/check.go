@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -36,12 +37,25 @@ func (c *config) check(r *reader) {
 			name = fmt.Sprintf("action-%d", i) // to check the rest of it
 		}
 		c.places[fmt.Sprintf("action %q", name)] = a.at
+		c.checkFairBy(r, a)
 		dispatcher.Handle(d, outbox.NewAction[[]byte](name), a.delivery(c.clientOf(r, a)))
 	}
 	errs.Join(d.Check())
 	for _, err := range errs {
 		r.explain(err, c.places[err.Item])
 	}
+}
+
+var endpointIsPart = regexp.MustCompile(`^\{\{-? *\.Part *-?\}\}$`)
+
+// checkFairBy refuses shares of endpoints that the part does not name: a writer knows the part, and not the endpoint.
+func (c *config) checkFairBy(r *reader, a *action) {
+	dest := c.destination(a.destination)
+	if a.Policy.FairBy != dispatcher.FairByPart || dest == nil || endpointIsPart.MatchString(dest.Endpoint) {
+		return
+	}
+	path := join(a.at.path, "fair_by")
+	r.mistake(r.lineOf(path, a.at.line), path, "endpoint needs a destination with `endpoint: \"{{.Part}}\"`: share by scope, or name the endpoint by the intent's part")
 }
 
 // clientOf returns the client of an action's destination. If there is none, it returns one to check the rest of the

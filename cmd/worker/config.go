@@ -259,6 +259,7 @@ func readAction(r *reader, at entry) *action {
 		"key_window":      func(e entry) { p.KeyWindow = readWindow(r, e) },
 		"settling_delay":  func(e entry) { p.SettlingDelay = readDelay(r, e) },
 		"response_cap":    func(e entry) { p.ResponseCap = readCap(r, e) },
+		"fair_by":         func(e entry) { p.FairBy, _ = oneOf(r, e, fairBy) },
 		"ordering":        func(e entry) { p.PassFailed = readOrdering(r, e) },
 		"resend_absent":   func(e entry) { p.ResendAbsent = readBool(r, e) },
 		"completion_time": func(e entry) { p.CompletionTime = r.duration(e) },
@@ -267,6 +268,9 @@ func readAction(r *reader, at entry) *action {
 	})
 	return a
 }
+
+// fairBy are the file's names. An endpoint is a share if the part names it, see checkFairBy.
+var fairBy = map[string]dispatcher.FairBy{"scope": dispatcher.FairByScope, "endpoint": dispatcher.FairByPart}
 
 func readStatuses(r *reader, e entry) (out httpvendor.Statuses) {
 	for _, at := range r.list(e) {

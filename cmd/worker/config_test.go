@@ -190,7 +190,7 @@ FILE:14: actions.charge_card.class: "idempotent" is not one of idempotent_write,
 FILE:15: actions.charge_card.timeout: 2h is outside the range 100ms to 1h
 FILE:16: actions.charge_card.lease: "3" is not a duration such as 500ms, 20s, 24h or 7d
 FILE:18: actions.charge_card.refused[2]: use statuses and ranges of them, such as 200-299, 404
-FILE:20: actions.charge_card.colour: unknown field: use one of accepted, attempts, backoff, body, class, completion_time, deadline, delivered, destination, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
+FILE:20: actions.charge_card.colour: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
 FILE:21: actions.a.key_window: missing: set how long the vendor remembers a key (forever is a value), here or for its destination
 FILE:22: actions.b: empty
 FILE:23: actions.c.lease: 1s must be longer than timeout (30s) by at least 100ms
@@ -319,4 +319,30 @@ actions:
 			t.Errorf("%q, %q: the deployment is %q", tc.worker, tc.env, c.worker.Deployment)
 		}
 	}
+}
+
+func TestFairByInTheFile(t *testing.T) {
+	const text = `
+destinations:
+  pay: {preset: stripe, url: "https://api.stripe.com"}
+  hooks: {preset: webhooks}
+  shops: {key_window: 1h, endpoint: "{{.Payload.shop}}"}
+actions:
+  charge: {destination: pay, request: POST /, class: idempotent_write, fair_by: scope}
+  notify: {destination: hooks, request: POST /, class: idempotent_write, key_window: 1h, deadline: 1h, fair_by: endpoint}
+`
+	c, err := loadText(t, text, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if charge, notify := c.actions[0].Policy.FairBy, c.actions[1].Policy.FairBy; charge != dispatcher.FairByScope || notify != dispatcher.FairByPart {
+		t.Errorf("fair by %q and %q", charge, notify)
+	}
+	c, err = loadText(t, text+`  refund: {destination: pay, request: POST /, class: idempotent_write, fair_by: endpoint}
+  order: {destination: shops, request: POST /, class: idempotent_write, deadline: 1h, fair_by: endpoint}
+  other: {destination: pay, request: POST /, class: idempotent_write, fair_by: tenant}
+`, nil)
+	const needs = "endpoint needs a destination with `endpoint: \"{{.Part}}\"`: share by scope, or name the endpoint by the intent's part\n"
+	wantMistakes(t, c, err, "FILE:9: actions.refund.fair_by: "+needs+"FILE:10: actions.order.fair_by: "+needs+
+		"FILE:11: actions.other.fair_by: \"tenant\" is not one of endpoint, scope\n")
 }
