@@ -174,9 +174,9 @@ func TestBulkRedrivesAnIntentOnceARun(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	dbtest.Exec(t, on, `select count(samekey.enqueue('s', 'k' || n, 'charge_card', '{}')) from generate_series(1, $1) n`, outbox.BulkSize+1)
 	dbtest.Exec(t, on, `update samekey.outbox_queue set status = 'dead'`)
-	for _, err := range outbox.RedriveAll(outbox.Filter{}, ada).Batches(t.Context(), on.Pool) {
-		if err != nil {
-			t.Fatal(err)
+	for batch, err := range outbox.RedriveAll(outbox.Filter{}, ada).Batches(t.Context(), on.Pool) {
+		if err != nil || batch.Total > outbox.BulkSize+1 {
+			t.Fatalf("%+v, %v", batch, err)
 		}
 		dbtest.Exec(t, on, `update samekey.outbox_queue set status = 'dead' where status = 'pending'`)
 	}
