@@ -50,6 +50,7 @@ func (t Tx) enter(ctx context.Context, sql string, args []any) error {
 	return nil
 }
 
+// Exec implements samekey.Tx.
 func (t Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if err := t.enter(ctx, sql, args); err != nil {
 		return pgconn.CommandTag{}, err
@@ -58,6 +59,7 @@ func (t Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTa
 	return t.Inner.Exec(ctx, sql, args...)
 }
 
+// Query implements samekey.Tx.
 func (t Tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := t.enter(ctx, sql, args); err != nil {
 		return RefusedRows{err}, err
@@ -66,6 +68,7 @@ func (t Tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error
 	return t.Inner.Query(ctx, sql, args...)
 }
 
+// QueryRow implements samekey.Tx.
 func (t Tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := t.enter(ctx, sql, args); err != nil {
 		return RefusedRows{err}
@@ -138,13 +141,32 @@ func (g *Gate) Over() bool {
 // RefusedRows are the rows of a statement that was not sent.
 type RefusedRows struct{ err error }
 
-func (r RefusedRows) Close()                                       {}
-func (r RefusedRows) Err() error                                   { return r.err }
-func (r RefusedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+// Close implements pgx.Rows.
+func (r RefusedRows) Close() {}
+
+// Err implements pgx.Rows.
+func (r RefusedRows) Err() error { return r.err }
+
+// CommandTag implements pgx.Rows.
+func (r RefusedRows) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
+
+// FieldDescriptions implements pgx.Rows.
 func (r RefusedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (r RefusedRows) Next() bool                                   { return false }
-func (r RefusedRows) Scan(...any) error                            { return r.err }
-func (r RefusedRows) Values() ([]any, error)                       { return nil, r.err }
-func (r RefusedRows) RawValues() [][]byte                          { return nil }
-func (r RefusedRows) Conn() *pgx.Conn                              { return nil }
-func (r RefusedRows) TypeMap() *pgtype.Map                         { return pgtype.NewMap() }
+
+// Next implements pgx.Rows.
+func (r RefusedRows) Next() bool { return false }
+
+// Scan implements pgx.Rows.
+func (r RefusedRows) Scan(...any) error { return r.err }
+
+// Values implements pgx.Rows.
+func (r RefusedRows) Values() ([]any, error) { return nil, r.err }
+
+// RawValues implements pgx.Rows.
+func (r RefusedRows) RawValues() [][]byte { return nil }
+
+// Conn implements pgx.Rows.
+func (r RefusedRows) Conn() *pgx.Conn { return nil }
+
+// TypeMap implements pgx.Rows.
+func (r RefusedRows) TypeMap() *pgtype.Map { return pgtype.NewMap() }
