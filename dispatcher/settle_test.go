@@ -312,7 +312,9 @@ func TestClaimDuringAStopIsGivenBack(t *testing.T) {
 
 func TestRetakingTheLockEndsNoOtherSession(t *testing.T) {
 	on, n, _ := settling(t)
-	other := &session{identity: &identity{}, pool: n.pool, ready: n.session.ready, log: n.log, name: "other", actions: []string{"charge_card"}, draw: randomID, deployment: n.session.deployment}
+	copied := *n.session
+	other := &copied
+	other.identity, other.name = &identity{}, "other"
 	conn, err := other.open(t.Context())
 	if err != nil {
 		t.Fatal(err)

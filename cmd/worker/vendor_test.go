@@ -345,7 +345,7 @@ func TestFilesOfTheDocsAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1)
-	if len(blocks) != 2 {
+	if len(blocks) != 3 {
 		t.Fatalf("the page has %d blocks", len(blocks))
 	}
 	webhooks, err := os.ReadFile("../../docs/vendors/webhooks.md")
@@ -354,7 +354,7 @@ func TestFilesOfTheDocsAreRead(t *testing.T) {
 	}
 	ofWebhooks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(webhooks)
 	whole := strings.ReplaceAll(string(blocks[0][1]), "/run/secrets/stripe", writeFile(t, "stripe", "sk_live_1"))
-	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1]), string(ofWebhooks[1])} {
+	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1]) + string(blocks[2][1]), string(ofWebhooks[1])} {
 		c, err := loadText(t, text, nil)
 		if err != nil {
 			t.Fatal(err)
