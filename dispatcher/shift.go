@@ -66,33 +66,36 @@ func (d *destination) shiftOf(ctx context.Context) {
 // the permits.
 func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 	missed := 0 // shifts in a row that River did not begin
+	// The request that has no answer yet. While there is one, no other is made: two jobs would wait, and one of them
+	// would stay, because nobody would know its id.
+	var asked <-chan asking
 	for ctx.Err() == nil {
 		began := time.Now()
-		asked := make(chan asking, 1)
-		go func() {
-			defer close(asked)
-			id, err := jobs.ask(ctx, d)
-			asked <- asking{id, err}
-		}()
+		if asked == nil {
+			asked = askFor(ctx, d, jobs)
+		}
 		patience := time.NewTimer(d.core.times.riverPatience)
 		select {
 		case s := <-d.stints:
 			if missed > 0 {
 				d.riverIsBack(ctx)
 			}
-			missed = 0
+			missed, asked = 0, nil
 			s.run()
 		case <-patience.C:
 			missed++
-			if d.shiftWithoutRiver(ctx, jobs, asked, missed) {
+			var came bool
+			if came, asked = d.shiftWithoutRiver(ctx, jobs, asked, missed); came {
 				missed = 0
 			}
 		case <-ctx.Done():
 		}
 		patience.Stop()
 		if ctx.Err() != nil {
-			if a, ok := <-asked; ok && a.err == nil { // ends with ctx
-				jobs.forget(ctx, a.id)
+			if asked != nil {
+				if a := <-asked; a.err == nil { // it ends with ctx
+					jobs.forget(ctx, a.id)
+				}
 			}
 			return
 		}
@@ -100,6 +103,16 @@ func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 			sleep(ctx, time.Second)
 		}
 	}
+}
+
+// askFor requests a drain job. The channel carries the one answer.
+func askFor(ctx context.Context, d *destination, jobs drainJobs) <-chan asking {
+	asked := make(chan asking, 1)
+	go func() {
+		id, err := jobs.ask(ctx, d)
+		asked <- asking{id, err}
+	}()
+	return asked
 }
 
 // run lets the job drain, and waits until it has ended.
@@ -124,8 +137,9 @@ func (d *destination) riverIsBack(ctx context.Context) {
 	d.core.log.InfoContext(ctx, "dispatcher: River begins drains again", slog.String("destination", d.name))
 }
 
-// shiftWithoutRiver runs a shift until it is over, or until River's job comes and goes on.
-func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, asked <-chan asking, missed int) (came bool) {
+// shiftWithoutRiver runs a shift until it is over, or until River's job comes and goes on. It returns the request that
+// has no answer yet.
+func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, asked <-chan asking, missed int) (came bool, open <-chan asking) {
 	shift, end := context.WithCancel(ctx)
 	defer end()
 	over := make(chan struct{})
@@ -133,26 +147,27 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 		defer close(over)
 		d.drainGuarded(shift)
 	}()
+	told := false
 	tell := func(reason string) {
 		level := slog.LevelDebug // a paused queue is not fetched from; without a database there is another line
-		if missed&(missed-1) == 0 && !d.isPaused("") && d.core.self.holds() {
+		if !told && missed&(missed-1) == 0 && !d.isPaused("") && d.core.self.holds() {
 			level = slog.LevelWarn
 		}
 		d.core.log.Log(ctx, level, "dispatcher: River began no drain within a second; this process drains without it",
 			slog.String("destination", d.name), slog.String("reason", reason), slog.Int("shifts", missed))
+		told = true
 	}
 	late := time.After(d.core.times.riverPatience) // for the answer to the insert
 	for {
 		select {
 		case <-over:
-			return false
+			return false, asked
 		case <-late:
 			late = nil
 			tell("River has not started, or has not answered the insert of the drain job")
-		case a, ok := <-asked:
+		case a := <-asked:
 			asked = nil
 			switch {
-			case !ok:
 			case a.err != nil && ctx.Err() == nil:
 				tell(errorText(a.err))
 			case a.err == nil:
@@ -167,7 +182,7 @@ func (d *destination) shiftWithoutRiver(ctx context.Context, jobs drainJobs, ask
 			<-over
 			d.riverIsBack(ctx)
 			s.run()
-			return true
+			return true, nil
 		}
 	}
 }

@@ -32,23 +32,9 @@ with allowed as materialized (
                            where p.ended_at is null and p.destination = @destination and p.action in ('', @action)
                              and (p.until is null or p.until > (select clock_timestamp()))) as yes
 ), picked as materialized (
-    select clock_timestamp() as now, case when cardinality(@shares::text[]) > 0 then array(
-        select x.id
-        from (select unnest(@shares::text[]) as share, unnest(@quotas::int[]) as quota) s
-        cross join lateral (
-            select q.id
-            from samekey.outbox_queue q
-            where q.action = @action
-              and q.share = s.share
-              and q.leased_by is null
-              and q.status in ('pending', 'unknown')
-              and q.due_at >= @due_from
-              and q.due_at <= (select clock_timestamp())
-              and (select a.yes from allowed a)
-            order by q.due_at
-            limit s.quota
-            for update skip locked) x
-    )::uuid[] else array(
+    select clock_timestamp() as now, case when cardinality(@shares::text[]) > 0 then
+        (select samekey.fair_pick(@action, @shares::text[], @quotas::int[], @due_from) from allowed a where a.yes)
+    else array(
         select q.id
         from samekey.outbox_queue q
         where q.action = @action
@@ -123,24 +109,8 @@ left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id
 --   an intent is committed behind the walk           a later walk finds it
 --   an intent has no share                           OutboxQueueShareFill gives it one; a claim without shares takes it
 --   the action is paused, or the lock is lost        the claim takes none
-with recursive walk as (
-    (select q.share, q.due_at <= (select clock_timestamp()) as due, 1 as steps, (q.due_at <= (select clock_timestamp()))::int as found
-     from samekey.outbox_queue q
-     where q.action = @action and q.share >= @from_share::text and q.leased_by is null and q.status in ('pending', 'unknown')
-       and q.due_at >= @due_from
-     order by q.share, q.due_at limit 1)
-    union all
-    select n.share, n.due, w.steps + 1, w.found + n.due::int
-    from walk w
-    cross join lateral (
-        select q.share, q.due_at <= (select clock_timestamp()) as due
-        from samekey.outbox_queue q
-        where q.action = @action and q.share > w.share and q.leased_by is null and q.status in ('pending', 'unknown')
-          and q.due_at >= @due_from
-        order by q.share, q.due_at limit 1) n
-    where w.found < @max_due::int and w.steps < @max_steps::int
-)
-select coalesce(w.share, '')::text as share, w.due::boolean as due from walk w order by w.steps;
+select coalesce(w.share, '')::text as share, coalesce(w.due, false)::boolean as due
+from samekey.fair_walk(@action::text, @from_share::text, @due_from::timestamptz, @max_due::int, @max_steps::int) w;
 
 -- name: OutboxQueueShareFill :one
 -- Gives a share to those of the next due intents that have none, as if it had been written with them. They are from

@@ -72,6 +72,8 @@ var functionRights = map[string]string{
 	"endpoint_stop":     "app operator",
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
+	"fair_pick":         "worker",
+	"fair_walk":         "worker",
 	"headers_refusal":   "",
 	"hold_successor":    "worker",
 	"intent_refusal":    "",

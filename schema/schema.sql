@@ -586,6 +586,7 @@ CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor 
  RETURNS text[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_nestloop TO 'off'
 AS $function$
 declare
     v_sent    boolean := outcome <> 'not_sent';
@@ -1358,6 +1359,68 @@ begin
             using errcode = 'SK002', hint = 'Roll back and call enqueue without must_be_new, which returns the id of the intent.';
     end if;
     return v_id;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.fair_pick(action text, shares text[], quotas integer[], due_from timestamp with time zone)
+ RETURNS uuid[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_sort TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    return array(
+        select x.id
+        from unnest(fair_pick.shares, fair_pick.quotas) as s (share, quota)
+        cross join lateral (
+            select q.id
+            from samekey.outbox_queue q
+            where q.action = fair_pick.action collate "C"
+              and q.share >= s.share collate "C" and q.share <= s.share collate "C"
+              and q.leased_by is null and q.status in ('pending', 'unknown')
+              and q.due_at >= fair_pick.due_from and q.due_at <= v_now
+            order by q.share, q.due_at
+            limit s.quota
+            for update skip locked) x);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.fair_walk(action text, from_share text, due_from timestamp with time zone, max_due integer, max_steps integer)
+ RETURNS TABLE(share text, due boolean)
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_sort TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    return query
+    with recursive walk as (
+        (select q.share as at, q.due_at <= v_now as due, 1 as steps, (q.due_at <= v_now)::integer as found
+         from samekey.outbox_queue q
+         where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
+           and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
+         order by q.share, q.due_at limit 1)
+        union all
+        select n.at, n.due, w.steps + 1, w.found + n.due::integer
+        from walk w
+        cross join lateral (
+            select q.share as at, q.due_at <= v_now as due
+            from samekey.outbox_queue q
+            where q.action = fair_walk.action collate "C" and q.share > w.at
+              and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
+            order by q.share, q.due_at limit 1) n
+        where w.found < fair_walk.max_due and w.steps < fair_walk.max_steps
+    )
+    select w.at::text, w.due from walk w order by w.steps;
 end
 $function$
 

@@ -76,23 +76,9 @@ with allowed as materialized (
                            where p.ended_at is null and p.destination = $5 and p.action in ('', $6)
                              and (p.until is null or p.until > (select clock_timestamp()))) as yes
 ), picked as materialized (
-    select clock_timestamp() as now, case when cardinality($7::text[]) > 0 then array(
-        select x.id
-        from (select unnest($7::text[]) as share, unnest($8::int[]) as quota) s
-        cross join lateral (
-            select q.id
-            from samekey.outbox_queue q
-            where q.action = $6
-              and q.share = s.share
-              and q.leased_by is null
-              and q.status in ('pending', 'unknown')
-              and q.due_at >= $9
-              and q.due_at <= (select clock_timestamp())
-              and (select a.yes from allowed a)
-            order by q.due_at
-            limit s.quota
-            for update skip locked) x
-    )::uuid[] else array(
+    select clock_timestamp() as now, case when cardinality($7::text[]) > 0 then
+        (select samekey.fair_pick($6, $7::text[], $8::int[], $9) from allowed a where a.yes)
+    else array(
         select q.id
         from samekey.outbox_queue q
         where q.action = $6
@@ -1013,24 +999,8 @@ func (q *Queries) OutboxQueueShareFill(ctx context.Context, arg OutboxQueueShare
 }
 
 const OutboxQueueShares = `-- name: OutboxQueueShares :many
-with recursive walk as (
-    (select q.share, q.due_at <= (select clock_timestamp()) as due, 1 as steps, (q.due_at <= (select clock_timestamp()))::int as found
-     from samekey.outbox_queue q
-     where q.action = $1 and q.share >= $2::text and q.leased_by is null and q.status in ('pending', 'unknown')
-       and q.due_at >= $3
-     order by q.share, q.due_at limit 1)
-    union all
-    select n.share, n.due, w.steps + 1, w.found + n.due::int
-    from walk w
-    cross join lateral (
-        select q.share, q.due_at <= (select clock_timestamp()) as due
-        from samekey.outbox_queue q
-        where q.action = $1 and q.share > w.share and q.leased_by is null and q.status in ('pending', 'unknown')
-          and q.due_at >= $3
-        order by q.share, q.due_at limit 1) n
-    where w.found < $4::int and w.steps < $5::int
-)
-select coalesce(w.share, '')::text as share, w.due::boolean as due from walk w order by w.steps
+select coalesce(w.share, '')::text as share, coalesce(w.due, false)::boolean as due
+from samekey.fair_walk($1::text, $2::text, $3::timestamptz, $4::int, $5::int) w
 `
 
 type OutboxQueueSharesParams struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -140,6 +141,11 @@ func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
 		{"stale", ""}, // as the test left them
 		{"never taken", `delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
 		{"fresh", "analyze samekey." + strings.Join(tables, ", samekey.")},
+		// As a vacuum of an empty queue leaves them, if it could not truncate the table. Until the next analyze, a minute
+		// later, MarkSending, Settle and Postpone read the queue from end to end: to name the ids twice makes that worse
+		// with any other statistics.
+		{"of an empty queue", `update pg_class set reltuples = 0, relpages = 1 where oid = any (array['samekey.outbox_queue', 'samekey.outbox', 'samekey.outbox_sends']::regclass[]);
+			delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
 	} {
 		if statistics.sql != "" {
 			if _, err := database.Exec(t.Context(), statistics.sql); err != nil {
@@ -158,7 +164,7 @@ func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
 					t.Fatal(err)
 				}
 				defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-				p := planner{t: t, tx: tx}
+				p := planner{t: t, tx: tx, empty: statistics.name == "of an empty queue"}
 				p.exec("set local plan_cache_mode = " + mode)
 				checks(p)
 			})
@@ -167,8 +173,9 @@ func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
 }
 
 type planner struct {
-	t  *testing.T
-	tx pgx.Tx
+	t     *testing.T
+	tx    pgx.Tx
+	empty bool // the statistics are of an empty queue
 }
 
 // checkFair runs the queries of a fair action: a walk and a claim over many shares, and over one that has many intents.
@@ -199,7 +206,11 @@ func (p planner) checkAll() {
 		p.t.Fatalf("claimed %d, want %d", len(ids), batch)
 	}
 	p.check("load", db.OutboxLoad, 3*batch, ids)
-	p.check("sending", db.OutboxQueueMarkSending, 3*batch, db.OutboxQueueMarkSendingParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), len(ids))})
+	joined := 3 * batch
+	if p.empty {
+		joined = math.MaxInt
+	}
+	p.check("sending", db.OutboxQueueMarkSending, joined, db.OutboxQueueMarkSendingParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), len(ids))})
 	p.check("claim, from the first row", db.OutboxQueueClaim, 100, db.OutboxQueueClaimParams{
 		Action: "charge_card", DueFrom: time.Unix(0, 0), Worker: 8, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: 10, Lease: time.Minute,
 	})
@@ -245,8 +256,8 @@ func (p planner) checkAll() {
 		settle.Statuses[i], settle.Outcomes[i], settle.Codes[i], settle.Delays[i] = "pending", "retry", "500", 1_000_000
 	}
 	// The delete and the update each read every row.
-	p.check("settle", db.OutboxQueueSettle, 4*n, settle)
-	p.check("postpone", db.OutboxQueuePostpone, 3*n, db.OutboxQueuePostponeParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
+	p.check("settle", db.OutboxQueueSettle, max(joined, 4*n), settle)
+	p.check("postpone", db.OutboxQueuePostpone, joined, db.OutboxQueuePostponeParams{Worker: 7, Ids: ids, Attempts: repeat(int32(1), n),
 		Delays: repeat(int64(1), n), ClearSent: repeat(true, n)})
 	p.check("last answer", db.OutboxHistoryLast, 10, ids[0])
 	p.check("settle late", db.OutboxQueueSettleLate, 30, db.OutboxQueueSettleLateParams{ID: ids[0], Attempt: 9, Outcome: "delivered", Worker: 7})
@@ -328,16 +339,9 @@ func (p planner) ids(sql string) []uuid.UUID {
 // checkReads covers statements inside functions, which explain does not show. It uses the server's count of rows read.
 func (p planner) checkReads(name, sql string, most int) {
 	p.t.Helper()
-	count := func() (rows int) {
-		const sql = `select coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::int from pg_stat_xact_user_tables where schemaname = 'samekey' and relname = any ($1)`
-		if err := p.tx.QueryRow(p.t.Context(), sql, tables).Scan(&rows); err != nil {
-			p.t.Fatal(err)
-		}
-		return rows
-	}
-	before, start := count(), time.Now()
+	before, start := p.fetched(), time.Now()
 	p.exec(sql)
-	read := count() - before
+	read := p.fetched() - before
 	p.t.Logf("%-28s %8.1f ms %8d rows read", name, float64(time.Since(start).Microseconds())/1000, read)
 	if read > most {
 		p.t.Errorf("%s read %d rows, want at most %d", name, read, most)
@@ -362,6 +366,16 @@ func (p planner) checkScans(name, sql string) {
 	}
 }
 
+// fetched is the server's count of rows that this transaction has read so far, also inside functions.
+func (p planner) fetched() (rows int) {
+	p.t.Helper()
+	const sql = `select coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::int from pg_stat_xact_user_tables where schemaname = 'samekey' and relname = any ($1)`
+	if err := p.tx.QueryRow(p.t.Context(), sql, tables).Scan(&rows); err != nil {
+		p.t.Fatal(err)
+	}
+	return rows
+}
+
 // check runs explain analyze for a query. It fails if the query scans a large table, reads more rows than the limit, or
 // has an estimated cost at which the server compiles it (JIT), which takes a second.
 func (p planner) check(name, sql string, most int, params any) {
@@ -369,6 +383,7 @@ func (p planner) check(name, sql string, most int, params any) {
 	p.exec("prepare q as " + sql)
 	literals := arguments(params)
 	var text []byte
+	before := p.fetched()
 	execute := "execute q"
 	if len(literals) > 0 {
 		execute += "(" + strings.Join(literals, ", ") + ")"
@@ -387,7 +402,7 @@ func (p planner) check(name, sql string, most int, params any) {
 		p.t.Fatal(err)
 	}
 	plan := plans[0].Plan
-	read := plan.read()
+	read := max(plan.read(), p.fetched()-before) // the plan does not show what functions read
 	p.t.Logf("%-24s %8.1f ms %7d rows read %7d buffers", name, plans[0].Time, read, plan.Hit+plan.Read)
 	whole := slices.Concat(plan.wholeTables()...)
 	if read > most || len(whole) > 0 || len(plans[0].JIT) > 0 {
