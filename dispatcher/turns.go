@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -72,12 +73,16 @@ func (t *turns) found(due []string, whole bool, steps int, began, ended time.Tim
 func (t *turns) mayHaveMore() bool { return len(t.ring) > 0 || !t.whole }
 
 // pick returns the shares to claim from, in the order of their turns, and how many intents of each: n together. Each
-// round gives one to the shares with the fewest calls.
+// round gives one to the shares with the fewest calls. If there are shares behind the ring, its last ones get one each
+// and no share a second: the next walk fills the other slots.
 func (t *turns) pick(n int, by FairBy, busy *shareCounts) (shares []string, quotas []int32) {
 	busy.mu.Lock()
 	defer busy.mu.Unlock()
 	if len(t.ring) == 0 {
 		return nil, nil
+	}
+	if waiting := t.waiting(); !t.whole && waiting > 0 {
+		n = min(n, waiting)
 	}
 	calls, given := make([]int, 0, len(t.ring)), make([]int32, len(t.ring))
 	for level := 0; n > 0; level++ {
@@ -101,6 +106,15 @@ func (t *turns) pick(n int, by FairBy, busy *shareCounts) (shares []string, quot
 		}
 	}
 	return shares, quotas
+}
+
+// waiting is how many shares of the ring have not had their turn. They are its first.
+func (t *turns) waiting() int {
+	n := slices.IndexFunc(t.ring, func(of turn) bool { return of.had })
+	if n < 0 {
+		return len(t.ring)
+	}
+	return n
 }
 
 // took moves the shares that had their turn to the end of the ring, and removes those that had fewer intents than they
