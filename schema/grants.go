@@ -108,13 +108,14 @@ var readGrants = []string{
 
 var operatorGrants = []string{
 	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
-	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.bulk_plan to %s`,
+	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.replace_all, samekey.bulk_plan to %s`,
 	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 
 var approverGrants = []string{
 	`grant execute on function samekey.approve, samekey.replace, samekey.replace_payload to %s`,
+	`grant execute on function samekey.replace_all, samekey.replace_payload_all, samekey.bulk_plan to %s`,
 }
 
 // Grants returns the SQL that gives the roles what they need in the schema, and revokes everything else they had there.

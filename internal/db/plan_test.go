@@ -295,6 +295,14 @@ func (p planner) checkAll() {
 	p.checkReads("plan of many", `select * from samekey.bulk_plan('redrive_all', '{"action": "charge_card", "from": "2020-01-01"}')`, 3000)
 	p.checkReads("redrive many", `select * from samekey.redrive_all('{}', 'ann', 'r', 100)`, 500)
 	p.checkReads("resolve many", `select * from samekey.resolve_all('{"cause": "overloaded"}', 'not_sent', 'ann', 'r', max_count => 100)`, 500)
+	// A replacement also reads an intent's row and history, twice: as it picks it, and after the lock.
+	p.exec(`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
+		select q.id, 's', q.id::text, q.action, q.id, '{}', 'application/json', now() from samekey.outbox_queue q where q.status = 'dead' on conflict do nothing`)
+	p.exec(`insert into samekey.outbox_history (intent_id, event, outcome) select q.id, 'attempt', 'dead' from samekey.outbox_queue q where q.status = 'dead'`)
+	p.exec(`update samekey.outbox_queue set first_sent_at = now() where status = 'dead'`)
+	p.checkReads("plan of replacements", `select * from samekey.bulk_plan('replace_payload_all', '{"action": "charge_card", "from": "2020-01-01"}', patch => '{"a": 1}')`, 6000)
+	p.checkReads("replace many", `select * from samekey.replace_all('{"status": "dead"}', 'ann', 'r', max_count => 100)`, 1500)
+	p.checkReads("replace many payloads", `select * from samekey.replace_payload_all('{"code": "503"}', '{"a": 1}', 'ann', 'r', max_count => 100)`, 1500)
 	p.checkReads("cancel many", `select * from samekey.cancel_all('{"status": "dead", "code": "503"}', 'ann', 'r', 100)`, 1000)
 	// In other states, a run reads the primary key once: a batch goes on after the last one.
 	p.checkReads("cancel pending ones", `select * from samekey.cancel_all('{"status": "pending", "action": "charge_card"}', 'ann', 'r', 100,
