@@ -3,12 +3,13 @@
 table samekey.actions
     action text collate "C" not null
     attention boolean not null default false
+    attention_seen_at timestamp with time zone
     fair_by text collate "C"
     changed_at timestamp with time zone not null default clock_timestamp()
     constraint actions_pkey PRIMARY KEY (action)
     constraint actions_action_name CHECK ((action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
     constraint actions_fair_by CHECK ((fair_by = ANY (ARRAY['scope'::text, 'part'::text])))
-    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
+    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE OF fair_by ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
 
 table samekey.deployment
     id uuid not null default gen_random_uuid()

@@ -398,10 +398,12 @@ create table samekey.pauses (
 create unique index pauses_in_force on samekey.pauses (destination, action, (river_queue_created_at is not null)) where ended_at is null;
 
 -- What the workers have registered about actions, for statements that run outside a worker. A worker writes the rows of
--- its actions when it starts; the last one to start wins.
+-- its actions when it starts. The last one to start decides on fair_by; attention is true until no worker has had an
+-- Attention function for 10 minutes (queries/workers.sql).
 create table samekey.actions (
     action     text    collate "C" primary key,
     attention  boolean not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    attention_seen_at timestamptz,             -- when a worker with an Attention function of it last reported
     fair_by    text    collate "C",            -- 'scope' or 'part': outbox_queue.share is taken from it. null: no shares
     changed_at timestamptz not null default clock_timestamp(),
     constraint actions_action_name check (action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
@@ -807,7 +809,7 @@ $$;
 
 -- For each statement, also one that changes no row: so a worker's start corrects a function that a restored or a
 -- replicated database does not have.
-create trigger share_of_replace after insert or update or delete on samekey.actions
+create trigger share_of_replace after insert or update of fair_by or delete on samekey.actions
     for each statement execute function samekey.share_of_replace();
 
 -- What a fair claim reads (queries/outbox_queue.sql). Both functions read outbox_queue_share in its order, whatever the
