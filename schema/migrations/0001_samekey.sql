@@ -164,6 +164,25 @@ create unique index outbox_queue_head on samekey.outbox_queue (ordering_key)
     where ordering_key is not null and status <> 'blocked';
 create index outbox_queue_blocked on samekey.outbox_queue (ordering_key, seq) where status = 'blocked';
 
+-- The worker's role may update the queue, and takes an approval away again (approved_at is null), but it cannot approve.
+-- The act samekey.approve runs as the owner of the table. An AFTER trigger, since a BEFORE trigger locks each row once
+-- more before it tests its condition; the condition is false for every row of a settle.
+create function samekey.refuse_approval() returns trigger
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'MEMBER') then
+        raise exception 'samekey: approve: the role % may not set outbox_queue.approved_at', current_user
+            using errcode = '42501', hint = 'An approver calls samekey.approve.';
+    end if;
+    return null;
+end
+$$;
+create trigger outbox_queue_approval after update of approved_at on samekey.outbox_queue
+    for each row when (new.approved_at is not null and new.approved_at is distinct from old.approved_at)
+    execute function samekey.refuse_approval();
+
 -- ---------------------------------------------------------------------------------------------------------------------
 -- What happened to an intent, in order. At most one event of an intent has a final_status.
 create table samekey.outbox_history (
