@@ -67,12 +67,13 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 
 // workerGrants: `for update` needs UPDATE on one column, so some grants name the most harmless column. An Apply may
 // call processed.Do in its transaction, which inserts into processed_events. The columns of outbox_history leave out
-// those of a person's act, so the worker cannot write an approval.
+// those of a person's act, and those of outbox_queue what an insert does not need, so the worker cannot write an approval
+// (for updates, see samekey.refuse_approval).
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
 	`grant select, delete on samekey.outbox to %s`,
-	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
+	`grant select, insert (id, action, status, due_at, first_sent_at, last_code, attempt), update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
@@ -89,6 +90,7 @@ var workerGrants = []string{
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
 	`grant execute on function samekey.check_deployment to %s`,
+	`grant execute on function samekey.fair_walk, samekey.fair_pick to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,
