@@ -401,7 +401,7 @@ func TestReplaceAllGoesOnAfterAKill(t *testing.T) {
 }
 
 // An intent is redriven, sent with an unknown outcome and dead again while a batch reads the ones before it. Its columns
-// are as they were; only the history, in a snapshot after the lock, says that a vendor may have acted.
+// are as they were; only the history, in a snapshot after the lock, has the attempt.
 func TestReplaceAllReadsTheHistoryAfterItsLocks(t *testing.T) {
 	on := newGuardedDB(t)
 	w := newWorker(t, on, 7)
