@@ -1835,13 +1835,11 @@ end
 $$;
 
 -- Writes a successor for each intent, with this payload, with its own one changed by a merge patch, or with the same. due_at follows the order of
--- the ids, so that the oldest is sent first. The settings force lookups by primary key in outbox.
+-- the ids, so that the oldest is sent first. `offset 0` forces lookups by primary key in outbox.
 create function samekey.act_replaced(ids uuid[], payload bytea, content_type text, patch jsonb, deadline timestamptz, actor text, reason text)
     returns text[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
 as $$
 declare
     v_noted   bigint;
@@ -2186,7 +2184,7 @@ $$;
 --                                            ids, and neither waits
 --   T inserts the key, action and part       it gets the first intent's id before B's commit, and the successor's after
 --   of a replaced intent again               it. Both are answers to the same effect
---   T prunes                                 it reads finished intents only; a chain ends with an unfinished successor
+--   T prunes                                 it deletes the intents of a key once all are finished, which the successor is not
 --   B's session is killed                    nothing of the batch happened. Another run begins with the same intents
 
 -- Returns the filter's conditions, checked.
@@ -2522,8 +2520,6 @@ create function samekey.bulk_replace(act text, filter jsonb, patch jsonb, deadli
     out changed integer, out last_id uuid, out actions text[])
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set jit = off
 as $$
 declare
     v_ids uuid[];
