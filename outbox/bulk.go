@@ -106,7 +106,7 @@ func ResolveAll(f Filter, r Resolution, by By) Bulk {
 }
 
 // Plan counts what Run would do now, and changes nothing. It reads each resting intent: a million take half a second. For
-// [ReplaceAll] it also reads the history and the payload of each: 6 seconds, and 15 with a Patch.
+// [ReplaceAll] it also reads the history and the row of each: 5 seconds, and 14 with a Patch.
 func (b Bulk) Plan(ctx context.Context, on samekey.Tx) (Plan, error) {
 	if err := b.check(); err != nil {
 		return Plan{}, b.wrap("plan", err)

@@ -570,8 +570,6 @@ CREATE OR REPLACE FUNCTION samekey.act_replaced(ids uuid[], payload bytea, conte
  RETURNS text[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET jit TO 'off'
 AS $function$
 declare
     v_noted   bigint;
@@ -987,8 +985,6 @@ CREATE OR REPLACE FUNCTION samekey.bulk_replace(act text, filter jsonb, patch js
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
- SET enable_seqscan TO 'off'
- SET jit TO 'off'
 AS $function$
 declare
     v_ids uuid[];
