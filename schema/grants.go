@@ -78,7 +78,7 @@ var workerGrants = []string{
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
 	`grant select, insert, update on samekey.actions to %s`,
-	`grant execute on function samekey.note_attention to %s`,
+	`grant execute on function samekey.note_attention, samekey.fair_walk, samekey.fair_pick to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert, update, delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
