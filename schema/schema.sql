@@ -122,6 +122,7 @@ table samekey.outbox
 table samekey.outbox_attention
     id bigint not null generated always as identity
     intent_id uuid not null
+    first_id uuid not null
     action text collate "C" not null
     status text collate "C" not null
     event text collate "C" not null
@@ -136,7 +137,8 @@ table samekey.outbox_attention
     constraint outbox_attention_pkey PRIMARY KEY (id)
     constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
     CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
-    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
+    CREATE INDEX outbox_attention_first ON samekey.outbox_attention USING btree (first_id, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -1639,8 +1641,13 @@ CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, s
 AS $function$
 #variable_conflict use_column
 begin
-    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
-    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+    insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id,
+           coalesce((select f.id
+                     from samekey.outbox o
+                     join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
+                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+           a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
     where a.action = note_attention.action collate "C" and a.attention;

@@ -36,7 +36,12 @@ const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
 select pg_current_xact_id()::text as began,
        coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
                  from samekey.outbox_attention n
-                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 where n.first_id = coalesce((select f.id
+                                              from samekey.outbox o
+                                              join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope
+                                                                   and f.action = o.action and f.part = o.part
+                                              where o.id = q.id and o.revision > 0 and f.revision = 0), q.id)
+                   and (select a.attention from samekey.actions a where a.action = n.action)
                  order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
@@ -57,8 +62,8 @@ type OutboxQueueCheckClaimRow struct {
 // the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 // decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
 //
-// attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
-// before the answer, and the first one is due in that many microseconds.
+// attention_in_us is not -1 if Apply must wait: the intent, or one that it replaces, has attention events that some
+// worker handles. They happened before the answer, and the first one is due in that many microseconds.
 func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
 	var i OutboxQueueCheckClaimRow

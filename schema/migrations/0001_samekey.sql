@@ -224,11 +224,12 @@ create table samekey.outbox_sends (
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
 -- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
--- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
--- interleavings.
+-- each intent and those that replace it, before a later Apply. The table is empty most of the time.
+-- queries/outbox_attention.sql has the interleavings.
 create table samekey.outbox_attention (
     id            bigint      generated always as identity primary key,
     intent_id     uuid        not null,
+    first_id      uuid        not null,     -- the intent, or the first one of those that it replaces
     action        text        collate "C" not null,
     status        text        collate "C" not null,
     event         text        collate "C" not null, -- what led there, as in outbox_history
@@ -244,7 +245,8 @@ create table samekey.outbox_attention (
     constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
 );
 create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
-create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id);
+create index outbox_attention_first on samekey.outbox_attention (first_id, id);
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
@@ -559,8 +561,13 @@ create function samekey.note_attention(
 as $$
 #variable_conflict use_column
 begin
-    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
-    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+    insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id,
+           coalesce((select f.id
+                     from samekey.outbox o
+                     join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
+                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+           a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
     where a.action = note_attention.action collate "C" and a.attention;
