@@ -243,9 +243,11 @@ from (select unnest(@ids::uuid[]) as id, unnest(@attempts::int[]) as attempt, un
 where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @worker::int;
 
 -- name: OutboxQueueSettleLate :one
--- Records the answer of an attempt that was taken over, once. A definite answer (delivered or refused) resolves an
--- intent that is unknown, parked or dead since that attempt. A worker that is looking the intent up finds that its
--- fence does not match.
+-- Records the answer of an attempt or a lookup that was taken over, once. A definite answer (delivered or refused)
+-- resolves an intent that is unknown, parked or dead, if it is about the attempt that was sent last: it is that
+-- attempt's own answer, or that of a lookup after it, which has a higher number. A person who resolved the intent as not
+-- sent while it was looked up is corrected so before a redrive sends it again. A worker that is looking the intent up
+-- finds that its fence does not match.
 with recorded as materialized (
     select exists (select from samekey.outbox_history h
                    where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
@@ -254,7 +256,7 @@ with recorded as materialized (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
         attempt = q.attempt + 1, cause = null
-    where q.id = @id::uuid and q.last_sent_attempt = @attempt::int and q.status in ('unknown', 'parked', 'dead')
+    where q.id = @id::uuid and q.last_sent_attempt <= @attempt::int and q.status in ('unknown', 'parked', 'dead')
       and @outcome::text in ('delivered', 'refused')
       and not (select r.already from recorded r)
     returning q.id

@@ -899,7 +899,7 @@ with recorded as materialized (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
         attempt = q.attempt + 1, cause = null
-    where q.id = $1::uuid and q.last_sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
+    where q.id = $1::uuid and q.last_sent_attempt <= $2::int and q.status in ('unknown', 'parked', 'dead')
       and $4::text in ('delivered', 'refused')
       and not (select r.already from recorded r)
     returning q.id
@@ -931,9 +931,11 @@ type OutboxQueueSettleLateRow struct {
 	Logged   int32
 }
 
-// Records the answer of an attempt that was taken over, once. A definite answer (delivered or refused) resolves an
-// intent that is unknown, parked or dead since that attempt. A worker that is looking the intent up finds that its
-// fence does not match.
+// Records the answer of an attempt or a lookup that was taken over, once. A definite answer (delivered or refused)
+// resolves an intent that is unknown, parked or dead, if it is about the attempt that was sent last: it is that
+// attempt's own answer, or that of a lookup after it, which has a higher number. A person who resolved the intent as not
+// sent while it was looked up is corrected so before a redrive sends it again. A worker that is looking the intent up
+// finds that its fence does not match.
 func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSettleLateParams) (OutboxQueueSettleLateRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueSettleLate,
 		arg.ID,
