@@ -80,7 +80,7 @@ table samekey.operation_steps
     constraint operation_steps_length CHECK (((COALESCE(octet_length(result), 0) <= 1048576) AND (COALESCE(octet_length(error), 0) <= 4096) AND ((COALESCE(octet_length(resolved_by), 1) >= 1) AND (COALESCE(octet_length(resolved_by), 1) <= 255)) AND ((COALESCE(octet_length(resolved_reason), 1) >= 1) AND (COALESCE(octet_length(resolved_reason), 1) <= 4096))))
     constraint operation_steps_name CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
     constraint operation_steps_once UNIQUE (idem_key, scope, name)
-    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1000)))
+    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1001)))
     constraint operation_steps_sends CHECK (((sends >= 0) AND ((sends = 0) = (first_sent_at IS NULL))))
     constraint operation_steps_status CHECK ((status = ANY (ARRAY['done'::text, 'in_flight'::text, 'unsent'::text, 'parked'::text])))
     CREATE INDEX operation_steps_parked ON samekey.operation_steps USING btree (created_at) WHERE (status = 'parked'::text)
@@ -1740,7 +1740,8 @@ begin
     where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
       and o.fence = operation_release.fence;
     if not found or exists (select from samekey.operation_steps s
-                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C"
+                              and (s.status <> 'unsent' or s.resolved_at is not null)) then
         return;
     end if;
     delete from samekey.operation_steps s

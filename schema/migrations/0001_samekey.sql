@@ -322,7 +322,7 @@ create table samekey.operation_steps (
     primary key (idem_key, scope, position),
     constraint operation_steps_once unique (idem_key, scope, name),
 
-    constraint operation_steps_position check (position between 1 and 1000),
+    constraint operation_steps_position check (position between 1 and 1001), -- the last one for samekey.abandoned
     constraint operation_steps_name     check (name ~ '^[a-z][a-z0-9_.-]{0,62}$'),
     -- in_flight: a call is being made, or its outcome is unknown. unsent: certainly not sent. parked: its outcome is
     -- unknown, and a person has to find it out.
@@ -1411,8 +1411,8 @@ begin
 end
 $$;
 
--- Lets the next call take the operation over at once. If no step of it was stored or may have been sent, the operation
--- is deleted, and the key can be used again. Without the fence it changes nothing.
+-- Lets the next call take the operation over at once. If no step of it was stored, may have been sent or was resolved by
+-- a person, the operation is deleted, and the key can be used again. Without the fence it changes nothing.
 create function samekey.operation_release(scope text, idem_key text, fence bigint) returns void
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1424,7 +1424,8 @@ begin
     where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
       and o.fence = operation_release.fence;
     if not found or exists (select from samekey.operation_steps s
-                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C"
+                              and (s.status <> 'unsent' or s.resolved_at is not null)) then
         return;
     end if;
     delete from samekey.operation_steps s
@@ -1586,8 +1587,8 @@ $$;
 --    act raises the attempt, so it matches no row, and its answer is kept as a late one. If the settle came first,
 --    act_lock sees its outcome, or no row.
 --  * The sweep skips locked rows and compares the lease, which each act removes.
---  * A late answer to the attempt that was sent last still resolves a parked intent, even if a person said that it was
---    not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
+--  * A late answer to the attempt that was sent last, or of a lookup after it, still resolves a parked intent, even if a
+--    person said that it was not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
 --    recorded.
 --  * Two people: the second waits for the commit of the first and sees the result.
 --  * A transaction that finishes an ordered intent takes the lock of its ordering key before any row lock, as a settle
