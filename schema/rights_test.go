@@ -29,11 +29,13 @@ var tableRights = map[string]string{
 		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
-	"outbox_history_id_seq":     "; SELECT; ; ",
-	"outbox_queue":              "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
-	"outbox_sends":              "; DELETE, INSERT, SELECT; SELECT; SELECT",
-	"outbox_stats":              "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
-	"pauses":                    "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_history_id_seq": "; SELECT; ; ",
+	"outbox_queue":          "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_sends":          "; DELETE, INSERT, SELECT; SELECT; SELECT",
+	"outbox_stats":          "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	// Not a person's login.
+	"pauses": "; DELETE, INSERT(destination paused_at paused_by reason river_queue_created_at), SELECT," +
+		" UPDATE(end_reason ended_at ended_by river_queue_created_at); SELECT; SELECT",
 	"pauses_id_seq":             "; ; ; ",
 	"processed_events":          "INSERT, SELECT; DELETE, INSERT, SELECT, UPDATE(expires_at); SELECT; SELECT",
 	"rate_limits":               "; INSERT, SELECT, UPDATE; SELECT; SELECT",
