@@ -49,6 +49,9 @@ type Resolution struct {
 // that is running meanwhile finds that the vendor acted or refused, that counts instead, until a redrive sends the
 // intent again.
 //
+// An intent that was replaced can be resolved as Delivered: the answer is kept, and a successor that is not being sent is
+// parked. If the successor may have been sent too, the database raises a warning (pgx: OnNotice), not an error.
+//
 // With NotSent you guarantee that no attempt reached the vendor and none will. A redrive sends the intent again, and a
 // vendor that does not honor keys acts again.
 func Resolve(ctx context.Context, on DB, id uuid.UUID, r Resolution, by By) error {

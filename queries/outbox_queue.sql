@@ -281,7 +281,8 @@ select (select count(*) from resolved)::int as resolved, (select count(*) from l
 --   before L                                   have acted
 --   the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
 --                                              that dies
-select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held,
+       coalesce(h.sent, true)::boolean as sent
 from (select) one left join lateral samekey.hold_successor(@id::uuid) h on true
 where h.successor is not null;
 

@@ -393,7 +393,8 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 }
 
 const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
-select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held,
+       coalesce(h.sent, true)::boolean as sent
 from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
 where h.successor is not null
 `
@@ -402,6 +403,7 @@ type OutboxQueueHoldSuccessorRow struct {
 	Successor uuid.UUID
 	Status    string
 	Held      bool
+	Sent      bool
 }
 
 // After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
@@ -417,7 +419,12 @@ type OutboxQueueHoldSuccessorRow struct {
 func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
 	var i OutboxQueueHoldSuccessorRow
-	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	err := row.Scan(
+		&i.Successor,
+		&i.Status,
+		&i.Held,
+		&i.Sent,
+	)
 	return i, err
 }
 

@@ -1959,16 +1959,22 @@ create function samekey.resolve(
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_held record;
 begin
     perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
     -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
-    -- is held.
+    -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-        perform samekey.hold_successor(resolve.id);
+        select s.* into v_held from samekey.hold_successor(resolve.id) s;
+        if v_held.sent then
+            raise warning 'samekey: resolve: intent % was replaced by intent %, which is % and may have been sent too', resolve.id, v_held.successor, v_held.status
+                using hint = 'Look for two effects at the vendor.';
+        end if;
         return '{}';
     end if;
     perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
@@ -2059,10 +2065,11 @@ begin
 end
 $$;
 
--- Parks the last successor of an intent that was delivered after all, before the successor is sent. Returns the
--- successor and its status before; held is false if it is being sent, may have been sent, or is finished. Returns no row
--- for an intent without a successor. The caller has a snapshot that is younger than the replacement.
-create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean) returns setof record
+-- Parks the last successor of an intent that was delivered after all, before the successor is sent (again). Returns the
+-- successor and its status before. held is false if it is being sent, is looked up, rests as parked or is finished; sent
+-- is true if a vendor may have seen it, so that there may be two effects. Returns no row for an intent without a
+-- successor. The caller has a snapshot that is younger than the replacement.
+create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean, out sent boolean) returns setof record
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
 as $$
@@ -2076,7 +2083,7 @@ begin
     if successor is null then
         return;
     end if;
-    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    select q.status, q.first_sent_at is not null or q.status in ('leased', 'unknown', 'answered') into status, sent from samekey.outbox_queue q where q.id = successor for update;
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
@@ -2087,8 +2094,10 @@ begin
         perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
             'predecessor_delivered');
     elsif status is null then
-        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+        select h.final_status, h.final_status <> 'cancelled' into status, sent
+        from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
+    sent := coalesce(sent, true);
     return next;
 end
 $$;
