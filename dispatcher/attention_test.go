@@ -17,6 +17,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/outbox"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 // attended is a bundle whose vendor is a variable, and whose application writes what it is told to a table.
@@ -497,31 +498,40 @@ func TestTwoWorkersShareAttention(t *testing.T) {
 	}
 }
 
-func TestLastWorkerThatStartsDecidesOnAttention(t *testing.T) {
+// A worker without the function, which restarts in a rollout, loses no event. The events end when no worker has had the
+// function for ten minutes.
+func TestAttentionEndsAfterTenMinutesWithoutFunction(t *testing.T) {
 	b := setupAttended(t)
-	hold := newHolding(b)
-	b.start(b.charges(dispatcher.IdempotentWrite, withApply(tellApply), withAttention(hold.tell)))
 	flagged := func() bool {
 		return value[bool](b.bundle, `select attention from samekey.actions where action = 'charge_card'`)
 	}
+	with := b.start(b.charges(dispatcher.IdempotentWrite, withApply(tellApply), withAttention(tell)))
 	if !flagged() {
 		t.Error("the action's function is not registered")
 	}
+	_ = with.stop()
+	b.start(b.charges(dispatcher.IdempotentWrite, withApply(tellApply)))
 	first := b.insert("charge_card")
-	wait(b.bundle, "the function begins", hold.began)
-	b.drain(b.charges(dispatcher.IdempotentWrite, withApply(tellApply)))
-	if flagged() {
-		t.Error("the function of a former release is still registered")
+	b.untilStatus(first, "dead")
+	if n := b.events(); n != 1 {
+		t.Errorf("%d events while no worker has the function, want 1", n)
 	}
+	samekeytest.Elapse(t, b.db, 11*time.Minute)
+	b.until("a heartbeat ends the events", func() bool { return !flagged() })
 	second := b.insert("charge_card")
 	b.untilStatus(second, "dead")
+	if n := b.events(); n != 1 {
+		t.Errorf("%d events, want the first alone", n)
+	}
 	// Nothing waits for the first event any more.
 	if err := outbox.Resolve(b.ctx, b.db.Pool, first, outbox.Resolution{Outcome: outbox.Delivered}, by); err != nil {
 		t.Fatal(err)
 	}
 	b.untilTold(first, "apply:delivered")
-	hold.release()
+	b.start(b.charges(dispatcher.IdempotentWrite, withApply(tellApply), withAttention(tell)))
 	b.untilTold(first, "apply:delivered dead")
+	b.exec(`update samekey.actions set attention = false`)
+	b.until("a heartbeat of a worker with the function begins the events again", flagged)
 	b.wantTold(second, "")
 }
 

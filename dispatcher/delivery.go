@@ -109,8 +109,8 @@ type Delivery[T any] struct {
 	// policy's Timeout.
 	//
 	// At most four run at once per action, and all of them together use at most a quarter of the pool's connections. A
-	// paused action's events wait. samekey.actions records whether an action has an Attention: the worker that started
-	// last decides. Events from before the first such worker are not delivered.
+	// paused action's events wait. Events begin when the first worker with an Attention of the action starts, and end
+	// when none has run for 10 minutes: those that still wait are then deleted with their intents.
 	Attention func(ctx context.Context, tx pgx.Tx, payload T, at Attention) error
 
 	// Endpoint names the one of many independent endpoints that a call goes to, such as the receiver of a webhook, so

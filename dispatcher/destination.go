@@ -97,6 +97,16 @@ func (ds *destinations) fairBy() (by []string) {
 	return by
 }
 
+// attended returns whether each action has an Attention function, in the order of actions.
+func (ds *destinations) attended() (has []bool) {
+	for _, d := range ds.list {
+		for _, a := range d.actions {
+			has = append(has, a.attention != nil)
+		}
+	}
+	return has
+}
+
 // poke pokes the destinations of these actions. Actions of other workers are ignored.
 func (ds *destinations) poke(actions ...string) {
 	for _, action := range actions {

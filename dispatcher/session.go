@@ -30,7 +30,7 @@ type session struct {
 	log        *slog.Logger
 	name       string
 	actions    []string
-	attention  []string            // those with an Attention function
+	attention  []bool              // of the actions: whether they have an Attention function
 	fairBy     []string            // of the actions
 	woken      func(action string) // a notification came; action is what it names
 	awaited    func(action string) // one came from a process that waits for ends of the action
@@ -138,11 +138,7 @@ func (s *session) open(ctx context.Context) (*pgx.Conn, error) {
 func (s *session) registerActions(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	p := db.OutboxActionsRegisterParams{Actions: s.actions, FairBy: s.fairBy}
-	for _, name := range s.actions {
-		p.Attention = append(p.Attention, slices.Contains(s.attention, name))
-	}
-	return db.New(conn).OutboxActionsRegister(ctx, p)
+	return db.New(conn).OutboxActionsRegister(ctx, db.OutboxActionsRegisterParams{Actions: s.actions, Attention: s.attention, FairBy: s.fairBy})
 }
 
 // lookAtSettings reports what the server, the database or the role says against the promises. A database that takes no
@@ -265,7 +261,7 @@ func (s *session) clear(ctx context.Context, q *db.Queries) error {
 func (s *session) sign(ctx context.Context, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeout)
 	defer cancel()
-	return db.New(conn).WorkersHeartbeat(ctx, db.WorkersHeartbeatParams{ID: s.id(), Name: s.name, Actions: s.actions})
+	return db.New(conn).WorkersHeartbeat(ctx, db.WorkersHeartbeatParams{ID: s.id(), Name: s.name, Actions: s.actions, Attention: s.attention})
 }
 
 // keep holds the lock until ctx ends, coming back after each lost connection with the same identity, and then leaves.

@@ -67,19 +67,20 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 
 // workerGrants: `for update` needs UPDATE on one column, so some grants name the most harmless column. An Apply may
 // call processed.Do in its transaction, which inserts into processed_events. The columns of outbox_history leave out
-// those of a person's act, so the worker cannot write an approval. Those of pauses leave out a person's login: the worker
-// copies River's pauses and ends what has expired.
+// those of a person's act, and those of outbox_queue what an insert does not need, so the worker cannot write an approval
+// (for updates, see samekey.refuse_approval). The columns of pauses leave out a person's login: the worker copies River's
+// pauses and ends what has expired.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
 	`grant select, delete on samekey.outbox to %s`,
-	`grant select, insert, update, delete on samekey.outbox_queue to %s`,
+	`grant select, insert (id, action, status, due_at, first_sent_at, last_code, attempt), update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
 	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
 	`grant select, insert, update on samekey.actions to %s`,
-	`grant execute on function samekey.note_attention, samekey.fair_walk, samekey.fair_pick to %s`,
+	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert (destination, paused_at, paused_by, reason, river_queue_created_at), update (ended_at, ended_by, end_reason, river_queue_created_at), delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
@@ -90,6 +91,7 @@ var workerGrants = []string{
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
 	`grant execute on function samekey.check_deployment to %s`,
+	`grant execute on function samekey.fair_walk, samekey.fair_pick to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,
 	`grant execute on function samekey.river_job_state_in_bitmask to %s`,

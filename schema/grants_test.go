@@ -140,6 +140,7 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`insert into samekey.outbox_history (intent_id, event, actor, reason, db_user) values (gen_random_uuid(), 'approved', 'a', 'r', 'd')`,
 			`insert into samekey.outbox_history (intent_id, event, actor) values (gen_random_uuid(), 'attempt', 'a')`,
 			`select samekey.approve(gen_random_uuid(), 'a', 'r')`,
+			`insert into samekey.outbox_queue (id, action, status, due_at, approved_at) values (gen_random_uuid(), 'a', 'pending', now(), now())`,
 			`update samekey.endpoints set url = 'https://h'`,
 			`delete from samekey.endpoints`,
 			`update samekey.outbox_sends set request = ''`,
@@ -388,4 +389,20 @@ func TestGrantNamesMissingRole(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "samekey_no_such_role") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// Not even an UPDATE of the queue, which it needs for its settles, lets the worker's role approve.
+func TestTheWorkersRoleCannotApprove(t *testing.T) {
+	b := setupGrants(t)
+	execSQL(t, b.app, `select samekey.enqueue('tenant/orders', 'order-1', 'charge_card', '{}')`)
+	const approve = `update samekey.outbox_queue set status = 'pending', approved_at = now()`
+	for range 2 {
+		if _, err := b.worker.Exec(t.Context(), approve); !isDenied(err) {
+			t.Errorf("the worker approves: %v", err)
+		}
+		execSQL(t, b.worker, `update samekey.outbox_queue set approved_at = approved_at`)
+		execSQL(t, b.worker, `update samekey.outbox_queue set approved_at = null`)
+		execSQL(t, b.owner, `update samekey.outbox_queue set approved_at = now()`)
+	}
+	execSQL(t, b.worker, `update samekey.outbox_queue set approved_at = approved_at, status = 'leased', leased_by = 1, lease_until = now()`)
 }

@@ -30,7 +30,7 @@ var tableRights = map[string]string{
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq": "; SELECT; ; ",
-	"outbox_queue":          "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_queue":          "; DELETE, INSERT(action attempt due_at first_sent_at id last_code status), SELECT, UPDATE; SELECT; SELECT",
 	"outbox_sends":          "; DELETE, INSERT, SELECT; SELECT; SELECT",
 	"outbox_stats":          "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 	// Not a person's login.

@@ -3,12 +3,13 @@
 table samekey.actions
     action text collate "C" not null
     attention boolean not null default false
+    attention_seen_at timestamp with time zone
     fair_by text collate "C"
     changed_at timestamp with time zone not null default clock_timestamp()
     constraint actions_pkey PRIMARY KEY (action)
     constraint actions_action_name CHECK ((action ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
     constraint actions_fair_by CHECK ((fair_by = ANY (ARRAY['scope'::text, 'part'::text])))
-    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
+    CREATE TRIGGER share_of_replace AFTER INSERT OR DELETE OR UPDATE OF fair_by ON samekey.actions FOR EACH STATEMENT EXECUTE FUNCTION samekey.share_of_replace()
 
 table samekey.deployment
     id uuid not null default gen_random_uuid()
@@ -213,6 +214,7 @@ table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovac
     CREATE UNIQUE INDEX outbox_queue_head ON samekey.outbox_queue USING btree (ordering_key) WHERE ((ordering_key IS NOT NULL) AND (status <> 'blocked'::text))
     CREATE INDEX outbox_queue_leased ON samekey.outbox_queue USING btree (leased_by, lease_until) WHERE (leased_by IS NOT NULL)
     CREATE INDEX outbox_queue_share ON samekey.outbox_queue USING btree (action, share, due_at) WHERE ((share IS NOT NULL) AND (leased_by IS NULL) AND (status = ANY (ARRAY['pending'::text, 'unknown'::text])))
+    CREATE TRIGGER outbox_queue_approval AFTER UPDATE OF approved_at ON samekey.outbox_queue FOR EACH ROW WHEN (((new.approved_at IS NOT NULL) AND (new.approved_at IS DISTINCT FROM old.approved_at))) EXECUTE FUNCTION samekey.refuse_approval()
 
 table samekey.outbox_sends
     intent_id uuid not null
@@ -1889,6 +1891,20 @@ begin
     actions := samekey.act_redriven(v_ids, actor, reason);
     changed := cardinality(v_ids);
     last_id := v_ids[changed];
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.refuse_approval()
+ RETURNS trigger
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if not pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'MEMBER') then
+        raise exception 'samekey: approve: the role % may not set outbox_queue.approved_at', current_user
+            using errcode = '42501', hint = 'An approver calls samekey.approve.';
+    end if;
+    return null;
 end
 $function$
 

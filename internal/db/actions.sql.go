@@ -11,12 +11,14 @@ import (
 
 const OutboxActionsRegister = `-- name: OutboxActionsRegister :exec
 
-insert into samekey.actions as a (action, attention, fair_by)
-select u.action, u.attention, nullif(u.fair_by, '')
+insert into samekey.actions as a (action, attention, attention_seen_at, fair_by)
+select u.action, u.attention, case when u.attention then clock_timestamp() end, nullif(u.fair_by, '')
 from (select unnest($1::text[]) as action, unnest($2::boolean[]) as attention, unnest($3::text[]) as fair_by) u
 order by u.action
-on conflict (action) do update set attention = excluded.attention, fair_by = excluded.fair_by, changed_at = clock_timestamp()
-where (a.attention, a.fair_by) is distinct from (excluded.attention, excluded.fair_by)
+on conflict (action) do update
+set attention = a.attention or excluded.attention, attention_seen_at = coalesce(excluded.attention_seen_at, a.attention_seen_at),
+    fair_by = excluded.fair_by, changed_at = clock_timestamp()
+where a.fair_by is distinct from excluded.fair_by or excluded.attention and not a.attention
 `
 
 type OutboxActionsRegisterParams struct {
@@ -26,8 +28,8 @@ type OutboxActionsRegisterParams struct {
 }
 
 // What the workers have registered about actions (samekey.actions), for statements that run outside a worker.
-// Writes the actions of a worker that starts. The last one to start wins. Rows that are as they should be are not
-// written. In order, so that two workers do not deadlock.
+// Writes the actions of a worker that starts. The last one to start decides on fair_by. A start never ends attention:
+// WorkersHeartbeat does. Rows that are as they should be are not written. In order, so that two workers do not deadlock.
 //
 //	two workers start with different settings     the second waits for the rows of the first, and overwrites them
 //	two workers start with different actions      the second waits in the trigger, until the first has committed, and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/samekeytest"
 )
 
 // event writes an attention event of an intent, and sets columns of it.
@@ -162,5 +164,72 @@ func TestNoteAttentionOnlyForRegisteredActions(t *testing.T) {
 	}
 	if got := s.text(`select string_agg(concat_ws(' ', status, event, code, error), ', ') from samekey.outbox_attention`); got != "dead attempt 200" {
 		t.Errorf("the events are %s", got)
+	}
+}
+
+// The interleavings of WorkersHeartbeat. Worker 7 has the function, worker 8 does not.
+func TestHeartbeatsDecideWhetherEventsAreWritten(t *testing.T) {
+	s := newQueue(t)
+	beat := func(id int32, has bool) {
+		t.Helper()
+		if err := s.q.WorkersHeartbeat(t.Context(), db.WorkersHeartbeatParams{ID: id, Name: "w", Actions: []string{"charge", "unregistered"}, Attention: []bool{has, has}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func(has bool, fairBy string) {
+		t.Helper()
+		if err := s.q.OutboxActionsRegister(t.Context(), db.OutboxActionsRegisterParams{Actions: []string{"charge"}, Attention: []bool{has}, FairBy: []string{fairBy}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(when string, want bool) {
+		t.Helper()
+		if got := s.text(`select attention::text from samekey.actions`); got != strconv.FormatBool(want) {
+			t.Errorf("%s: %s, want %t", when, got, want)
+		}
+	}
+	pass := func(d time.Duration) { samekeytest.Elapse(t, s, d) }
+	start(true, "")
+	beat(7, true)
+	start(false, "scope") // it writes the row
+	beat(8, false)
+	want("a worker without it starts", true)
+	pass(11 * time.Minute)
+	beat(7, true)
+	beat(8, false)
+	want("the other reports", true)
+	pass(9 * time.Minute)
+	beat(8, false)
+	want("gone for 9 minutes", true)
+	pass(2 * time.Minute)
+	start(false, "")
+	beat(9, false)
+	beat(9, false)
+	want("a worker that has just started", true)
+	beat(8, false)
+	want("gone for 11 minutes", false)
+	beat(7, true)
+	want("it is back", true)
+	seen := s.text(`select attention_seen_at::text from samekey.actions`)
+	beat(7, true)
+	if s.text(`select attention_seen_at::text from samekey.actions`) != seen {
+		t.Error("each heartbeat writes the row")
+	}
+	pass(11 * time.Minute)
+	tx, err := s.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `update samekey.actions set fair_by = null`); err != nil {
+		t.Fatal(err)
+	}
+	beat(8, false) // does not wait for the row
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want("the row was locked", true)
+	if got := s.text(`select string_agg(action, ' ') from samekey.actions`); got != "charge" {
+		t.Errorf("heartbeats made rows of %s", got)
 	}
 }

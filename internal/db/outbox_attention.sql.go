@@ -131,8 +131,8 @@ type OutboxAttentionNextRow struct {
 //	successor is delivered, or dead                successor, so its Apply and its rows wait for them
 //	the function ends the transaction itself       OutboxAttentionDelete compares the transaction's id, as
 //	                                               OutboxQueueFinish does
-//	a worker without the function starts last      samekey.actions.attention is false: no rows are written, no Apply waits
-//	                                               for rows, and prune deletes them
+//	no worker has had the function for 10 minutes  samekey.actions.attention is false: no rows are written, no Apply waits
+//	                                               for rows, and prune deletes them (see WorkersHeartbeat)
 //	the action is paused                           the rows wait, as its Applies do
 //	the database belongs to another deployment     the rows wait, as everything does
 //

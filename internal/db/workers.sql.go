@@ -45,20 +45,54 @@ func (q *Queries) WorkersEndSession(ctx context.Context, arg WorkersEndSessionPa
 }
 
 const WorkersHeartbeat = `-- name: WorkersHeartbeat :exec
+with mine as (
+    select unnest($3::text[]) as action, unnest($4::boolean[]) as attention
+), reported as (
+    update samekey.actions a
+    set attention = m.attention, attention_seen_at = case when m.attention then clock_timestamp() else a.attention_seen_at end
+    from mine m
+    where a.action = m.action and a.action = any (array(
+        select x.action
+        from samekey.actions x
+        join mine y on y.action = x.action
+        where case when y.attention then not x.attention or x.attention_seen_at < clock_timestamp() - interval '1 minute'
+                   else x.attention and x.attention_seen_at < clock_timestamp() - interval '10 minutes'
+                        and exists (select from samekey.workers w where w.id = $1 and w.started_at < clock_timestamp() - interval '10 minutes') end
+        for update of x skip locked))
+)
 insert into samekey.workers as w (id, name, actions) values ($1, $2, $3::text[])
 on conflict (id) do update set seen_at = clock_timestamp(), name = excluded.name, actions = excluded.actions
 `
 
 type WorkersHeartbeatParams struct {
-	ID      int32
-	Name    string
-	Actions []string
+	ID        int32
+	Name      string
+	Actions   []string
+	Attention []bool
 }
 
 // The heartbeat of the session that holds the lock. It inserts the row if it was deleted, and overwrites a row of a
 // worker that had the id before.
+//
+// It also reports which actions have an Attention function in this worker. An action's events end when no worker has
+// reported one for 10 minutes, so a rollout loses no event:
+//
+//	a worker without the function restarts while     the others report: events go on
+//	others have it
+//	all with it stop, and start within 10 minutes    events go on, and wait
+//	the last with it is gone for 10 minutes          a worker without it, which has run for as long, ends the events
+//	all workers were down; one without it starts     its own 10 minutes have to pass first
+//	first
+//	one ends the events, another has the function    its next heartbeat, 5 seconds later, starts them again
+//	(it could not report for 10 minutes)
+//	two heartbeats meet at a row                     skip locked: the second leaves it to its next heartbeat
 func (q *Queries) WorkersHeartbeat(ctx context.Context, arg WorkersHeartbeatParams) error {
-	_, err := q.db.Exec(ctx, WorkersHeartbeat, arg.ID, arg.Name, arg.Actions)
+	_, err := q.db.Exec(ctx, WorkersHeartbeat,
+		arg.ID,
+		arg.Name,
+		arg.Actions,
+		arg.Attention,
+	)
 	return err
 }
 

@@ -164,6 +164,25 @@ create unique index outbox_queue_head on samekey.outbox_queue (ordering_key)
     where ordering_key is not null and status <> 'blocked';
 create index outbox_queue_blocked on samekey.outbox_queue (ordering_key, seq) where status = 'blocked';
 
+-- The worker's role may update the queue, and takes an approval away again (approved_at is null), but it cannot approve.
+-- The act samekey.approve runs as the owner of the table. An AFTER trigger, since a BEFORE trigger locks each row once
+-- more before it tests its condition; the condition is false for every row of a settle.
+create function samekey.refuse_approval() returns trigger
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'MEMBER') then
+        raise exception 'samekey: approve: the role % may not set outbox_queue.approved_at', current_user
+            using errcode = '42501', hint = 'An approver calls samekey.approve.';
+    end if;
+    return null;
+end
+$$;
+create trigger outbox_queue_approval after update of approved_at on samekey.outbox_queue
+    for each row when (new.approved_at is not null and new.approved_at is distinct from old.approved_at)
+    execute function samekey.refuse_approval();
+
 -- ---------------------------------------------------------------------------------------------------------------------
 -- What happened to an intent, in order. At most one event of an intent has a final_status.
 create table samekey.outbox_history (
@@ -400,10 +419,12 @@ create table samekey.pauses (
 create unique index pauses_in_force on samekey.pauses (destination, action, (river_queue_created_at is not null)) where ended_at is null;
 
 -- What the workers have registered about actions, for statements that run outside a worker. A worker writes the rows of
--- its actions when it starts; the last one to start wins.
+-- its actions when it starts. The last one to start decides on fair_by; attention is true until no worker has had an
+-- Attention function for 10 minutes (queries/workers.sql).
 create table samekey.actions (
     action     text    collate "C" primary key,
     attention  boolean not null default false, -- resting and cancelled intents of it write a row of outbox_attention
+    attention_seen_at timestamptz,             -- when a worker with an Attention function of it last reported
     fair_by    text    collate "C",            -- 'scope' or 'part': outbox_queue.share is taken from it. null: no shares
     changed_at timestamptz not null default clock_timestamp(),
     constraint actions_action_name check (action ~ '^[a-z][a-z0-9_.-]{0,62}$'),
@@ -814,7 +835,7 @@ $$;
 
 -- For each statement, also one that changes no row: so a worker's start corrects a function that a restored or a
 -- replicated database does not have.
-create trigger share_of_replace after insert or update or delete on samekey.actions
+create trigger share_of_replace after insert or update of fair_by or delete on samekey.actions
     for each statement execute function samekey.share_of_replace();
 
 -- What a fair claim reads (queries/outbox_queue.sql). Both functions read outbox_queue_share in its order, whatever the
