@@ -276,6 +276,31 @@ func TestEventForAReplacedIntentWarnsOfTwoEffects(t *testing.T) {
 	}
 }
 
+// Redriven with many others, a successor that is held would be a second effect.
+func TestHeldSuccessorIsNotRedriven(t *testing.T) {
+	on := newGuardedDB(t)
+	w := newWorker(t, on, 7)
+	id := died(t, on, w, "dead", outbox.Intent{Action: "charge", Payload: []byte(`{}`)})
+	successor := replace(t, on, id, outbox.Replacement{})
+	if err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.Delivered}, ada); err != nil {
+		t.Fatal(err)
+	}
+	bulk := outbox.RedriveAll(outbox.Filter{}, ada)
+	plan, err := bulk.Plan(t.Context(), on)
+	if n, runErr := bulk.Run(t.Context(), on); n != 0 || plan.Intents != 0 || errors.Join(err, runErr) != nil {
+		t.Errorf("%d intents are redriven, planned %+v, %v, %v", n, plan, err, runErr)
+	}
+	refusedAs(t, "redrive", outbox.Redrive(t.Context(), on, successor, ada), outbox.StatusParked)
+	_, err = outbox.Replace(t.Context(), on, successor, outbox.Replacement{}, ada)
+	refusedAs(t, "replace", err, outbox.StatusParked)
+	if err := outbox.Resolve(t.Context(), on, successor, outbox.Resolution{Outcome: outbox.NotSent}, ada); err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Redrive(t.Context(), on, successor, ada); err != nil {
+		t.Error(err)
+	}
+}
+
 // replace0 replaces an intent and lets the successor die.
 func replace0(t *testing.T, on *samekeytest.DB, w *worker, id uuid.UUID) uuid.UUID {
 	t.Helper()

@@ -53,7 +53,7 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
-	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
+	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_not_held": "", "act_redriven": "", "act_refuse": "",
 	"act_replace": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"abandon_operation": "operator",
 	"adopt":             "",

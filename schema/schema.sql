@@ -493,6 +493,20 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.act_not_held(act text, q samekey.outbox_queue)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if q.cause = 'the intent that it replaces was delivered' then
+        perform samekey.act_refuse(act, q.id, q.status, 'the intent that it replaces was delivered after all, and this one would be a second effect: '
+            'resolve it as delivered, or cancel it; resolved as not sent, it can be sent nevertheless');
+    end if;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.act_redriven(ids uuid[], actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -550,6 +564,7 @@ declare
     v_deadline timestamptz;
     v_refusal  record;
 begin
+    perform samekey.act_not_held('replace', v_row);
     if v_row.first_sent_at is not null and exists (
         select from samekey.outbox_history h
         where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
@@ -835,6 +850,7 @@ begin
               and (f.actions is null or q.action = any (f.actions collate "C"))
               and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
               and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (act <> 'redrive_all' or q.cause is distinct from 'the intent that it replaces was delivered')
               and (not f.of_outbox or exists (
                   select from samekey.outbox o
                   where o.id = q.id
@@ -881,6 +897,7 @@ begin
           and (f.actions is null or q.action = any (f.actions collate "C"))
           and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
           and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (act <> 'redrive_all' or q.cause is distinct from 'the intent that it replaces was delivered')
           and (not f.of_outbox or exists (
               select from samekey.outbox o
               where o.id = q.id
@@ -1484,7 +1501,8 @@ begin
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
-        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered',
+            cause = 'the intent that it replaces was delivered'
         where q.id = successor;
         insert into samekey.outbox_history (intent_id, event, outcome, code)
         values (successor, 'held', 'parked', 'predecessor_delivered');
@@ -1871,8 +1889,11 @@ CREATE OR REPLACE FUNCTION samekey.redrive(id uuid, actor text, reason text)
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    perform samekey.act_unsent('redrive', v_row);
+    perform samekey.act_not_held('redrive', v_row);
     return samekey.act_redriven(array[id], actor, reason);
 end
 $function$

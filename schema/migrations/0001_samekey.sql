@@ -1735,6 +1735,20 @@ begin
 end
 $$;
 
+-- Refuses a successor that samekey.hold_successor holds, until a person resolves it as not sent: the vendor has acted for
+-- the intent that it replaces.
+create function samekey.act_not_held(act text, q samekey.outbox_queue) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if q.cause = 'the intent that it replaces was delivered' then
+        perform samekey.act_refuse(act, q.id, q.status, 'the intent that it replaces was delivered after all, and this one would be a second effect: '
+            'resolve it as delivered, or cancel it; resolved as not sent, it can be sent nevertheless');
+    end if;
+end
+$$;
+
 -- The three changes below take locked rows whose state was checked. An act makes one for its intent, and an act on many
 -- intents for a batch of them. Each returns the actions that have something to do.
 
@@ -1872,8 +1886,11 @@ create function samekey.redrive(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    perform samekey.act_unsent('redrive', v_row);
+    perform samekey.act_not_held('redrive', v_row);
     return samekey.act_redriven(array[id], actor, reason);
 end
 $$;
@@ -2025,6 +2042,7 @@ declare
     v_deadline timestamptz;
     v_refusal  record;
 begin
+    perform samekey.act_not_held('replace', v_row);
     if v_row.first_sent_at is not null and exists (
         select from samekey.outbox_history h
         where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
@@ -2108,7 +2126,8 @@ begin
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
-        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered',
+            cause = 'the intent that it replaces was delivered'
         where q.id = successor;
         insert into samekey.outbox_history (intent_id, event, outcome, code)
         values (successor, 'held', 'parked', 'predecessor_delivered');
@@ -2235,6 +2254,7 @@ begin
               and (f.actions is null or q.action = any (f.actions collate "C"))
               and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
               and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (act <> 'redrive_all' or q.cause is distinct from 'the intent that it replaces was delivered')
               and (not f.of_outbox or exists (
                   select from samekey.outbox o
                   where o.id = q.id
@@ -2283,6 +2303,7 @@ begin
           and (f.actions is null or q.action = any (f.actions collate "C"))
           and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
           and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (act <> 'redrive_all' or q.cause is distinct from 'the intent that it replaces was delivered')
           and (not f.of_outbox or exists (
               select from samekey.outbox o
               where o.id = q.id
