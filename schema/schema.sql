@@ -1497,7 +1497,7 @@ begin
     if successor is null then
         return;
     end if;
-    select q.status, q.first_sent_at is not null or q.status in ('leased', 'unknown', 'answered') into status, sent from samekey.outbox_queue q where q.id = successor for update;
+    select q.status, q.first_sent_at is not null or q.status not in ('pending', 'awaiting_approval', 'parked', 'dead') into status, sent from samekey.outbox_queue q where q.id = successor for update;
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
@@ -1509,7 +1509,7 @@ begin
         perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
             'predecessor_delivered');
     elsif status is null then
-        select h.final_status, h.final_status <> 'cancelled' into status, sent
+        select h.final_status, h.outcome is not null into status, sent -- a person's act has no outcome
         from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
     sent := coalesce(sent, true);
