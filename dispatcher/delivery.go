@@ -96,8 +96,9 @@ type Delivery[T any] struct {
 	// with package outbox; they take the key of the intent's own request. Outcomes never wait for it.
 	//
 	// The events of an intent come in order, one at a time. Apply comes after the events that happened before the
-	// vendor's answer, and waits for them. An intent without an Apply can be delivered while an earlier event of it
-	// still waits: compare at.Status with at.Now.
+	// vendor's answer, and waits for them. A successor (outbox.Replace) follows the events of the intents that it
+	// replaces in the same way. An intent without an Apply can be delivered while an earlier event of it still waits:
+	// compare at.Status with at.Now.
 	//
 	// After an error or a panic the transaction is rolled back, and Attention is tried again with the policy's backoff
 	// for as long as it takes; each failure is an ERROR line in the log. The intent and its record are not pruned

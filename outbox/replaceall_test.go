@@ -45,7 +45,7 @@ func rowsOf(t *testing.T, on *samekeytest.DB, side string) string {
 		    'first one', (select count(*) from samekey.outbox_queue x where x.id = o.id),
 		    'history', (select jsonb_agg(to_jsonb(h) - '{intent_id,id,at,started_at,key_window_until}'::text[] order by h.id) from samekey.outbox_history h where h.intent_id = o.id),
 		    'window', (select jsonb_agg(h.key_window_until is null order by h.id) from samekey.outbox_history h where h.intent_id = o.id),
-		    'attention', (select jsonb_agg(to_jsonb(a) - '{intent_id,id,due_at,at}'::text[] order by a.id) from samekey.outbox_attention a where a.intent_id = o.id))), e'\n' order by s.part)
+		    'attention', (select jsonb_agg(to_jsonb(a) - '{intent_id,first_id,id,due_at,at}'::text[] order by a.id) from samekey.outbox_attention a where a.intent_id = o.id))), e'\n' order by s.part)
 		from samekey.outbox s
 		join samekey.outbox o on o.id = s.replaces
 		left join samekey.outbox_queue q on q.id = s.id
@@ -495,5 +495,48 @@ func TestReplaceAllSkipsABusyOrderingKey(t *testing.T) {
 		if c := w.claimOne(fmt.Sprint("a", i), true); c.ID != successor {
 			t.Errorf("order-%d: %v is sent, want the successor", i, c.ID)
 		}
+	}
+}
+
+// An event for the first of a chain comes while its successor is replaced: it holds the new successor. If it comes first,
+// the successor is held, and is left alone.
+func TestReplaceAllMeetsALateDelivery(t *testing.T) {
+	on := newGuardedDB(t)
+	w := newWorker(t, on, 7)
+	all := outbox.ReplaceAll(outbox.Filter{}, outbox.Replacements{}, ada)
+	deliver := func(on outbox.DB, id uuid.UUID) error {
+		return outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.Delivered}, ada)
+	}
+	first := died(t, on, w, "dead", outbox.Intent{Action: "charge"})
+	second := replace0(t, on, w, first)
+	tx := begin(t, on)
+	run(t, tx, all, 1)
+	done := make(chan error, 1)
+	go func() { done <- deliver(on, first) }()
+	eventually(t, "the event waits", func() bool { return waiting(t, on) == 1 })
+	commit(t, tx)
+	if err := dbtest.Receive(t, "the event is written", done); err != nil {
+		t.Fatal(err)
+	}
+	third := get(t, on, get(t, on, second).ReplacedBy)
+	if third.Status != outbox.StatusParked || third.Code != "predecessor_delivered" {
+		t.Errorf("the last successor is %s, %s", third.Status, third.Code)
+	}
+	if plan, err := all.Plan(t.Context(), on); err != nil || plan.Intents != 0 {
+		t.Errorf("plan: %+v, %v", plan, err)
+	}
+	run(t, on, all, 0)
+
+	first = died(t, on, w, "dead", outbox.Intent{Action: "refund"})
+	second = replace0(t, on, w, first)
+	tx = begin(t, on)
+	if err := deliver(tx, first); err != nil {
+		t.Fatal(err)
+	}
+	run(t, on, all, 0)
+	commit(t, tx)
+	run(t, on, all, 0)
+	if e := get(t, on, second); e.Status != outbox.StatusParked || e.ReplacedBy != uuid.Nil {
+		t.Errorf("the held one is %s, replaced by %v", e.Status, e.ReplacedBy)
 	}
 }

@@ -29,11 +29,13 @@ var tableRights = map[string]string{
 		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
 	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
-	"outbox_history_id_seq":     "; SELECT; ; ",
-	"outbox_queue":              "; DELETE, INSERT(action attempt due_at first_sent_at id last_code status), SELECT, UPDATE; SELECT; SELECT",
-	"outbox_sends":              "; DELETE, INSERT, SELECT; SELECT; SELECT",
-	"outbox_stats":              "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
-	"pauses":                    "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"outbox_history_id_seq": "; SELECT; ; ",
+	"outbox_queue":          "; DELETE, INSERT(action attempt due_at first_sent_at id last_code status), SELECT, UPDATE; SELECT; SELECT",
+	"outbox_sends":          "; DELETE, INSERT, SELECT; SELECT; SELECT",
+	"outbox_stats":          "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	// Not a person's login.
+	"pauses": "; DELETE, INSERT(destination paused_at paused_by reason river_queue_created_at), SELECT," +
+		" UPDATE(end_reason ended_at ended_by river_queue_created_at); SELECT; SELECT",
 	"pauses_id_seq":             "; ; ; ",
 	"processed_events":          "INSERT, SELECT; DELETE, INSERT, SELECT, UPDATE(expires_at); SELECT; SELECT",
 	"rate_limits":               "; INSERT, SELECT, UPDATE; SELECT; SELECT",
@@ -51,7 +53,7 @@ const endpointColumns = "changed_at changed_by created_at destination name stop_
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{
-	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_redriven": "", "act_refuse": "",
+	"act_cancel": "", "act_cancelled": "", "act_check": "", "act_evidence": "", "act_lock": "", "act_not_held": "", "act_redriven": "", "act_refuse": "",
 	"act_replace": "", "act_replaced": "", "act_resolved": "", "act_target": "", "act_text": "", "act_unsent": "",
 	"abandon_operation": "operator",
 	"adopt":             "",

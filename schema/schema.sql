@@ -81,7 +81,7 @@ table samekey.operation_steps
     constraint operation_steps_length CHECK (((COALESCE(octet_length(result), 0) <= 1048576) AND (COALESCE(octet_length(error), 0) <= 4096) AND ((COALESCE(octet_length(resolved_by), 1) >= 1) AND (COALESCE(octet_length(resolved_by), 1) <= 255)) AND ((COALESCE(octet_length(resolved_reason), 1) >= 1) AND (COALESCE(octet_length(resolved_reason), 1) <= 4096))))
     constraint operation_steps_name CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
     constraint operation_steps_once UNIQUE (idem_key, scope, name)
-    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1000)))
+    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1001)))
     constraint operation_steps_sends CHECK (((sends >= 0) AND ((sends = 0) = (first_sent_at IS NULL))))
     constraint operation_steps_status CHECK ((status = ANY (ARRAY['done'::text, 'in_flight'::text, 'unsent'::text, 'parked'::text])))
     CREATE INDEX operation_steps_parked ON samekey.operation_steps USING btree (created_at) WHERE (status = 'parked'::text)
@@ -123,6 +123,7 @@ table samekey.outbox
 table samekey.outbox_attention
     id bigint not null generated always as identity
     intent_id uuid not null
+    first_id uuid not null
     action text collate "C" not null
     status text collate "C" not null
     event text collate "C" not null
@@ -137,7 +138,8 @@ table samekey.outbox_attention
     constraint outbox_attention_pkey PRIMARY KEY (id)
     constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
     CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
-    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
+    CREATE INDEX outbox_attention_first ON samekey.outbox_attention USING btree (first_id, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -491,6 +493,20 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.act_not_held(act text, q samekey.outbox_queue)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if q.cause = 'the intent that it replaces was delivered' then
+        perform samekey.act_refuse(act, q.id, q.status, 'the intent that it replaces was delivered after all, and this one would be a second effect: '
+            'resolve it as delivered, or cancel it; resolved as not sent, it can be sent nevertheless');
+    end if;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.act_redriven(ids uuid[], actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -545,6 +561,7 @@ declare
     v_deadline timestamptz;
     v_refusal  record;
 begin
+    perform samekey.act_not_held('replace', v_row);
     if exists (select from samekey.may_have_acted(v_row.id, v_row.first_sent_at)) then
         perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
             'resolve it; resolved as not sent, it can be replaced');
@@ -905,6 +922,7 @@ begin
               and (f.actions is null or q.action = any (f.actions collate "C"))
               and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
               and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
               and (not (f.of_outbox or v_replaces) or exists (
                   select from samekey.outbox o
                   where o.id = q.id
@@ -965,6 +983,7 @@ begin
           and (f.actions is null or q.action = any (f.actions collate "C"))
           and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
           and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
           and (not f.of_outbox or exists (
               select from samekey.outbox o
               where o.id = q.id
@@ -1563,34 +1582,42 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.hold_successor(id uuid, OUT successor uuid, OUT status text, OUT held boolean)
+CREATE OR REPLACE FUNCTION samekey.hold_successor(id uuid, OUT successor uuid, OUT status text, OUT held boolean, OUT sent boolean)
  RETURNS SETOF record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
-    select s.id into successor
-    from samekey.outbox o
-    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
-    where o.id = hold_successor.id and s.revision > o.revision
-    order by s.revision desc
-    limit 1;
-    if successor is null then
-        return;
-    end if;
-    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    loop
+        select s.id into successor
+        from samekey.outbox o
+        join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+        where o.id = hold_successor.id and s.revision > o.revision
+        order by s.revision desc
+        limit 1;
+        if successor is null then
+            return;
+        end if;
+        select q.status, q.first_sent_at is not null or q.status not in ('pending', 'awaiting_approval', 'parked', 'dead') into status, sent
+        from samekey.outbox_queue q where q.id = successor for update;
+        -- This may have waited for a transaction that replaced the successor: then another one is the last.
+        exit when status is not null or not exists (select from samekey.outbox s where s.replaces = successor);
+    end loop;
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
-        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered',
+            cause = 'the intent that it replaces was delivered'
         where q.id = successor;
         insert into samekey.outbox_history (intent_id, event, outcome, code)
         values (successor, 'held', 'parked', 'predecessor_delivered');
         perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
             'predecessor_delivered');
     elsif status is null then
-        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+        select h.final_status, h.outcome is not null into status, sent -- a person's act has no outcome
+        from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
+    sent := coalesce(sent, true);
     return next;
 end
 $function$
@@ -1773,8 +1800,13 @@ CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, s
 AS $function$
 #variable_conflict use_column
 begin
-    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
-    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+    insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id,
+           coalesce((select f.id
+                     from samekey.outbox o
+                     join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
+                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+           a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
     where a.action = note_attention.action collate "C" and a.attention;
@@ -1867,7 +1899,8 @@ begin
     where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
       and o.fence = operation_release.fence;
     if not found or exists (select from samekey.operation_steps s
-                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C"
+                              and (s.status <> 'unsent' or s.resolved_at is not null)) then
         return;
     end if;
     delete from samekey.operation_steps s
@@ -2014,8 +2047,11 @@ CREATE OR REPLACE FUNCTION samekey.redrive(id uuid, actor text, reason text)
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    perform samekey.act_unsent('redrive', v_row);
+    perform samekey.act_not_held('redrive', v_row);
     return samekey.act_redriven(array[id], actor, reason);
 end
 $function$
@@ -2157,16 +2193,22 @@ CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, re
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_held record;
 begin
     perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
     -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
-    -- is held.
+    -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-        perform samekey.hold_successor(resolve.id);
+        select s.* into v_held from samekey.hold_successor(resolve.id) s;
+        if v_held.sent then
+            raise warning 'samekey: resolve: intent % was replaced by intent %, which is % and may have been sent too', resolve.id, v_held.successor, v_held.status
+                using hint = 'Look for two effects at the vendor.';
+        end if;
         return '{}';
     end if;
     perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');

@@ -243,11 +243,12 @@ create table samekey.outbox_sends (
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
 -- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
--- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
--- interleavings.
+-- each intent and those that replace it, before a later Apply. The table is empty most of the time.
+-- queries/outbox_attention.sql has the interleavings.
 create table samekey.outbox_attention (
     id            bigint      generated always as identity primary key,
     intent_id     uuid        not null,
+    first_id      uuid        not null,     -- the intent, or the first one of those that it replaces
     action        text        collate "C" not null,
     status        text        collate "C" not null,
     event         text        collate "C" not null, -- what led there, as in outbox_history
@@ -263,7 +264,8 @@ create table samekey.outbox_attention (
     constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
 );
 create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
-create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id);
+create index outbox_attention_first on samekey.outbox_attention (first_id, id);
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
@@ -339,7 +341,7 @@ create table samekey.operation_steps (
     primary key (idem_key, scope, position),
     constraint operation_steps_once unique (idem_key, scope, name),
 
-    constraint operation_steps_position check (position between 1 and 1000),
+    constraint operation_steps_position check (position between 1 and 1001), -- the last one for samekey.abandoned
     constraint operation_steps_name     check (name ~ '^[a-z][a-z0-9_.-]{0,62}$'),
     -- in_flight: a call is being made, or its outcome is unknown. unsent: certainly not sent. parked: its outcome is
     -- unknown, and a person has to find it out.
@@ -580,8 +582,13 @@ create function samekey.note_attention(
 as $$
 #variable_conflict use_column
 begin
-    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
-    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+    insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id,
+           coalesce((select f.id
+                     from samekey.outbox o
+                     join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
+                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+           a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
     where a.action = note_attention.action collate "C" and a.attention;
@@ -1425,8 +1432,8 @@ begin
 end
 $$;
 
--- Lets the next call take the operation over at once. If no step of it was stored or may have been sent, the operation
--- is deleted, and the key can be used again. Without the fence it changes nothing.
+-- Lets the next call take the operation over at once. If no step of it was stored, may have been sent or was resolved by
+-- a person, the operation is deleted, and the key can be used again. Without the fence it changes nothing.
 create function samekey.operation_release(scope text, idem_key text, fence bigint) returns void
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1438,7 +1445,8 @@ begin
     where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
       and o.fence = operation_release.fence;
     if not found or exists (select from samekey.operation_steps s
-                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C"
+                              and (s.status <> 'unsent' or s.resolved_at is not null)) then
         return;
     end if;
     delete from samekey.operation_steps s
@@ -1600,8 +1608,8 @@ $$;
 --    act raises the attempt, so it matches no row, and its answer is kept as a late one. If the settle came first,
 --    act_lock sees its outcome, or no row.
 --  * The sweep skips locked rows and compares the lease, which each act removes.
---  * A late answer to the attempt that was sent last still resolves a parked intent, even if a person said that it was
---    not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
+--  * A late answer to the attempt that was sent last, or of a lookup after it, still resolves a parked intent, even if a
+--    person said that it was not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
 --    recorded.
 --  * Two people: the second waits for the commit of the first and sees the result.
 --  * A transaction that finishes an ordered intent takes the lock of its ordering key before any row lock, as a settle
@@ -1723,6 +1731,20 @@ begin
     if q.first_sent_at is not null and not q.safe_to_resend then
         perform samekey.act_refuse(act, q.id, q.status, 'it may have been sent and must not be sent twice: find out what the vendor did, '
             'and resolve it; resolved as not sent, it can be redriven or cancelled');
+    end if;
+end
+$$;
+
+-- Refuses a successor that samekey.hold_successor holds, until a person resolves it as not sent: the vendor has acted for
+-- the intent that it replaces.
+create function samekey.act_not_held(act text, q samekey.outbox_queue) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if q.cause = 'the intent that it replaces was delivered' then
+        perform samekey.act_refuse(act, q.id, q.status, 'the intent that it replaces was delivered after all, and this one would be a second effect: '
+            'resolve it as delivered, or cancel it; resolved as not sent, it can be sent nevertheless');
     end if;
 end
 $$;
@@ -1910,8 +1932,11 @@ create function samekey.redrive(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    perform samekey.act_unsent('redrive', v_row);
+    perform samekey.act_not_held('redrive', v_row);
     return samekey.act_redriven(array[id], actor, reason);
 end
 $$;
@@ -2018,16 +2043,22 @@ create function samekey.resolve(
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_held record;
 begin
     perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
     -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
-    -- is held.
+    -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-        perform samekey.hold_successor(resolve.id);
+        select s.* into v_held from samekey.hold_successor(resolve.id) s;
+        if v_held.sent then
+            raise warning 'samekey: resolve: intent % was replaced by intent %, which is % and may have been sent too', resolve.id, v_held.successor, v_held.status
+                using hint = 'Look for two effects at the vendor.';
+        end if;
         return '{}';
     end if;
     perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
@@ -2067,6 +2098,7 @@ declare
     v_deadline timestamptz;
     v_refusal  record;
 begin
+    perform samekey.act_not_held('replace', v_row);
     if exists (select from samekey.may_have_acted(v_row.id, v_row.first_sent_at)) then
         perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
             'resolve it; resolved as not sent, it can be replaced');
@@ -2113,36 +2145,45 @@ begin
 end
 $$;
 
--- Parks the last successor of an intent that was delivered after all, before the successor is sent. Returns the
--- successor and its status before; held is false if it is being sent, may have been sent, or is finished. Returns no row
--- for an intent without a successor. The caller has a snapshot that is younger than the replacement.
-create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean) returns setof record
+-- Parks the last successor of an intent that was delivered after all, before the successor is sent (again). Returns the
+-- successor and its status before. held is false if it is being sent, is looked up, rests as parked or is finished; sent
+-- is true if a vendor may have seen it, so that there may be two effects. Returns no row for an intent without a
+-- successor. The caller has a snapshot that is younger than the replacement.
+create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean, out sent boolean) returns setof record
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    select s.id into successor
-    from samekey.outbox o
-    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
-    where o.id = hold_successor.id and s.revision > o.revision
-    order by s.revision desc
-    limit 1;
-    if successor is null then
-        return;
-    end if;
-    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    loop
+        select s.id into successor
+        from samekey.outbox o
+        join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+        where o.id = hold_successor.id and s.revision > o.revision
+        order by s.revision desc
+        limit 1;
+        if successor is null then
+            return;
+        end if;
+        select q.status, q.first_sent_at is not null or q.status not in ('pending', 'awaiting_approval', 'parked', 'dead') into status, sent
+        from samekey.outbox_queue q where q.id = successor for update;
+        -- This may have waited for a transaction that replaced the successor: then another one is the last.
+        exit when status is not null or not exists (select from samekey.outbox s where s.replaces = successor);
+    end loop;
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
-        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered',
+            cause = 'the intent that it replaces was delivered'
         where q.id = successor;
         insert into samekey.outbox_history (intent_id, event, outcome, code)
         values (successor, 'held', 'parked', 'predecessor_delivered');
         perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
             'predecessor_delivered');
     elsif status is null then
-        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+        select h.final_status, h.outcome is not null into status, sent -- a person's act has no outcome
+        from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
+    sent := coalesce(sent, true);
     return next;
 end
 $$;
@@ -2280,6 +2321,7 @@ begin
               and (f.actions is null or q.action = any (f.actions collate "C"))
               and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
               and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+              and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
               and (not (f.of_outbox or v_replaces) or exists (
                   select from samekey.outbox o
                   where o.id = q.id
@@ -2433,6 +2475,7 @@ begin
           and (f.actions is null or q.action = any (f.actions collate "C"))
           and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
           and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
           and (not f.of_outbox or exists (
               select from samekey.outbox o
               where o.id = q.id
