@@ -2737,7 +2737,7 @@ comment on view samekey.timeline is 'samekey: what happened to each intent, and 
 -- status or its cause. A late answer that changed nothing is no such event.
 --
 -- One index (id) of the resting rows would give their order without a status. It made bulk_pick read all dead intents to
--- find that none is parked, also with fresh statistics.
+-- learn that no parked one exists, also with fresh statistics.
 create view samekey.needs_attention as
 select s.id,
        o.scope,
