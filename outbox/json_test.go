@@ -170,6 +170,7 @@ func TestPayloadIsJSONTextOrBase64(t *testing.T) {
 		{``, anyType, `{"payload_text":""}`},
 		{"a=1&b=\x00é", anyType, `{"payload_text":"a=1&b=\u0000é"}`},
 		{`{"a":1}}`, jsonType, `{"payload_text":"{\"a\":1}}"}`},
+		{`{"a":"\"` + strings.Repeat("[", 1500) + `"}`, anyType, `{"payload":{"a":"\"` + strings.Repeat("[", 1500) + `"}}`},
 		{deep(1000), jsonType, `{"payload":` + deep(1000) + `}`},
 		{deep(1001), jsonType, `{"payload_text":"` + deep(1001) + `"}`},
 		{deep(100_000), jsonType, `{"payload_text":"` + deep(100_000) + `"}`},
