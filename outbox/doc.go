@@ -54,6 +54,9 @@
 // reference (such as "ch_123"), and by state, action, key, scope, part, age or error code, newest first. Intents that
 // wait for a person are in the states parked, dead and awaiting_approval.
 //
+// An [Entry] encodes as JSON that people can read: see [Entry.MarshalJSON]. psql and BI tools read the same under the same
+// names in the views samekey.intents, samekey.timeline and samekey.needs_attention, which docs/schema.md describes.
+//
 // # Decide about an intent
 //
 // Each of these functions calls a SQL function, in one transaction, and records who decided and why ([By]). From psql

@@ -2,9 +2,11 @@ package outbox_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -249,4 +251,49 @@ func exampleIntent(ctx context.Context, pool *pgxpool.Pool) (id uuid.UUID) {
 		log.Fatal(err)
 	}
 	return id
+}
+
+// An intent as JSON, for a page or a support tool. JSON payloads and answers are shown as JSON, and fields that are not
+// set are left out.
+func ExampleEntry_MarshalJSON() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	key, err := samekey.NewKey("order-1", "acme", "orders.create")
+	if err != nil {
+		log.Fatal(err)
+	}
+	in := ChargeCard.Intent(Charge{Order: "order-1", Amount: 500})
+	in.Key, in.Subject = key, "booking/42"
+	var id uuid.UUID
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		id, err = outbox.Insert(ctx, tx, in)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	entry, err := outbox.Get(ctx, pool, id)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// These differ from run to run.
+	entry.ID, entry.WrittenBy, entry.CreatedAt, entry.DueAt = uuid.Nil, "", time.Time{}, time.Time{}
+	text, err := json.MarshalIndent(entry, "", "  ")
+	fmt.Println(string(text), err)
+	// Output:
+	// {
+	//   "scope": "acme/orders.create",
+	//   "key": "order-1",
+	//   "action": "charge_card",
+	//   "delivery_key": "19ff97c1-7f6e-8cca-a424-270c1111580a",
+	//   "content_type": "application/json",
+	//   "subject": "booking/42",
+	//   "status": "pending",
+	//   "payload": {
+	//     "order": "order-1",
+	//     "amount": 500
+	//   }
+	// } <nil>
 }

@@ -38,8 +38,8 @@ type Filter struct {
 
 // Page is a page of a list, newest first.
 type Page struct {
-	Entries []Entry   // without payload and history
-	Next    uuid.UUID // for Filter.After; zero on the last page
+	Entries []Entry   `json:"entries"`       // without payload and history; never nil from List
+	Next    uuid.UUID `json:"next,omitzero"` // for Filter.After; zero on the last page
 }
 
 // List returns a page of the intents that the filter selects, newest first. Paging is stable: an intent that is
@@ -66,7 +66,7 @@ func List(ctx context.Context, on samekey.Tx, f Filter) (Page, error) {
 	if err != nil {
 		return Page{}, fmt.Errorf("outbox: list intents: %w", err)
 	}
-	var page Page
+	page := Page{Entries: []Entry{}}
 	for _, row := range rows {
 		if e := entry(row); f.Status == "" || e.Status == f.Status {
 			page.Entries = append(page.Entries, e)

@@ -337,14 +337,14 @@ func TestRequesterCannotApprove(t *testing.T) {
 func TestGetShowsWhatWasSent(t *testing.T) {
 	on := newGuardedDB(t)
 	id := insert(t, on, outbox.Intent{Action: "charge_card"})
-	if sent := get(t, on, id).Sent; sent.CarriedKey != "" || !sent.At.IsZero() {
+	if sent := get(t, on, id).Sent; sent.CarriedKey != "" || !sent.CreatedAt.IsZero() {
 		t.Errorf("no request was stored: %+v", sent)
 	}
 	_, err := on.Exec(t.Context(), `insert into samekey.outbox_sends (intent_id, carried_key, request_type, request, message_id) values ($1, 'k25', 'http', 'POST /', '<m@x>')`, id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if sent := get(t, on, id).Sent; sent.CarriedKey != "k25" || string(sent.Request) != "POST /" || sent.RequestType != "http" || sent.MessageID != "<m@x>" || sent.At.IsZero() {
+	if sent := get(t, on, id).Sent; sent.CarriedKey != "k25" || string(sent.Request) != "POST /" || sent.RequestType != "http" || sent.MessageID != "<m@x>" || sent.CreatedAt.IsZero() {
 		t.Errorf("%+v", sent)
 	}
 }

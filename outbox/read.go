@@ -15,94 +15,107 @@ import (
 )
 
 // Entry is an intent and its state. Times are the database's. A zero field is not set.
+//
+// As JSON, the members have the names of the columns of the view samekey.intents, and a field that is not set is left
+// out: see [Entry.MarshalJSON].
 type Entry struct {
-	ID          uuid.UUID
-	Key         samekey.Key
-	Action      string
-	Part        string
-	DeliveryKey uuid.UUID // the idempotency key that the vendor gets
-	Payload     []byte    // from Get only
-	ContentType string
-	Headers     map[string]string
-	OrderingKey string
-	Deadline    time.Time
-	CreatedAt   time.Time
+	ID          uuid.UUID         `json:"id,omitzero"`
+	Key         samekey.Key       `json:"-"` // in JSON: scope and key
+	Action      string            `json:"action,omitzero"`
+	Part        string            `json:"part,omitzero"`
+	DeliveryKey uuid.UUID         `json:"delivery_key,omitzero"` // the idempotency key that the vendor gets
+	Payload     []byte            `json:"-"`                     // from Get only; in JSON: payload, payload_text or payload_base64
+	ContentType string            `json:"content_type,omitzero"`
+	Headers     map[string]string `json:"headers,omitempty"`
+	OrderingKey string            `json:"ordering_key,omitzero"`
+	Deadline    time.Time         `json:"deadline,omitzero"`
+	CreatedAt   time.Time         `json:"created_at,omitzero"`
 
 	// TraceContext is the traceparent of the request that inserted it.
-	TraceContext string
+	TraceContext string `json:"trace_context,omitzero"`
 
 	// RequestedBy is the actor who cannot approve it.
-	RequestedBy string
+	RequestedBy string `json:"requested_by,omitzero"`
+
+	// WrittenBy is the database login that wrote it, and that cannot approve it.
+	WrittenBy string `json:"written_by,omitzero"`
 
 	// Subject is the application's own name of what the intent is about.
-	Subject string
+	Subject string `json:"subject,omitzero"`
 
 	// Reference is the vendor's id of what it did, such as "ch_123": the last one in the intent's history.
-	Reference string
+	Reference string `json:"reference,omitzero"`
 
 	// Sent is the request that was stored before the first attempt; from Get only. It is zero if each attempt sends the
 	// payload as it is, under the plain delivery key.
-	Sent Sent
+	Sent Sent `json:"sent,omitzero"`
 
 	// Status is empty if an unfinished intent lost its row in the queue. A worker's reconcile restores the row.
-	Status Status
+	Status Status `json:"status,omitzero"`
 
 	// DueAt is the time of the next attempt. For a finished intent it is when it was first due.
-	DueAt time.Time
+	DueAt time.Time `json:"due_at,omitzero"`
 
 	// Code is the code of the last outcome, such as "503" or "timeout".
-	Code string
+	Code string `json:"code,omitzero"`
 
 	// Cause is the last error's message without its values, if the intent is dead or parked. See [Groups].
-	Cause string
+	Cause string `json:"cause,omitzero"`
 
 	// Attempt is the number of the last claim, lookup or decision by a person. AttemptsUsed is how many count against
 	// the policy's attempts. Both are 0 for a finished intent: see History.
-	Attempt, AttemptsUsed int
+	Attempt      int `json:"attempt,omitzero"`
+	AttemptsUsed int `json:"attempts_used,omitzero"`
 
-	FirstSentAt    time.Time // when the vendor may first have received the delivery key
-	KeyWindowUntil time.Time // when the vendor may forget the delivery key; zero for never
-	LeasedBy       int       // the worker that holds it now, samekey.workers.id
-	LeaseUntil     time.Time // when the worker's lease ends
-	ApprovedAt     time.Time
-	FinishedAt     time.Time
+	FirstSentAt    time.Time `json:"first_sent_at,omitzero"`    // when the vendor may first have received the delivery key
+	KeyWindowUntil time.Time `json:"key_window_until,omitzero"` // when the vendor may forget the delivery key; zero for never
+	LeasedBy       int       `json:"leased_by,omitzero"`        // the worker that holds it now, samekey.workers.id
+	LeaseUntil     time.Time `json:"lease_until,omitzero"`      // when the worker's lease ends
+	ApprovedAt     time.Time `json:"approved_at,omitzero"`
+	FinishedAt     time.Time `json:"finished_at,omitzero"`
 
-	// Replaces is the intent that this one replaces, and ReplacedBy its successor: see [Replace].
-	Replaces, ReplacedBy uuid.UUID
+	// Replaces is the intent that this one replaces, and ReplacedBy its successor: see [Replace]. Revision is 0 for the
+	// intent that Insert wrote, and 1 more for each successor.
+	Replaces   uuid.UUID `json:"replaces,omitzero"`
+	ReplacedBy uuid.UUID `json:"replaced_by,omitzero"`
+	Revision   int       `json:"revision,omitzero"`
 
 	// History is what happened, in order; from Get only.
-	History []Event
+	History []Event `json:"history,omitempty"`
 }
 
-// Sent is what each attempt sends, byte for byte.
+// Sent is what each attempt sends, byte for byte. As JSON, the members have the names of the columns of
+// samekey.outbox_sends; for the request see [Entry.MarshalJSON].
 type Sent struct {
-	CarriedKey  string // the delivery key in the form for this vendor
-	Request     []byte // the rendered request, if the action renders requests
-	RequestType string // the type that the action's Render gave it
-	MessageID   string // of a mail
-	At          time.Time
+	CarriedKey  string    `json:"carried_key,omitzero"`  // the delivery key in the form for this vendor
+	Request     []byte    `json:"-"`                     // the rendered request, if the action renders requests
+	RequestType string    `json:"request_type,omitzero"` // the type that the action's Render gave it
+	MessageID   string    `json:"message_id,omitzero"`   // of a mail
+	CreatedAt   time.Time `json:"created_at,omitzero"`
 }
 
-// Event is a line of an intent's history. Fields that do not apply are zero.
+// Event is a line of an intent's history. Fields that do not apply are zero. As JSON, the members have the names of the
+// columns of the view samekey.timeline; for the response see [Entry.MarshalJSON].
 type Event struct {
-	At    time.Time
-	Event string // attempt, lookup, apply, orphaned, late, approved, rejected, redriven, resolved, cancelled, restored
+	At    time.Time `json:"at,omitzero"`
+	Event string    `json:"event,omitzero"` // attempt, lookup, apply, orphaned, late, approved, rejected, redriven, resolved, cancelled, replaced, restored, held
 
-	Attempt   int
-	Worker    int
-	StartedAt time.Time
-	Outcome   string // delivered, refused, retry, unsent, unknown, dead, parked, awaiting_approval, absent, accepted, not_sent
-	Code      string
-	Error     string
+	Attempt   int       `json:"attempt,omitzero"`
+	Worker    int       `json:"worker,omitzero"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	Outcome   string    `json:"outcome,omitzero"` // delivered, refused, retry, unsent, unknown, dead, parked, awaiting_approval, absent, accepted, not_sent
+	Code      string    `json:"code,omitzero"`
+	Error     string    `json:"error,omitzero"`
 
-	Response     []byte
-	ResponseType string
-	Reference    string // the vendor's id of what it did
+	Response     []byte `json:"-"` // in JSON: response, response_text or response_base64
+	ResponseType string `json:"response_type,omitzero"`
+	Reference    string `json:"reference,omitzero"` // the vendor's id of what it did
 
-	Actor, Reason string // of a person's decision
-	DBUser        string // the database login that made the decision
+	Actor  string `json:"actor,omitzero"` // the person who decided
+	Reason string `json:"reason,omitzero"`
+	DBUser string `json:"db_user,omitzero"` // the database login that made the decision
 
-	FinalStatus Status // the final state that this event put the intent in
+	FinalStatus Status `json:"final_status,omitzero"` // the final state that this event put the intent in
 }
 
 // Get returns the intent with its payload and its history, or [ErrNotFound]. It also works outside a transaction, with
@@ -140,7 +153,7 @@ func sent(ctx context.Context, q *db.Queries, id uuid.UUID) (Sent, error) {
 		return Sent{}, nil
 	}
 	return Sent{CarriedKey: row.CarriedKey, Request: row.Request, RequestType: orZero(row.RequestType),
-		MessageID: orZero(row.MessageID), At: row.CreatedAt}, err
+		MessageID: orZero(row.MessageID), CreatedAt: row.CreatedAt}, err
 }
 
 func entry(r db.OutboxEntriesRow) Entry {
@@ -148,11 +161,11 @@ func entry(r db.OutboxEntriesRow) Entry {
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
 		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
-		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), Subject: orZero(r.Subject), Reference: r.Reference, Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode), Cause: orZero(r.Cause),
+		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), WrittenBy: r.WrittenBy, Subject: orZero(r.Subject), Reference: r.Reference, Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode), Cause: orZero(r.Cause),
 		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
 		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
-		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy,
+		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy, Revision: int(r.Revision),
 	}
 	if e.Deadline.IsZero() {
 		e.Deadline = time.Time{} // in no time zone

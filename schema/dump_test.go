@@ -37,7 +37,8 @@ const dumpHead = `-- The schema that the migrations create, for reading. ` + "`g
 `
 
 // dumpSQL describes a schema from the catalogs, in an order that does not depend on the server's locale. It leaves
-// out what differs between versions of Postgres (not-null constraints have names since 18).
+// out what differs between versions of Postgres: not-null constraints have names since 18, and the text of a view's query
+// changes.
 const dumpSQL = `
 with ns as (select oid from pg_namespace where nspname = $1),
 class as (
@@ -76,10 +77,18 @@ parts (kind, name, rank, place, line) as (
     from class c join pg_trigger t on t.tgrelid = c.oid and not t.tgisinternal where not c.river
     union all
     select 2, c.relname::text, 0, 0,
-           format('%s %s as %s%s', case c.relkind when 'S' then 'sequence' when 'v' then 'view' else c.relkind::text end, c.full_name,
-                  format_type(s.seqtypid, null), case when s.seqcycle then ' cycle' else '' end)
+           case c.relkind when 'S' then format('sequence %s as %s%s', c.full_name, format_type(s.seqtypid, null), case when s.seqcycle then ' cycle' else '' end)
+                          when 'v' then format('view %s  -- %s', c.full_name, coalesce(array_to_string(c.reloptions, ', '), 'as its owner'))
+                          else format('%s %s', c.relkind, c.full_name) end
     from class c left join pg_sequence s on s.seqrelid = c.oid
     where c.relkind in ('S', 'v', 'm', 'p', 'f') and not c.river
+    union all
+    select 2, c.relname::text, 1, a.attnum,
+           format('    %s %s', quote_ident(a.attname), format_type(a.atttypid, a.atttypmod))
+           || case when a.attcollation not in (0, 100) then format(' collate %I', (select collname from pg_collation where oid = a.attcollation)) else '' end
+    from class c
+    join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    where c.relkind in ('v', 'm') and not c.river
     union all
     select 3, p.proname::text, 0, 0,
            case when p.proname ~ '^river_' then format('function %I.%I  -- River''s', $1, p.proname)

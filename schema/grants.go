@@ -101,6 +101,7 @@ var workerGrants = []string{
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
+	`grant select on samekey.intents, samekey.timeline, samekey.needs_attention to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	`grant select on samekey.operation_steps to %s`,
 	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,

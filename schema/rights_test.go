@@ -19,7 +19,9 @@ var tableRights = map[string]string{
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
+	"intents":                 "; ; SELECT; SELECT",
 	"migrations":              "SELECT; SELECT; SELECT; SELECT",
+	"needs_attention":         "; ; SELECT; SELECT",
 	"outbox":                  "; DELETE, SELECT; SELECT; SELECT",
 	"outbox_attention":        "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"outbox_attention_id_seq": "; ; ; ",
@@ -46,6 +48,7 @@ var tableRights = map[string]string{
 	"river_notification":        "; DELETE, INSERT, SELECT, UPDATE; ; ",
 	"river_notification_id_seq": "; USAGE; ; ",
 	"river_queue":               "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
+	"timeline":                  "; ; SELECT; SELECT",
 	"workers":                   "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 }
 

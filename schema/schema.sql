@@ -177,6 +177,7 @@ END)
     constraint outbox_history_type_length CHECK ((octet_length(response_type) <= 255))
     CREATE UNIQUE INDEX outbox_history_finish ON samekey.outbox_history USING btree (intent_id) WHERE (final_status IS NOT NULL)
     CREATE INDEX outbox_history_reference ON samekey.outbox_history USING btree (reference, intent_id) WHERE (reference IS NOT NULL)
+    CREATE INDEX outbox_history_undelivered ON samekey.outbox_history USING btree (final_status, intent_id) WHERE (final_status = ANY (ARRAY['refused'::text, 'cancelled'::text]))
 
 table samekey.outbox_queue  -- with autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_cost_delay=0
     id uuid not null
@@ -308,11 +309,84 @@ table samekey.workers
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
 
+view samekey.intents  -- as its owner
+    id uuid
+    scope text collate "C"
+    key text collate "C"
+    action text collate "C"
+    part text collate "C"
+    subject text collate "C"
+    status text collate "C"
+    code text collate "C"
+    cause text collate "C"
+    reference text collate "C"
+    attempts integer
+    attempts_used integer
+    created_at timestamp with time zone
+    due_at timestamp with time zone
+    deadline timestamp with time zone
+    first_sent_at timestamp with time zone
+    key_window_until timestamp with time zone
+    approved_at timestamp with time zone
+    finished_at timestamp with time zone
+    delivery_key uuid
+    ordering_key text collate "C"
+    requested_by text
+    written_by text
+    trace_context text
+    revision smallint
+    replaces uuid
+    replaced_by uuid
+
+view samekey.needs_attention  -- as its owner
+    id uuid
+    scope text collate "C"
+    key text collate "C"
+    action text collate "C"
+    part text collate "C"
+    subject text collate "C"
+    status text collate "C"
+    since timestamp with time zone
+    code text collate "C"
+    cause text collate "C"
+    reference text collate "C"
+    acts text[]
+    attempts_used integer
+    created_at timestamp with time zone
+    deadline timestamp with time zone
+    first_sent_at timestamp with time zone
+    delivery_key uuid
+    ordering_key text collate "C"
+    requested_by text
+    written_by text
+
 sequence samekey.outbox_attention_id_seq as bigint
 
 sequence samekey.outbox_history_id_seq as bigint
 
 sequence samekey.pauses_id_seq as bigint
+
+view samekey.timeline  -- as its owner
+    intent_id uuid
+    id bigint
+    at timestamp with time zone
+    scope text collate "C"
+    key text collate "C"
+    action text collate "C"
+    part text collate "C"
+    subject text collate "C"
+    event text collate "C"
+    outcome text collate "C"
+    final_status text collate "C"
+    code text collate "C"
+    error text
+    reference text collate "C"
+    attempt integer
+    worker integer
+    started_at timestamp with time zone
+    actor text
+    reason text
+    db_user text
 
 CREATE OR REPLACE FUNCTION samekey.abandon_operation(scope text, idem_key text, actor text, reason text, code integer, body bytea)
  RETURNS void

@@ -351,6 +351,11 @@ func (l *lives) compare() {
 		if got != want {
 			l.Fatalf("%s is %q in Postgres, %q by the table", x.id, got, want)
 		}
+		seen := l.text(`select coalesce(string_agg(i.status, ' '), 'none')
+			|| coalesce((select ' rests' from samekey.needs_attention n where n.id = $1), '') from samekey.intents i where i.id = $1`, x.id)
+		if want := x.status + map[bool]string{true: " rests"}[slices.Contains(intent.Resting, x.status)]; seen != want {
+			l.Fatalf("%s is %q in the views, want %q", x.id, seen, want)
+		}
 		told := l.text(`select coalesce(string_agg(event || ':' || status || ' ', '' order by id), '') from samekey.outbox_attention where intent_id = $1`, x.id)
 		if told != x.told {
 			l.Fatalf("%s has the attention events %q, want %q", x.id, told, x.told)

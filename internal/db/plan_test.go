@@ -96,7 +96,7 @@ func fill(t *testing.T, database *samekeytest.DB) {
 func TestHotQueriesReadOnlyTheirBatch(t *testing.T) {
 	database := samekeytest.NewDB(t)
 	fill(t, database)
-	eachPlan(t, database, planner.checkAll)
+	eachPlan(t, database, kinds, planner.checkAll)
 }
 
 // A fair action with intents of 100,000 shares, one of which has a burst.
@@ -121,11 +121,33 @@ insert into samekey.outbox_sends (intent_id, carried_key) select q.id, 'key' fro
 	if _, err := database.Exec(t.Context(), unlogged()+fmt.Sprintf(text, shares)); err != nil {
 		t.Fatal(err)
 	}
-	eachPlan(t, database, planner.checkFair)
+	eachPlan(t, database, kinds, planner.checkFair)
 }
 
+// statistics are what the planner may know, and the statement that leaves it so. once is how many rows more a statement
+// may read with them: a statement that may read a whole table once.
+type statistics struct {
+	name, sql string
+	once      int
+}
+
+var (
+	fresh = statistics{name: "fresh", sql: "analyze samekey." + strings.Join(tables, ", samekey.")}
+
+	kinds = []statistics{
+		{name: "stale"}, // as the test left them
+		{name: "never taken", sql: `delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
+		fresh,
+		// As a vacuum of an empty queue leaves them, if it could not truncate the table. Until the next analyze, a minute
+		// later, MarkSending, Settle and Postpone read the queue from end to end: to name the ids twice makes that worse
+		// with any other statistics.
+		{name: "of an empty queue", sql: `update pg_class set reltuples = 0, relpages = 1 where oid = any (array['samekey.outbox_queue', 'samekey.outbox', 'samekey.outbox_sends']::regclass[]);
+			delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
+	}
+)
+
 // eachPlan runs the checks with statistics and plans of each kind, and undoes what they change.
-func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
+func eachPlan(t *testing.T, database *samekeytest.DB, all []statistics, checks func(planner)) {
 	t.Helper()
 	// A claim checks that its worker's session lock is held by another session.
 	liveness, err := database.Acquire(t.Context())
@@ -137,16 +159,7 @@ func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
 		t.Fatal(err)
 	}
 	defer func() { _, _ = liveness.Exec(context.WithoutCancel(t.Context()), "select pg_advisory_unlock_all()") }()
-	for _, statistics := range []struct{ name, sql string }{
-		{"stale", ""}, // as the test left them
-		{"never taken", `delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
-		{"fresh", "analyze samekey." + strings.Join(tables, ", samekey.")},
-		// As a vacuum of an empty queue leaves them, if it could not truncate the table. Until the next analyze, a minute
-		// later, MarkSending, Settle and Postpone read the queue from end to end: to name the ids twice makes that worse
-		// with any other statistics.
-		{"of an empty queue", `update pg_class set reltuples = 0, relpages = 1 where oid = any (array['samekey.outbox_queue', 'samekey.outbox', 'samekey.outbox_sends']::regclass[]);
-			delete from pg_statistic where starelid in (select oid from pg_class where relnamespace = 'samekey'::regnamespace)`},
-	} {
+	for _, statistics := range all {
 		if statistics.sql != "" {
 			if _, err := database.Exec(t.Context(), statistics.sql); err != nil {
 				t.Fatal(err)
@@ -164,7 +177,7 @@ func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
 					t.Fatal(err)
 				}
 				defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-				p := planner{t: t, tx: tx, empty: statistics.name == "of an empty queue"}
+				p := planner{t: t, tx: tx, once: statistics.once, empty: statistics.name == "of an empty queue"}
 				p.exec("set local plan_cache_mode = " + mode)
 				checks(p)
 			})
@@ -175,6 +188,7 @@ func eachPlan(t *testing.T, database *samekeytest.DB, checks func(planner)) {
 type planner struct {
 	t     *testing.T
 	tx    pgx.Tx
+	once  int  // see statistics
 	empty bool // the statistics are of an empty queue
 }
 
@@ -414,7 +428,7 @@ func (p planner) check(name, sql string, most int, params any) {
 	read := max(plan.read(), p.fetched()-before) // the plan does not show what functions read
 	p.t.Logf("%-24s %8.1f ms %7d rows read %7d buffers", name, plans[0].Time, read, plan.Hit+plan.Read)
 	whole := slices.Concat(plan.wholeTables()...)
-	if read > most || len(whole) > 0 || len(plans[0].JIT) > 0 {
+	if read > most+p.once || p.once == 0 && (len(whole) > 0 || len(plans[0].JIT) > 0) {
 		p.t.Errorf("%s read %d rows (at most %d are right), from end to end: %v, compiled: %s\n%s",
 			name, read, most, whole, plans[0].JIT, plan.text(0))
 	}

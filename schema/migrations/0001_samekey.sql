@@ -22,18 +22,19 @@
 --   migrations        the schema version
 --   river_*           tables of the job queue River (https://riverqueue.com), which has migrations of its own
 --
--- To write an intent in SQL, call samekey.enqueue. To find what happened to a thing of the application, read outbox by
--- its subject (or by idem_key) and join the others by id:
+-- Views, for psql and BI tools (see "Views" at the end):
 --
---   select o.id, o.action, coalesce(q.status, h.final_status) as status, q.due_at, q.last_code,
---          (select r.reference from samekey.outbox_history r
---           where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference
---   from samekey.outbox o
---   left join samekey.outbox_queue q on q.id = o.id
---   left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
---   where o.subject = 'booking/42';
+--   intents           one row per intent: names, status, cause, times
+--   timeline          what happened to intents, with their names
+--   needs_attention   the intents that wait for a person, and what the person can do
 --
--- To find the intent behind a vendor's id, such as ch_123 in its dashboard, read outbox_history by reference.
+-- To write an intent in SQL, call samekey.enqueue. To find what happened to a thing of the application, read the views by
+-- its subject (or by key):
+--
+--   select id, action, status, code, reference from samekey.intents where subject = 'booking/42' order by id desc;
+--   select at, action, event, outcome, code, actor from samekey.timeline where subject = 'booking/42' order by at;
+--
+-- To find the intent behind a vendor's id, such as ch_123 in its dashboard, read timeline by reference.
 --
 -- Do not change rows by hand: call the functions samekey.redrive, resolve, cancel, approve, .. (see "Acts" below), which
 -- check the state and record who did it and why.
@@ -224,6 +225,9 @@ create table samekey.outbox_history (
 );
 create unique index outbox_history_finish on samekey.outbox_history (intent_id) where final_status is not null;
 create index outbox_history_reference on samekey.outbox_history (reference, intent_id) where reference is not null;
+-- The lists of intents that ended in another way than most. A delivered one is not in it.
+create index outbox_history_undelivered on samekey.outbox_history (final_status, intent_id)
+    where final_status in ('refused', 'cancelled');
 
 -- The rendered request of an intent, stored before the first attempt if the action renders one. Every attempt sends
 -- these bytes, even if the configuration has changed since.
@@ -2889,6 +2893,139 @@ end
 $$;
 
 insert into samekey.deployment (system_identifier, database_oid) select t.system_identifier, t.database_oid from samekey.this_database() t;
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Views: what people, psql and BI tools read. They are an interface, which docs/schema.md describes: a later release
+-- keeps the names and meanings of the columns, and adds columns at the end. The names are those of Entry and Event in
+-- Go as JSON, of the filters above, and of the argument of an Apply in SQL.
+--
+-- A view runs with the rights of its owner. So a login that may read the views and nothing else sees what is in them: no
+-- payload, header, answer, rendered request or secret. (With security_invoker, which Postgres has since version 15, it
+-- would need a right on each table.) Tests hold this, and that no role of schema.Grants sees more than in the tables.
+--
+-- Each view is one statement with one snapshot. An intent is either in outbox_queue or has an event with a final_status,
+-- also while a worker finishes it or a person acts, so it has one row.
+
+-- One row per intent. (An unfinished intent that lost its row in the queue has none until reconcile restores that row.)
+--
+-- The plans of lookups depend on the form of the statement. The branches of the union are plain tables without a
+-- condition, so the planner joins them as one table: a query by key or subject starts in outbox and looks each intent up
+-- in both, and a query in the order of ids merges both by an index. A status excludes the branch whose CHECK does not
+-- allow it, so the query starts with an index of the other one. `s.status is not null` reaches each branch, where it is
+-- the predicate of outbox_history_finish. What is computed per intent is a subquery of its own: it costs nothing unless
+-- it is selected, and it is computed after the limit.
+create view samekey.intents as
+select s.id,
+       o.scope,
+       o.idem_key as key,
+       o.action,
+       o.part,
+       o.subject,
+       s.status,
+       s.code,
+       s.cause,
+       (select r.reference from samekey.outbox_history r
+        where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference,
+       (select count(*)::integer from samekey.outbox_history a where a.intent_id = o.id and a.event = 'attempt') as attempts,
+       s.attempts_used,
+       o.created_at,
+       coalesce(s.due_at, o.due_at) as due_at,
+       o.deadline,
+       s.first_sent_at,
+       s.key_window_until,
+       s.approved_at,
+       s.finished_at,
+       o.delivery_key,
+       o.ordering_key,
+       o.requested_by,
+       o.written_by,
+       o.trace_context,
+       o.revision,
+       o.replaces,
+       (select n.id from samekey.outbox n where n.replaces = o.id) as replaced_by
+from samekey.outbox o
+join (
+    select q.id, q.status, q.last_code as code, q.cause, q.attempts_used, q.due_at, q.first_sent_at,
+           case when q.key_window_until < 'infinity' then q.key_window_until end as key_window_until,
+           q.approved_at, null::timestamptz as finished_at
+    from samekey.outbox_queue q
+    union all
+    select h.intent_id, h.final_status, h.code, null, null, null, null, null, null, h.at
+    from samekey.outbox_history h
+) s on s.id = o.id
+where s.status is not null;
+comment on view samekey.intents is 'samekey: one row per intent (outbox message), with its present status';
+
+-- What happened to intents, one row per event: attempts, lookups, and what people did. intent_id and id are the order.
+create view samekey.timeline as
+select h.intent_id,
+       h.id,
+       h.at,
+       o.scope,
+       o.idem_key as key,
+       o.action,
+       o.part,
+       o.subject,
+       h.event,
+       h.outcome,
+       h.final_status,
+       h.code,
+       h.error,
+       h.reference,
+       h.attempt,
+       h.worker,
+       h.started_at,
+       h.actor,
+       h.reason,
+       h.db_user
+from samekey.outbox_history h
+join samekey.outbox o on o.id = h.intent_id;
+comment on view samekey.timeline is 'samekey: what happened to each intent, and what people did about it';
+
+-- The intents that rest: they wait for a person. acts names the functions of "Acts" that the intent's state allows now,
+-- by the conditions of those functions; a test compares them. since is the time of the event that gave the intent its
+-- status or its cause. A late answer that changed nothing is no such event.
+--
+-- One index (id) of the resting rows would give their order without a status. It made bulk_pick read all dead intents to
+-- learn that no parked one exists, also with fresh statistics.
+create view samekey.needs_attention as
+select s.id,
+       o.scope,
+       o.idem_key as key,
+       o.action,
+       o.part,
+       o.subject,
+       s.status,
+       coalesce((select h.at from samekey.outbox_history h
+                 where h.intent_id = o.id and h.event <> 'late' order by h.id desc limit 1), o.created_at) as since,
+       s.last_code as code,
+       s.cause,
+       (select r.reference from samekey.outbox_history r
+        where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference,
+       case when s.status = 'awaiting_approval'
+            then array['approve'] || case when s.first_sent_at is null then array['reject', 'cancel'] end
+            else case when s.first_sent_at is null or s.safe_to_resend then array['redrive'] end
+                 || array['resolve']
+                 || case when s.first_sent_at is null then array['cancel'] end
+                 || case when s.first_sent_at is null or not exists (
+                        select from samekey.outbox_history h
+                        where h.intent_id = o.id and h.at >= s.first_sent_at
+                          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+                               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval')))
+                    then array['replace', 'replace_payload'] end
+       end as acts,
+       s.attempts_used,
+       o.created_at,
+       o.deadline,
+       s.first_sent_at,
+       o.delivery_key,
+       o.ordering_key,
+       o.requested_by,
+       o.written_by
+from samekey.outbox_queue s
+join samekey.outbox o on o.id = s.id
+where s.status in ('awaiting_approval', 'parked', 'dead');
+comment on view samekey.needs_attention is 'samekey: the intents that wait for a person, since when, and the acts that are possible';
 
 -- No function is executable by PUBLIC. schema.Grant gives the application's role and the worker's role what they need.
 revoke all on all functions in schema samekey from public;
