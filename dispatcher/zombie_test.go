@@ -115,7 +115,9 @@ func TestRunningLookupCorrectsNotSent(t *testing.T) {
 	d := b.dispatcher()
 	d.Destination("vendor", dispatcher.Limits{})
 	handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite),
-		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) { return dispatcher.Outcome{}, errors.New("reset") },
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, errors.New("reset")
+		},
 		withLookup(func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
 			close(asked)
 			select {

@@ -257,7 +257,9 @@ func TestEventForAReplacedIntentWarnsOfTwoEffects(t *testing.T) {
 		test.sent(successor)
 		var warnings []string
 		config := on.Pool.Config().ConnConfig.Copy()
-		config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { warnings = append(warnings, n.Severity+" "+n.Message+" "+n.Hint) }
+		config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+			warnings = append(warnings, n.Severity+" "+n.Message+" "+n.Hint)
+		}
 		conn, err := pgx.ConnectConfig(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
