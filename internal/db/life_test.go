@@ -351,7 +351,7 @@ func (l *lives) compare() {
 		if got != want {
 			l.Fatalf("%s is %q in Postgres, %q by the table", x.id, got, want)
 		}
-		seen := l.text(`select coalesce(string_agg(i.status, ' '), 'none')
+		seen := l.text(`select coalesce(string_agg(coalesce(i.status, 'null'), ' '), 'none')
 			|| coalesce((select ' rests' from samekey.needs_attention n where n.id = $1), '') from samekey.intents i where i.id = $1`, x.id)
 		if want := x.status + map[bool]string{true: " rests"}[slices.Contains(intent.Resting, x.status)]; seen != want {
 			l.Fatalf("%s is %q in the views, want %q", x.id, seen, want)
