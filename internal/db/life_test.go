@@ -93,6 +93,8 @@ func (l *lives) step() {
 	case intent.EventOrphaned:
 		l.orphan(x)
 	case intent.EventApproved:
+		// The login that redrove it cannot approve it.
+		l.exec(`update samekey.outbox_history set db_user = 'another' where intent_id = $1 and event = 'redriven'`, x.id)
 		l.must(acted(l.q.ActApprove(l.Context(), db.ActApproveParams{ID: x.id, Actor: "a", Reason: "r"})))
 		l.moved(x, step.Event, intent.Pending)
 	case intent.EventRedriven:
