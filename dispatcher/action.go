@@ -13,6 +13,7 @@ import (
 // action is a registered action. It is a [Delivery] without its type.
 type action struct {
 	name     string
+	version  int    // of its payload
 	declared Policy // as it was given to Handle
 	policy   Policy // with its defaults; see resolve
 	rules    KeyRules

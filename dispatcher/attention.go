@@ -47,7 +47,7 @@ func (r *attentionRunner) next(ctx context.Context, a *action, intent *uuid.UUID
 		if _, err := guard(func() (struct{}, error) { return struct{}{}, a.attention(running, written, e.value()) }); err != nil {
 			return written.failed(err)
 		}
-		switch rows, err := q.OutboxAttentionDelete(running, db.OutboxAttentionDeleteParams{ID: e.ID, IntentID: e.IntentID, Began: e.Began}); {
+		switch rows, err := q.OutboxAttentionDelete(running, db.OutboxAttentionDeleteParams{ID: e.ID, Began: e.Began}); {
 		case err != nil:
 			return err
 		case rows != 1:
@@ -81,7 +81,7 @@ func (r *attentionRunner) ended(ctx context.Context, e *attentionEvent, written 
 func (r *attentionRunner) deleteCommitted(ctx context.Context, e *attentionEvent) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	_, err := r.core.q.OutboxAttentionDelete(ctx, db.OutboxAttentionDeleteParams{ID: e.ID, IntentID: e.IntentID})
+	_, err := r.core.q.OutboxAttentionDelete(ctx, db.OutboxAttentionDeleteParams{ID: e.ID})
 	return err
 }
 
@@ -122,7 +122,7 @@ func (r *attentionRunner) failed(ctx context.Context, e *attentionEvent, err err
 	delay := e.claim.action.policy.delay(int(e.AttemptsUsed) + 1)
 	r.core.log.ErrorContext(ctx, "dispatcher: Attention failed; it is tried again, and later events and the Apply of the intent wait for it; samekey.outbox_attention has the whole error", append(e.attrs(),
 		slog.Int("failures", int(e.AttemptsUsed)+1), slog.Duration("again_in", delay), slog.String("error", causeOf(e.claim, err)))...)
-	return r.core.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: e.ID, IntentID: e.IntentID, AttemptsUsed: e.AttemptsUsed, DelayUs: delay.Microseconds(),
+	return r.core.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: e.ID, AttemptsUsed: e.AttemptsUsed, DelayUs: delay.Microseconds(),
 		LastError: clean(redact.WithoutURLs(err), errorLimit)})
 }
 

@@ -296,6 +296,47 @@ func TestEventsOfAnIntentAreInOrder(t *testing.T) {
 	}
 }
 
+// A successor is the same effect under another id: its Apply, and its own events, come after the events of the intents
+// that it replaces.
+func TestSuccessorsWaitForEarlierEvents(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer dispatcher.Outcome
+		told   string
+	}{
+		"delivered": {dispatcher.Delivered(dispatcher.Response{Code: "200"}), "dead cancelled apply:delivered"},
+		"dead too":  {dispatcher.Dead(dispatcher.Response{Code: "400"}), "dead cancelled dead"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setupAttended(t)
+			broken := true
+			d := b.charges(dispatcher.IdempotentWrite, withApply(tellApply), withAttention(
+				func(ctx context.Context, tx pgx.Tx, payload []byte, at dispatcher.Attention) error {
+					if broken && at.Event != "replaced" {
+						return errors.New("no such order")
+					}
+					return tell(ctx, tx, payload, at)
+				}))
+			id := b.insert("charge_card")
+			b.drain(d)
+			b.answers(test.answer)
+			if _, err := outbox.Replace(b.ctx, b.db.Pool, id, outbox.Replacement{}, by); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				b.drain(d)
+				b.elapse(backoff)
+				broken = false
+			}
+			if told := value[string](b.bundle, `select coalesce(string_agg(what, ' ' order by n), '') from told`); told != test.told {
+				t.Errorf("the application was told %q, want %q", told, test.told)
+			}
+			if n := b.events(); n != 0 {
+				t.Errorf("%d events are left", n)
+			}
+		})
+	}
+}
+
 // A worker was taken for dead, and its intent with it. Its answer comes after all, before the application was told of
 // the death.
 func TestLateAnswerFollowsTheDeath(t *testing.T) {
@@ -447,7 +488,7 @@ func TestTwoWorkersShareAttention(t *testing.T) {
 		t.Fatalf("%d events of an action without a function", n)
 	}
 	for range 3 {
-		b.exec(`insert into samekey.outbox_attention (intent_id, action, status, event) select id, action, 'dead', 'attempt' from samekey.outbox_queue`)
+		b.exec(`insert into samekey.outbox_attention (intent_id, first_id, action, status, event) select id, id, action, 'dead', 'attempt' from samekey.outbox_queue`)
 	}
 	b.start(b.charges(dispatcher.IdempotentWrite, withAttention(running)))
 	b.start(b.charges(dispatcher.IdempotentWrite, withAttention(running)))
@@ -595,7 +636,7 @@ func TestUnreadableAttentionRaisesTheAlarm(t *testing.T) {
 	id := b.insert("charge_card")
 	b.untilTold(id, "dead")
 	b.exec(`alter table samekey.outbox_sends rename column request to away`) // loading the intent fails
-	b.exec(`insert into samekey.outbox_attention (intent_id, action, status, event) values ($1, 'charge_card', 'dead', 'attempt')`, id)
+	b.exec(`insert into samekey.outbox_attention (intent_id, first_id, action, status, event) values ($1, $1, 'charge_card', 'dead', 'attempt')`, id)
 	b.until("the alarm", func() bool {
 		err := d.Ready()
 		return err != nil && strings.Contains(err.Error(), "attention events are not handled")

@@ -12,6 +12,7 @@ import (
 	"github.com/samekey/samekey/internal/db"
 	"github.com/samekey/samekey/internal/framed"
 	"github.com/samekey/samekey/internal/limit"
+	"github.com/samekey/samekey/internal/names"
 )
 
 // claim is one claimed intent, on its way from the claim to its settlement.
@@ -78,7 +79,8 @@ func (c *claim) loaded(row db.OutboxLoadRow) {
 func (c *claim) call() Call {
 	call := Call{
 		ID: c.ID, DeliveryKey: c.DeliveryKey, Key: samekey.Key{Scope: c.Scope, Value: c.IdemKey},
-		Action: c.action.name, Part: c.Part, Subject: c.subject(), Attempt: int(c.Attempt), Payload: c.Payload, ContentType: c.ContentType,
+		Action: c.action.name, Part: c.Part, Subject: c.subject(), Attempt: int(c.Attempt), Payload: c.Payload,
+		ContentType: names.WithoutPayloadVersion(c.ContentType), storedType: c.ContentType,
 		Headers: map[string]string{}, CreatedAt: c.CreatedAt, Reference: c.reference,
 	}
 	if c.TraceContext != nil {

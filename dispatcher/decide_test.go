@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/outbox"
 )
 
 var classes = []Class{Read, IdempotentWrite, NonIdempotentWrite, IrreversibleWrite}
@@ -599,9 +600,9 @@ func TestLoggedErrorsQuoteNoValues(t *testing.T) {
 		t.Errorf("the log has %q for a Postgres error", got)
 	}
 	for _, payload := range []string{`{"amount":"4242424242424242"}`, `"4242424242424242"`, `4242424242424242x`, `{"amount":42424242424242424242}`} {
-		_, err := decode[struct {
+		_, err := outbox.NewAction[struct {
 			Amount int `json:"amount"`
-		}](&Call{Payload: []byte(payload)})
+		}]("charge_card").Decode("application/json", []byte(payload))
 		if err == nil || strings.Contains(err.Error(), "4242") {
 			t.Errorf("%s: %v", payload, err)
 		}

@@ -1,21 +1,18 @@
 package dispatcher
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/samekey/samekey/internal/jsonvalue"
+	"github.com/samekey/samekey/outbox"
 )
 
 // Delivery is how the intents of an action are delivered. Policy.Class and Send are required.
 //
 // Send, Lookup, Render, Apply and Attention get the payload, decoded from JSON into T exactly: numbers keep their digits, and
-// unknown members are allowed. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
+// unknown members are allowed. Payloads of earlier versions become a T as outbox.Action.Version says. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
 // payload does not decode, its intent is dead, with the reason in its history; other intents are not affected.
 //
 // Send and Lookup return an [Outcome] and an error. An error wins over the outcome; the outcome's response is kept as
@@ -99,8 +96,9 @@ type Delivery[T any] struct {
 	// with package outbox; they take the key of the intent's own request. Outcomes never wait for it.
 	//
 	// The events of an intent come in order, one at a time. Apply comes after the events that happened before the
-	// vendor's answer, and waits for them. An intent without an Apply can be delivered while an earlier event of it
-	// still waits: compare at.Status with at.Now.
+	// vendor's answer, and waits for them. A successor (outbox.Replace) follows the events of the intents that it
+	// replaces in the same way. An intent without an Apply can be delivered while an earlier event of it still waits:
+	// compare at.Status with at.Now.
 	//
 	// After an error or a panic the transaction is rolled back, and Attention is tried again with the policy's backoff
 	// for as long as it takes; each failure is an ERROR line in the log. The intent and its record are not pruned
@@ -159,11 +157,20 @@ type Delivery[T any] struct {
 	Mistakes ConfigErrors
 }
 
+// requestForm is RequestForm, with the version of the payload where Send makes the request from it.
+func (dl Delivery[T]) requestForm(version int) string {
+	if version == 1 || dl.Render != nil {
+		return dl.RequestForm
+	}
+	return fmt.Sprintf("%s payload-version=%d", dl.RequestForm, version)
+}
+
 // erase makes the one place where payloads are decoded.
-func (dl Delivery[T]) erase(name string) *action {
+func (dl Delivery[T]) erase(from outbox.Action[T]) *action {
+	decode := func(call *Call) (T, error) { return from.Decode(call.storedType, call.Payload) }
 	a := &action{
-		name: name, declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
-		form:          form{digest(dl.KeyForm), digest(dl.RequestForm)},
+		name: from.Name(), version: from.PayloadVersion(), declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
+		form:          form{digest(dl.KeyForm), digest(dl.requestForm(from.PayloadVersion()))},
 		applyFunction: dl.ApplyFunction, attentionFunction: dl.AttentionFunction,
 		bothApply:     dl.ApplyFunction != "" && dl.Apply != nil,
 		bothAttention: dl.AttentionFunction != "" && dl.Attention != nil,
@@ -176,7 +183,7 @@ func (dl Delivery[T]) erase(name string) *action {
 	}
 	if dl.Send != nil {
 		a.send = func(ctx context.Context, call *Call) (Outcome, error) {
-			payload, err := decode[T](call)
+			payload, err := decode(call)
 			if err != nil {
 				return Dead(Response{Code: codePayload}).Because(err), nil
 			}
@@ -185,7 +192,7 @@ func (dl Delivery[T]) erase(name string) *action {
 	}
 	if dl.Lookup != nil {
 		a.lookup = func(ctx context.Context, call *Call) (Outcome, error) {
-			payload, err := decode[T](call)
+			payload, err := decode(call)
 			if err != nil {
 				return Outcome{}, err
 			}
@@ -194,7 +201,7 @@ func (dl Delivery[T]) erase(name string) *action {
 	}
 	if dl.Render != nil {
 		a.render = func(ctx context.Context, call *Call) (Rendered, error) {
-			payload, err := decode[T](call)
+			payload, err := decode(call)
 			if err != nil {
 				return Rendered{}, err
 			}
@@ -203,7 +210,7 @@ func (dl Delivery[T]) erase(name string) *action {
 	}
 	if dl.Apply != nil {
 		a.apply = func(ctx context.Context, tx pgx.Tx, settled Settled) error {
-			payload, err := decode[T](&settled.Call)
+			payload, err := decode(&settled.Call)
 			if err != nil {
 				return err
 			}
@@ -212,7 +219,7 @@ func (dl Delivery[T]) erase(name string) *action {
 	}
 	if dl.Attention != nil {
 		a.attention = func(ctx context.Context, tx pgx.Tx, at Attention) error {
-			payload, err := decode[T](&at.Call)
+			payload, err := decode(&at.Call)
 			if err != nil { // the application must learn of it all the same
 				at.PayloadError = err
 				payload = *new(T)
@@ -221,32 +228,4 @@ func (dl Delivery[T]) erase(name string) *action {
 		}
 	}
 	return a
-}
-
-// decode reads a payload without losing digits: numbers go straight from the text into T's fields.
-func decode[T any](call *Call) (payload T, err error) {
-	if jsonvalue.SetBytes(&payload, call.Payload) {
-		return payload, nil
-	}
-	decoder := json.NewDecoder(bytes.NewReader(call.Payload))
-	if err := decoder.Decode(&payload); err != nil {
-		return payload, fmt.Errorf("payload does not decode into %T: %w", payload, cleanJSONError(err))
-	}
-	if decoder.More() {
-		return payload, fmt.Errorf("payload does not decode into %T: there is data after it", payload)
-	}
-	return payload, nil
-}
-
-// cleanJSONError leaves out what encoding/json quotes from the payload.
-func cleanJSONError(err error) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		return fmt.Errorf("not JSON at byte %d", syntax.Offset)
-	case errors.As(err, &kind):
-		return fmt.Errorf("member %q at byte %d does not fit %v", kind.Field, kind.Offset, kind.Type)
-	}
-	return errors.New("its decoder refused it")
 }

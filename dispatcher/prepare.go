@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/names"
+	"github.com/samekey/samekey/outbox"
 )
 
 // What happens between a claim and its call: may the call be made, and with which bytes?
@@ -96,7 +98,12 @@ func sentDestination(row *db.OutboxQueueClaimRow) string { return strings.Split(
 // reformed reports whether the vendor may have seen the key in another form.
 func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 	sent := append(strings.Split(row.SentTo, " "), "", "") // destination, key, request, as far as they are known
-	return a.policy.Class == IdempotentWrite && !row.FirstSend && a.form.differs(form{sent[1], sent[2]})
+	if a.policy.Class != IdempotentWrite || row.FirstSend {
+		return false
+	}
+	// The decoder of an older payload makes the request of a first send only, unless the request is stored.
+	upgraded := a.render == nil && names.PayloadVersion(row.ContentType) < a.version && sent[2] != a.form.request
+	return upgraded || a.form.differs(form{sent[1], sent[2]})
 }
 
 // prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
@@ -128,11 +135,25 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 	if s, ok := d.mayCall(ctx, c); !ok {
 		return nil, s
 	}
+	if version := names.PayloadVersion(c.ContentType); version > max(c.action.version, 1) {
+		return nil, d.leftToNewer(ctx, c, version)
+	}
 	if s, ok := d.storeRequest(ctx, c); !ok {
 		return nil, s
 	}
 	call := c.call()
 	return &call, settlement{}
+}
+
+// leftToNewer gives back an intent whose payload a later release wrote, which is running beside this one or was rolled
+// back. Nothing was sent.
+func (d *destination) leftToNewer(ctx context.Context, c *claim, version int) settlement {
+	err := &outbox.PayloadVersionError{Action: c.action.name, Version: version, Newest: c.action.version}
+	s := c.action.givenBack(&c.OutboxQueueClaimRow)
+	s.delay, s.response.Code, s.err = newerPayloadDelay, codePayloadVersion, err.Error()
+	d.core.log.WarnContext(ctx, "dispatcher: a later release wrote the payload; the intent is left to its workers", append(c.attrs(),
+		slog.Int("version", version), slog.Int("newest", c.action.version))...)
+	return s
 }
 
 func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {

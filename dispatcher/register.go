@@ -14,7 +14,7 @@ import (
 //
 // For an action whose name is known only at run time, use an outbox.Action[[]byte].
 func Handle[T any](d *Dispatcher, action outbox.Action[T], delivery Delivery[T]) {
-	d.register(delivery.erase(action.Name()), delivery.Vendor, delivery.Mistakes)
+	d.register(delivery.erase(action), delivery.Vendor, delivery.Mistakes)
 }
 
 // register adds an action to its destination, and notes what is wrong with it.

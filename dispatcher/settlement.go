@@ -52,6 +52,12 @@ const (
 	codeSettling = "settling" // OutboxQueueSettle knows it
 )
 
+// codePayloadVersion marks a pending intent whose payload a later release wrote, which waits for newerPayloadDelay.
+const (
+	codePayloadVersion = "payload_version"
+	newerPayloadDelay  = 10 * time.Second
+)
+
 // The codes of intents that name an endpoint to which nothing is sent.
 const (
 	codeEndpointStopped = "endpoint_stopped"

@@ -156,13 +156,17 @@ func holdSuccessor(ctx context.Context, q *db.Queries, id uuid.UUID) (*db.Outbox
 // reportSuccessor raises the alarm for an intent that was delivered after another one had replaced it.
 func (s *settleWriter) reportSuccessor(ctx context.Context, r result, successor db.OutboxQueueHoldSuccessorRow) {
 	attrs := append(r.claim.attrs(), slog.Any("successor", successor.Successor), slog.String("successor_status", successor.Status))
-	if successor.Held {
-		s.log.ErrorContext(ctx, "dispatcher: an intent was delivered after it had been replaced; its successor is parked and was not sent: "+
-			"resolve the successor as delivered, or cancel it", attrs...)
-		return
+	const replaced = "dispatcher: an intent was delivered after it had been replaced"
+	switch {
+	case successor.Held && !successor.Sent:
+		s.log.ErrorContext(ctx, replaced+"; its successor is parked and was not sent: resolve the successor as delivered, or cancel it", attrs...)
+	case successor.Held:
+		s.log.ErrorContext(ctx, replaced+"; its successor is parked, and an attempt of it may have taken effect: look for two effects at the vendor, and resolve the successor", attrs...)
+	case !successor.Sent:
+		s.log.ErrorContext(ctx, replaced+"; its successor was not sent: do not redrive it", attrs...)
+	default:
+		s.log.ErrorContext(ctx, replaced+", and its successor is sent or finished too: look for two effects at the vendor", attrs...)
 	}
-	s.log.ErrorContext(ctx, "dispatcher: an intent was delivered after it had been replaced, and its successor is sent or finished too: "+
-		"look for two effects at the vendor", attrs...)
 }
 
 // renew keeps the leases of settlements that wait.

@@ -67,7 +67,7 @@ func (d *destination) shiftOf(ctx context.Context) {
 func (d *destination) keepShift(ctx context.Context, jobs drainJobs) {
 	missed := 0 // shifts in a row that River did not begin
 	// The request that has no answer yet. While there is one, no other is made: two jobs would wait, and one of them
-	// would stay, because nobody would know its id.
+	// would stay, because its id is lost.
 	var asked <-chan asking
 	for ctx.Err() == nil {
 		began := time.Now()

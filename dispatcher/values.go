@@ -22,8 +22,10 @@ type Call struct {
 	Subject      string // the application's own name of what the intent is about; may be empty
 	Attempt      int    // grows with every claim; numbers may be missing
 	Payload      []byte
-	ContentType  string
+	ContentType  string            // without the version of the payload (outbox.Action.Version)
 	Headers      map[string]string // never nil
+
+	storedType string // with it
 
 	// CarriedKey is the delivery key in the form that the vendor takes ([KeyRules.Project]). Send this one. It never
 	// changes once it may have been sent, even if the rules change.

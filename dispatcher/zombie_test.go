@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/outbox"
 )
 
 // gate is a handler whose first calls wait until it is released, and ignore their contexts. Later calls do not wait.
@@ -102,6 +103,41 @@ func TestLateAnswerResolvesUnknownOrParked(t *testing.T) {
 			}
 			g.wantCalls(b, 1)
 		})
+	}
+}
+
+// A person resolves an intent as not sent while the vendor is asked, and the vendor knows the key after all. A redrive
+// would make the effect twice.
+func TestRunningLookupCorrectsNotSent(t *testing.T) {
+	b := setup(t)
+	b.applied()
+	asked, answer := make(chan struct{}), make(chan struct{})
+	d := b.dispatcher()
+	d.Destination("vendor", dispatcher.Limits{})
+	handle(d, "charge_card", policyOf(dispatcher.NonIdempotentWrite),
+		func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) { return dispatcher.Outcome{}, errors.New("reset") },
+		withLookup(func(ctx context.Context, _ *dispatcher.Call, _ []byte) (dispatcher.Outcome, error) {
+			close(asked)
+			select {
+			case answer <- struct{}{}:
+			case <-ctx.Done():
+			}
+			return dispatcher.Delivered(dispatcher.Response{Code: "found"}).Reference("ch_1"), nil
+		}), withApply(recordPayment))
+	id := b.insert("charge_card")
+	b.expect(d, unknown)
+	b.elapse(settling)
+	b.start(d)
+	wait(b, "the lookup", asked)
+	if err := outbox.Resolve(b.ctx, b.db, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
+		t.Fatal(err)
+	}
+	b.wantStatus(id, "parked")
+	<-answer
+	b.untilStatus(id, "delivered")
+	b.wantHistory(id, "attempt:unknown:unknown resolved:not_sent late:delivered:found apply:delivered:found")
+	if n := b.count(`select count(*) from payments`); n != 1 {
+		t.Errorf("%d payments are written, want 1", n)
 	}
 }
 

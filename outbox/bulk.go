@@ -16,19 +16,21 @@ import (
 	"github.com/samekey/samekey/internal/sqlstate"
 )
 
-// Bulk is one act on many intents: [RedriveAll], [CancelAll] or [ResolveAll]. Look at [Bulk.Plan] before you run it.
+// Bulk is one act on many intents: [RedriveAll], [CancelAll], [ResolveAll] or [ReplaceAll]. Look at [Bulk.Plan] before you run it.
 //
 // It works in batches of 500, oldest first, and each batch is a transaction: so no worker waits for it, and a run that is
 // interrupted keeps what it has done. Start it again to continue: it leaves out what is done. Each intent gets its own
 // line in the history. Intents that the act on one of them would refuse are left alone, and so are intents that a
 // worker, another person or a writer with their ordering key holds at that moment: for those, run it again.
 type Bulk struct {
-	act     string // the SQL function
-	outcome string // of ResolveAll
-	filter  Filter
-	bad     error // a mistake in the arguments
-	by      By
-	batch   func(context.Context, *db.Queries, bulkArguments) (bulkBatch, error)
+	act      string     // the SQL function
+	outcome  string     // of ResolveAll
+	patch    *string    // of ReplaceAll
+	deadline *time.Time // of ReplaceAll
+	filter   Filter
+	bad      error // a mistake in the arguments
+	by       By
+	batch    func(context.Context, *db.Queries, bulkArguments) (bulkBatch, error)
 }
 
 // bulkArguments are those of one batch.
@@ -53,6 +55,8 @@ type Plan struct {
 	Intents         int         // how many it would change
 	Sample          []uuid.UUID // the first ten of them
 	MayHaveBeenSent int         // how many it would leave, since they may have been sent: see Resolve
+	PastDeadline    int         // ReplaceAll: how many it would leave, since their deadline has passed: set another one
+	NotPatchable    int         // ReplaceAll: how many it would leave, since the Patch cannot change their payload
 }
 
 // Batch is the progress of a [Bulk].
@@ -101,16 +105,19 @@ func ResolveAll(f Filter, r Resolution, by By) Bulk {
 		}}
 }
 
-// Plan counts what Run would do now, and changes nothing. It reads each resting intent: a million take half a second.
+// Plan counts what Run would do now, and changes nothing. It reads each resting intent: a million take half a second. For
+// [ReplaceAll] it also reads the history and the row of each: 5 seconds, and 14 with a Patch.
 func (b Bulk) Plan(ctx context.Context, on samekey.Tx) (Plan, error) {
 	if err := b.check(); err != nil {
 		return Plan{}, b.wrap("plan", err)
 	}
-	row, err := db.New(on).ActBulkPlan(ctx, db.ActBulkPlanParams{Act: b.act, Filter: b.filter.json(b.filter.Status), Outcome: b.outcome})
+	row, err := db.New(on).ActBulkPlan(ctx, db.ActBulkPlanParams{
+		Act: b.act, Filter: b.filter.json(b.filter.Status), Outcome: b.outcome, Patch: b.patch, Deadline: b.deadline})
 	if err != nil {
 		return Plan{}, b.wrap("plan", err)
 	}
-	return Plan{Intents: int(row.Intents), Sample: row.Sample, MayHaveBeenSent: int(row.MayHaveBeenSent)}, nil
+	return Plan{Intents: int(row.Intents), Sample: row.Sample, MayHaveBeenSent: int(row.MayHaveBeenSent),
+		PastDeadline: int(row.PastDeadline), NotPatchable: int(row.NotPatchable)}, nil
 }
 
 // Run runs all batches and returns how many intents it changed. If it fails or ctx ends, the number is what was changed
@@ -194,7 +201,7 @@ func (b Bulk) check() error {
 	f := b.filter
 	switch {
 	case b.act == "":
-		return errors.New("the Bulk is empty: use RedriveAll, CancelAll or ResolveAll")
+		return errors.New("the Bulk is empty: use RedriveAll, CancelAll, ResolveAll or ReplaceAll")
 	case f.Limit < 0:
 		return fmt.Errorf("Limit is %d: give how many at most, or 0 for all", f.Limit)
 	case f.After != uuid.Nil:

@@ -281,6 +281,11 @@ func TestBulkRefusesInvalidArguments(t *testing.T) {
 		"must be one of dead":        outbox.RedriveAll(outbox.Filter{Status: outbox.StatusPending}, ada),
 		"Outcome must be Delivered":  outbox.ResolveAll(outbox.Filter{}, outbox.Resolution{}, ada),
 		"OlderThan is negative":      outbox.ResolveAll(outbox.Filter{OlderThan: -1}, ok, ada),
+		"Patch must be a JSON objec": outbox.ReplaceAll(outbox.Filter{}, outbox.Replacements{Patch: []int{1}}, ada),
+		"object with a member, such": outbox.ReplaceAll(outbox.Filter{}, outbox.Replacements{Patch: []byte(" { } ")}, ada),
+		"Patch: Payload is a string": outbox.ReplaceAll(outbox.Filter{}, outbox.Replacements{Patch: "{}"}, ada),
+		"deadline has passed":        outbox.ReplaceAll(outbox.Filter{}, outbox.Replacements{Deadline: time.Unix(1, 0)}, ada),
+		`"status" must be one of d`:  outbox.ReplaceAll(outbox.Filter{Status: outbox.StatusUnknown}, outbox.Replacements{}, ada),
 		"one of dead, parked, unkno": outbox.ResolveAll(outbox.Filter{Status: outbox.StatusAnswered}, ok, ada),
 	} {
 		if _, err := b.Plan(t.Context(), on); says != "Outcome must be Delivered" && (err == nil || !strings.Contains(err.Error(), says)) {
@@ -315,6 +320,19 @@ func TestBulkFunctionsRefuseInvalidFilters(t *testing.T) {
 		{`select samekey.resolve_all('{"status": "pending"}', 'not_sent', 'a', 'r')`, "filter"},
 		{`select samekey.bulk_plan('redrive', '{}')`, "act"},
 		{`select samekey.bulk_plan(null, '{}')`, "act"},
+		{`select samekey.bulk_plan('redrive_all', '{}', patch => '{"a": 1}')`, "patch"},
+		{`select samekey.bulk_plan('replace_all', '{}', patch => '{"a": 1}')`, "patch"},
+		{`select samekey.bulk_plan('replace_payload_all', '{}')`, "patch"},
+		{`select samekey.bulk_plan('cancel_all', '{"status": "dead"}', deadline => 'infinity')`, "deadline"},
+		{`select samekey.replace_all('{"status": "pending"}', 'a', 'r')`, "filter"},
+		{`select samekey.replace_all('{}', 'a', '')`, "reason"},
+		{`select samekey.replace_all('{}', 'a', 'r', '2020-01-01')`, "deadline"},
+		{`select samekey.replace_all('{}', 'a', 'r', '10000-01-01')`, "deadline"},
+		{`select samekey.replace_all('{}', 'a', 'r', max_count => 0)`, "max_count"},
+		{`select samekey.replace_all('{}', 'a', 'r', after_id => gen_random_uuid())`, "after_id"},
+		{`select samekey.replace_payload_all('{}', null, 'a', 'r')`, "patch"},
+		{`select samekey.replace_payload_all('{}', '{}', 'a', 'r')`, "patch"},
+		{`select samekey.replace_payload_all('{}', '[1]', 'a', 'r')`, "patch"},
 	} {
 		_, err := on.Exec(t.Context(), c.sql)
 		pg := (*pgconn.PgError)(nil)
@@ -326,6 +344,8 @@ func TestBulkFunctionsRefuseInvalidFilters(t *testing.T) {
 		`select samekey.redrive_all('{"status": "dead", "action": ["a"], "code": null, "cause": null, "from": "2026-01-01", "older_than": "2 hours"}', 'a', 'r', 1, gen_random_uuid())`,
 		`select samekey.cancel_all('{"status": "blocked"}', 'a', 'r')`,
 		`select samekey.resolve_all('{"status": "unknown"}', 'not_sent', 'a', 'r')`,
+		`select samekey.replace_all('{"status": "parked"}', 'a', 'r', 'infinity', 1, gen_random_uuid())`,
+		`select samekey.replace_payload_all('{}', '{"a": null}', 'a', 'r', '9999-12-31')`,
 	} {
 		dbtest.Exec(t, on, sql)
 	}

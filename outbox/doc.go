@@ -68,8 +68,9 @@
 //   - [Redrive] makes a dead or parked intent due again.
 //   - [Resolve] records what really happened, if the worker could not find out.
 //   - [Cancel] takes back an intent that was not sent.
-//   - [RedriveAll], [ResolveAll] and [CancelAll] do so for many, in batches. [Groups] shows which intents rest for one
-//     cause.
+//   - [Replace] writes a successor for an intent whose request was wrong.
+//   - [RedriveAll], [ResolveAll], [CancelAll] and [ReplaceAll] do so for many, in batches. [Groups] shows which intents
+//     rest for one cause.
 //   - [Pause] stops the calls to a destination, until [Resume].
 //
 // An intent that may have been sent cannot be cancelled. If it must not be sent twice, it cannot be redriven either.

@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -185,6 +186,14 @@ func (m *modal) decide(on outbox.DB) {
 	}
 	if n, err := outbox.CancelAll(outbox.Filter{Status: outbox.StatusDead, Part: "none"}, ada).Run(m.Context(), on); err != nil || n != 0 {
 		m.Errorf("cancel all: %d, %v", n, err)
+	}
+	replace := outbox.ReplaceAll(outbox.Filter{Status: outbox.StatusDead, Key: "none"},
+		outbox.Replacements{Patch: json.RawMessage(`{"amount": 2}`), Deadline: time.Now().Add(time.Hour)}, ada)
+	if plan, err := replace.Plan(m.Context(), on.(samekey.Tx)); err != nil || plan.Intents != 0 {
+		m.Errorf("plan of replacements: %+v, %v", plan, err)
+	}
+	if n, err := replace.Run(m.Context(), on); err != nil || n != 0 {
+		m.Errorf("replace all: %d, %v", n, err)
 	}
 	set(id, "parked")
 	m.ok("resolve", outbox.Resolve(m.Context(), on, id, outbox.Resolution{Outcome: outbox.Delivered, Code: "200", Response: []byte("ok")}, ada))

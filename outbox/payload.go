@@ -49,3 +49,31 @@ func checkType(value any) error {
 	}
 	return nil
 }
+
+// decodeJSON reads a payload without losing digits: numbers go straight from the text into T's fields.
+func decodeJSON[T any](stored []byte) (payload T, err error) {
+	if jsonvalue.SetBytes(&payload, stored) {
+		return payload, nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(stored))
+	if err := decoder.Decode(&payload); err != nil {
+		return payload, fmt.Errorf("payload does not decode into %T: %w", payload, cleanJSONError(err))
+	}
+	if decoder.More() {
+		return payload, fmt.Errorf("payload does not decode into %T: there is data after it", payload)
+	}
+	return payload, nil
+}
+
+// cleanJSONError leaves out what encoding/json quotes from the payload.
+func cleanJSONError(err error) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("not JSON at byte %d", syntax.Offset)
+	case errors.As(err, &kind):
+		return fmt.Errorf("member %q at byte %d does not fit %v", kind.Field, kind.Offset, kind.Type)
+	}
+	return errors.New("its decoder refused it")
+}

@@ -1,7 +1,9 @@
 package outbox
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -60,4 +62,60 @@ func Replace(ctx context.Context, on DB, id uuid.UUID, r Replacement, by By) (su
 		return uuid.Nil, err
 	}
 	return successor, nil
+}
+
+// Replacements is what differs in the successors of many intents.
+type Replacements struct {
+	// Patch changes members of each payload: a JSON merge patch (RFC 7396), given as a value or as bytes in the forms of
+	// [Intent].Payload. A member that is null is removed, an object changes an object's members, and any other value
+	// replaces the member: map[string]any{"currency": "EUR", "note": nil}. Members that it does not name keep their order
+	// and their digits. Nil means the same bytes: each request is rendered again.
+	Patch any
+
+	// Deadline is the time after which the successors are not sent any more. Zero means those of the intents that are
+	// replaced; an intent whose deadline has passed is left alone then.
+	Deadline time.Time
+}
+
+// ReplaceAll is [Replace] for every dead or parked intent that the filter finds and that Replace would not refuse. Set
+// Status to StatusDead or StatusParked, or leave it empty for both. Limit bounds the run; 0 means no bound. After is not
+// used.
+//
+// With a Patch, it leaves out intents whose payload is not a JSON object, would become longer than 1 MiB, or has text
+// that Postgres cannot read (\u0000, half of a surrogate pair). Plan counts them. A Patch is another effect, so it needs
+// the approver's role, and the login that ran it cannot approve the successors.
+//
+// A run replaces an intent once, even if its successor is dead meanwhile. Another run would replace that successor: set
+// OlderThan or To to leave out what was inserted since.
+func ReplaceAll(f Filter, r Replacements, by By) Bulk {
+	b := Bulk{act: "replace_all", filter: f, by: by, deadline: orNil(r.Deadline)}
+	if r.Patch == nil {
+		b.batch = func(ctx context.Context, q *db.Queries, a bulkArguments) (bulkBatch, error) {
+			row, err := q.ActReplaceAll(ctx, db.ActReplaceAllParams{
+				Filter: a.filter, Actor: by.Actor, Reason: by.Reason, Deadline: b.deadline, MaxCount: a.count, AfterID: a.after})
+			return bulkBatch{row.Changed, row.LastID, row.Actions}, err
+		}
+		return b
+	}
+	patch, err := encodePatch(r.Patch)
+	b.act, b.patch, b.bad = "replace_payload_all", &patch, err
+	b.batch = func(ctx context.Context, q *db.Queries, a bulkArguments) (bulkBatch, error) {
+		row, err := q.ActReplacePayloadAll(ctx, db.ActReplacePayloadAllParams{
+			Filter: a.filter, Patch: patch, Actor: by.Actor, Reason: by.Reason, Deadline: b.deadline, MaxCount: a.count, AfterID: a.after})
+		return bulkBatch{row.Changed, row.LastID, row.Actions}, err
+	}
+	return b
+}
+
+// encodePatch returns a JSON object with a member.
+func encodePatch(value any) (string, error) {
+	patch, err := payloadBytes(value, true)
+	if err != nil {
+		return "", fmt.Errorf("Patch: %w", err)
+	}
+	patch = bytes.TrimSpace(patch)
+	if patch[0] != '{' || len(bytes.TrimSpace(patch[1:])) == 1 {
+		return "", errors.New(`Patch must be a JSON object with a member, such as {"currency": "EUR"}`)
+	}
+	return string(patch), nil
 }

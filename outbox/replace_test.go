@@ -3,10 +3,12 @@ package outbox_test
 import (
 	"bytes"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey/internal/db"
@@ -233,14 +235,69 @@ func TestEventForAReplacedIntentHoldsItsSuccessor(t *testing.T) {
 			t.Errorf("%s: the successor is sent", name)
 		}
 	}
-	id := died(t, on, w, "dead", outbox.Intent{Action: "refund", Payload: []byte(`{}`)})
+}
+
+// The event comes when the successor is being sent, or was sent: the effect may be there twice.
+func TestEventForAReplacedIntentWarnsOfTwoEffects(t *testing.T) {
+	on := newGuardedDB(t)
+	w := newWorker(t, on, 7)
+	for action, test := range map[string]struct {
+		sent  func(successor uuid.UUID)
+		is    outbox.Status
+		warns bool
+	}{
+		"not_sent":  {func(uuid.UUID) {}, outbox.StatusParked, false},
+		"leased":    {func(uuid.UUID) { w.claimOne("leased", true) }, outbox.StatusLeased, true},
+		"sent":      {func(id uuid.UUID) { force(t, on, id, outbox.StatusPending, true, true) }, outbox.StatusParked, true},
+		"delivered": {func(id uuid.UUID) { force(t, on, id, outbox.StatusDelivered, true, true) }, outbox.StatusDelivered, true},
+		"cancelled": {func(id uuid.UUID) { force(t, on, id, outbox.StatusCancelled, false, true) }, outbox.StatusCancelled, false},
+	} {
+		id := died(t, on, w, "dead", outbox.Intent{Action: action, Payload: []byte(`{}`)})
+		successor := replace(t, on, id, outbox.Replacement{})
+		test.sent(successor)
+		var warnings []string
+		config := on.Pool.Config().ConnConfig.Copy()
+		config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { warnings = append(warnings, n.Severity+" "+n.Message+" "+n.Hint) }
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = outbox.Resolve(t.Context(), conn, id, outbox.Resolution{Outcome: outbox.Delivered}, ada)
+		if err := errors.Join(err, conn.Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		warned := len(warnings) == 1 && strings.Contains(warnings[0], "WARNING samekey: resolve") && strings.Contains(warnings[0], successor.String())
+		if warned != test.warns || len(warnings) > 1 {
+			t.Errorf("%s: the database said %q", action, warnings)
+		}
+		if e := get(t, on, successor); e.Status != test.is {
+			t.Errorf("%s: the successor is %s, want %s", action, e.Status, test.is)
+		}
+	}
+}
+
+// Redriven with many others, a successor that is held would be a second effect.
+func TestHeldSuccessorIsNotRedriven(t *testing.T) {
+	on := newGuardedDB(t)
+	w := newWorker(t, on, 7)
+	id := died(t, on, w, "dead", outbox.Intent{Action: "charge", Payload: []byte(`{}`)})
 	successor := replace(t, on, id, outbox.Replacement{})
-	w.claimOne("refund", true)
 	if err := outbox.Resolve(t.Context(), on, id, outbox.Resolution{Outcome: outbox.Delivered}, ada); err != nil {
 		t.Fatal(err)
 	}
-	if e := get(t, on, successor); e.Status != outbox.StatusLeased {
-		t.Errorf("a successor that is being sent became %s", e.Status)
+	bulk := outbox.RedriveAll(outbox.Filter{}, ada)
+	plan, err := bulk.Plan(t.Context(), on)
+	if n, runErr := bulk.Run(t.Context(), on); n != 0 || plan.Intents != 0 || errors.Join(err, runErr) != nil {
+		t.Errorf("%d intents are redriven, planned %+v, %v, %v", n, plan, err, runErr)
+	}
+	refusedAs(t, "redrive", outbox.Redrive(t.Context(), on, successor, ada), outbox.StatusParked)
+	_, err = outbox.Replace(t.Context(), on, successor, outbox.Replacement{}, ada)
+	refusedAs(t, "replace", err, outbox.StatusParked)
+	if err := outbox.Resolve(t.Context(), on, successor, outbox.Resolution{Outcome: outbox.NotSent}, ada); err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Redrive(t.Context(), on, successor, ada); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -45,8 +45,12 @@ type Resolution struct {
 // [*StateError].
 //
 // After Delivered or Refused, a worker runs the action's Apply with this answer, as if the vendor had given it, and
-// finishes the intent. After NotSent, the intent is parked (or stays dead), and can be redriven or cancelled. The
-// result of a lookup that is running meanwhile goes into the history only.
+// finishes the intent. After NotSent, the intent is parked (or stays dead), and can be redriven or cancelled. If a lookup
+// that is running meanwhile finds that the vendor acted or refused, that counts instead, until a redrive sends the
+// intent again.
+//
+// An intent that was replaced can be resolved as Delivered: the answer is kept, and a successor that is not being sent is
+// parked. If the successor may have been sent too, the database raises a warning (pgx: OnNotice), not an error.
 //
 // With NotSent you guarantee that no attempt reached the vendor and none will. A redrive sends the intent again, and a
 // vendor that does not honor keys acts again.

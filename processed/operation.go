@@ -54,7 +54,7 @@ func (op *Operation) queueStored(batch *pgx.Batch) {
 // stepName is the CHECK of the table.
 var stepName = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,62}$`)
 
-// maxSteps is the CHECK of the table.
+// maxSteps leaves one of the table's 1001 positions for samekey.abandon_operation.
 const maxSteps = 1000
 
 // enter begins a step. done is its stored result, nil if it is to be done. After a nil error the caller calls leave.

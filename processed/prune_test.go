@@ -39,7 +39,7 @@ func (b *bundle) finish(k, part, window string) {
 // untold gives the intents of a key an attention event, of an action whose function some worker has, or none.
 func (b *bundle) untold(k string, function bool) {
 	b.t.Helper()
-	b.exec("insert into samekey.outbox_attention (intent_id, action, status, event) select id, $1, 'cancelled', 'cancelled' from samekey.outbox where idem_key = $1", k)
+	b.exec("insert into samekey.outbox_attention (intent_id, first_id, action, status, event) select id, id, $1, 'cancelled', 'cancelled' from samekey.outbox where idem_key = $1", k)
 	b.exec("insert into samekey.actions (action, attention) values ($1, $2)", k, function)
 }
 

@@ -498,6 +498,40 @@ func TestActsOnOperationsAreRefused(t *testing.T) {
 	state(abandon(by), "SK010")
 }
 
+// What a person decided is kept, also if the next call sends nothing.
+func TestResolutionOutlivesAnUnsentCall(t *testing.T) {
+	b := setup(t)
+	c := newCalled(b, processed.VendorCall[string]{})
+	c.sends = []error{errTimeout, processed.ErrUnsent}
+	c.want(processed.ErrInDoubt, "send")
+	err := processed.ResolveStep(t.Context(), b.db.Pool, key(t, "k"), "charge", processed.StepResolution{NotSent: true}, processed.By{Actor: "ann", Reason: "asked"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.run(); !errors.Is(err, processed.ErrUnsent) {
+		t.Fatal(err)
+	}
+	if n := b.count("samekey.operation_steps where status = 'unsent' and resolved_by = 'ann'"); n != 1 {
+		t.Error("the act left no trace")
+	}
+}
+
+func TestOperationWithAllItsStepsCanBeAbandoned(t *testing.T) {
+	b := setup(t)
+	c := newCalled(b, processed.VendorCall[string]{})
+	c.sends = []error{errTimeout}
+	c.want(processed.ErrInDoubt, "send")
+	b.exec(`insert into samekey.operation_steps (idem_key, scope, position, name, status, result, finished_at)
+		select idem_key, scope, n, 'step-' || n, 'done', '1', now() from samekey.operations, generate_series(2, 1000) n`)
+	by := processed.By{Actor: "ann", Reason: "asked"}
+	if err := processed.ResolveStep(t.Context(), b.db.Pool, key(t, "k"), "charge", processed.StepResolution{NotSent: true}, by); err != nil {
+		t.Fatal(err)
+	}
+	if err := processed.AbandonOperation(t.Context(), b.db.Pool, key(t, "k"), failureOf(processed.Fail(410, "gave up")), by); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestOperatorsMayResolveAndAppsMayNot(t *testing.T) {
 	b := setup(t)
 	c := newCalled(b, processed.VendorCall[string]{})

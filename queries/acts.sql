@@ -64,9 +64,20 @@ select a.changed::int as changed, a.last_id, a.actions::text[] as actions
 from samekey.resolve_all((@filter::text)::jsonb, @outcome::text, @actor::text, @reason::text, @code::text, @response_type::text, @response::bytea,
                          @reference::text, @max_count::int, sqlc.narg('after_id')::uuid) a;
 
+-- name: ActReplaceAll :one
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.replace_all((@filter::text)::jsonb, @actor::text, @reason::text, sqlc.narg('deadline')::timestamptz, @max_count::int,
+                         sqlc.narg('after_id')::uuid) a;
+
+-- name: ActReplacePayloadAll :one
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.replace_payload_all((@filter::text)::jsonb, (@patch::text)::jsonb, @actor::text, @reason::text, sqlc.narg('deadline')::timestamptz,
+                                 @max_count::int, sqlc.narg('after_id')::uuid) a;
+
 -- name: ActBulkPlan :one
-select p.intents::bigint as intents, p.sample::uuid[] as sample, p.may_have_been_sent::bigint as may_have_been_sent
-from samekey.bulk_plan(@act::text, (@filter::text)::jsonb, @outcome::text) p;
+select p.intents::bigint as intents, p.sample::uuid[] as sample, p.may_have_been_sent::bigint as may_have_been_sent,
+       p.past_deadline::bigint as past_deadline, p.not_patchable::bigint as not_patchable
+from samekey.bulk_plan(@act::text, (@filter::text)::jsonb, @outcome::text, (sqlc.narg('patch')::text)::jsonb, sqlc.narg('deadline')::timestamptz) p;
 
 -- name: CauseGroups :many
 select g.status::text as status, g.action::text as action, coalesce(g.code, '')::text as code, coalesce(g.cause, '')::text as cause,

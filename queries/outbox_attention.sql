@@ -7,7 +7,7 @@
 --   killed before the function's commit            the lock ends with the connection: any worker runs the function again
 --   killed after the commit                        the row is gone
 --   two workers look for a row                     skip locked: each row goes to one of them. They never take two rows of
---                                                  one intent: a row that an older one precedes is not taken, and an older
+--                                                  one first_id: a row that an older one precedes is not taken, and an older
 --                                                  row that is being deleted still precedes until the commit
 --   two transitions of one intent                  the second statement waits for the row lock of the first in the queue,
 --                                                  and takes its number after that: ids follow the order of transitions
@@ -22,6 +22,8 @@
 --   Apply waits for a row that its worker could    Apply's worker runs the row's function itself, by
 --   run                                            OutboxAttentionOfIntent, unless another worker is running it
 --   dead, function blocked; cancelled              the second row waits for the first
+--   dead, function blocked; replaced; the          the rows of the first one have the same first_id as those of the
+--   successor is delivered, or dead                successor, so its Apply and its rows wait for them
 --   the function ends the transaction itself       OutboxAttentionDelete compares the transaction's id, as
 --                                                  OutboxQueueFinish does
 --   no worker has had the function for 10 minutes  samekey.actions.attention is false: no rows are written, no Apply waits
@@ -30,7 +32,8 @@
 --   the database belongs to another deployment     the rows wait, as everything does
 
 -- name: OutboxAttentionNext :one
--- The first due row of an action whose intent has no older row, locked. No row: nothing is due, or others have it.
+-- The first due row of an action that no older row of its first_id precedes, locked. No row: nothing is due, or others
+-- have it.
 --
 -- `offset 0` keeps the lookup of an older row a filter. The planner expects half of the rows to pass it, so it reads the
 -- index in order and stops at the first row. For other forms it expects one in 200, and sorts all that is due.
@@ -43,13 +46,13 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
 from samekey.outbox_attention a
 where a.action = @action and a.due_at <= (select clock_timestamp())
   and (select array_agg(d.id) from samekey.deployment d) = array[@deployment::uuid]
-  and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
+  and not exists (select from samekey.outbox_attention b where b.first_id = a.first_id and b.id < a.id offset 0)
 order by a.due_at, a.id
 limit 1
 for update of a skip locked;
 
 -- name: OutboxAttentionOfIntent :one
--- The first row of an intent, if it is due, locked.
+-- The first row of an intent and of those that it replaces, if it is due, locked.
 select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
@@ -57,27 +60,33 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
        coalesce((select h.reference from samekey.outbox_history h
                  where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
-where a.id = (select b.id from samekey.outbox_attention b where b.intent_id = @intent_id order by b.id limit 1)
+where a.id = (select b.id from samekey.outbox_attention b
+              where b.first_id = coalesce((select f.id
+                                           from samekey.outbox o
+                                           join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope
+                                                                and f.action = o.action and f.part = o.part
+                                           where o.id = @intent_id and o.revision > 0 and f.revision = 0), @intent_id)
+              order by b.id limit 1)
   and a.due_at <= (select clock_timestamp())
 for update of a skip locked;
 
 -- name: OutboxAttentionDelete :execrows
 -- The last statement of the transaction in which the function ran. began is the id of that transaction, or empty after
--- the function has committed it. The next event of the intent is due now, if it was put off with this one.
+-- the function has committed it. The next event of the first_id is due now, if it was put off with this one.
 with next as (
     update samekey.outbox_attention n
     set due_at = clock_timestamp()
-    where n.intent_id = @intent_id and n.id > @id and n.due_at > clock_timestamp()
+    where n.first_id = (select b.first_id from samekey.outbox_attention b where b.id = @id) and n.id > @id and n.due_at > clock_timestamp()
 )
 delete from samekey.outbox_attention a
 where a.id = @id and (@began::text = '' or pg_current_xact_id()::text = @began::text);
 
 -- name: OutboxAttentionFailed :exec
--- Puts the event off, and with it the later ones of the intent, so that OutboxAttentionNext does not step over them.
+-- Puts the event off, and with it the later ones of its first_id, so that OutboxAttentionNext does not step over them.
 -- attempts_used keeps a worker that comes late from counting another worker's try.
 update samekey.outbox_attention a
 set attempts_used = case when a.id = @id then a.attempts_used + 1 else a.attempts_used end,
     last_error    = case when a.id = @id then @last_error::text else a.last_error end,
     due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * @delay_us::bigint)
-where a.intent_id = @intent_id and a.id >= @id
+where a.first_id = (select b.first_id from samekey.outbox_attention b where b.id = @id) and a.id >= @id
   and (select b.attempts_used from samekey.outbox_attention b where b.id = @id) = @attempts_used::int;

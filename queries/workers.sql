@@ -30,7 +30,7 @@ on conflict (id) do nothing;
 -- worker that had the id before.
 --
 -- It also reports which actions have an Attention function in this worker. An action's events end when no worker has
--- reported one for 10 minutes, so that none is lost in a rollout:
+-- reported one for 10 minutes, so a rollout loses no event:
 --
 --   a worker without the function restarts while     the others report: events go on
 --   others have it

@@ -68,7 +68,8 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // workerGrants: `for update` needs UPDATE on one column, so some grants name the most harmless column. An Apply may
 // call processed.Do in its transaction, which inserts into processed_events. The columns of outbox_history leave out
 // those of a person's act, and those of outbox_queue what an insert does not need, so the worker cannot write an approval
-// (for updates, see samekey.refuse_approval).
+// (for updates, see samekey.refuse_approval). The columns of pauses leave out a person's login: the worker copies River's
+// pauses and ends what has expired.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
 	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
@@ -81,7 +82,7 @@ var workerGrants = []string{
 	`grant select, insert, update on samekey.actions to %s`,
 	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
-	`grant select, insert, update, delete on samekey.pauses to %s`,
+	`grant select, insert (destination, paused_at, paused_by, reason, river_queue_created_at), update (ended_at, ended_by, end_reason, river_queue_created_at), delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
@@ -111,13 +112,14 @@ var readGrants = []string{
 
 var operatorGrants = []string{
 	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
-	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.bulk_plan to %s`,
+	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.replace_all, samekey.bulk_plan to %s`,
 	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 
 var approverGrants = []string{
 	`grant execute on function samekey.approve, samekey.replace, samekey.replace_payload to %s`,
+	`grant execute on function samekey.replace_all, samekey.replace_payload_all, samekey.bulk_plan to %s`,
 }
 
 // Grants returns the SQL that gives the roles what they need in the schema, and revokes everything else they had there.

@@ -178,7 +178,8 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 			`create table samekey.mine (id int)`,
 		}
 	}
-	denied[b.operator] = append(denied[b.operator], `select samekey.approve(gen_random_uuid(), 'a', 'r')`)
+	denied[b.operator] = append(denied[b.operator], `select samekey.approve(gen_random_uuid(), 'a', 'r')`,
+		`select samekey.replace_payload_all('{}', '{"a": 1}', 'a', 'r')`, `select samekey.bulk_replace('replace_payload_all', '{}', '{"a": 1}', null, 'a', 'r', 1, null)`)
 	denied[b.approver] = append(denied[b.approver], `select samekey.redrive(gen_random_uuid(), 'a', 'r')`,
 		`select samekey.endpoint_delete('d', 'n')`, `select samekey.resume('d', 'a', 'r')`)
 	for pool, statements := range denied {
@@ -238,11 +239,11 @@ func isWorker(name string) bool {
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
 // explain further queries that only read.
 func isOperator(name string) bool {
-	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActReplacePayload" || isReader(name)
+	return strings.HasPrefix(name, "Act") && name != "ActApprove" && !strings.HasPrefix(name, "ActReplacePayload") || isReader(name)
 }
 
 func isApprover(name string) bool {
-	return name == "ActApprove" || name == "ActReplace" || name == "ActReplacePayload" || isReader(name)
+	return name == "ActApprove" || strings.HasPrefix(name, "ActReplace") || name == "ActBulkPlan" || isReader(name)
 }
 
 func isReader(name string) bool {

@@ -81,7 +81,7 @@ table samekey.operation_steps
     constraint operation_steps_length CHECK (((COALESCE(octet_length(result), 0) <= 1048576) AND (COALESCE(octet_length(error), 0) <= 4096) AND ((COALESCE(octet_length(resolved_by), 1) >= 1) AND (COALESCE(octet_length(resolved_by), 1) <= 255)) AND ((COALESCE(octet_length(resolved_reason), 1) >= 1) AND (COALESCE(octet_length(resolved_reason), 1) <= 4096))))
     constraint operation_steps_name CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
     constraint operation_steps_once UNIQUE (idem_key, scope, name)
-    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1000)))
+    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1001)))
     constraint operation_steps_sends CHECK (((sends >= 0) AND ((sends = 0) = (first_sent_at IS NULL))))
     constraint operation_steps_status CHECK ((status = ANY (ARRAY['done'::text, 'in_flight'::text, 'unsent'::text, 'parked'::text])))
     CREATE INDEX operation_steps_parked ON samekey.operation_steps USING btree (created_at) WHERE (status = 'parked'::text)
@@ -123,6 +123,7 @@ table samekey.outbox
 table samekey.outbox_attention
     id bigint not null generated always as identity
     intent_id uuid not null
+    first_id uuid not null
     action text collate "C" not null
     status text collate "C" not null
     event text collate "C" not null
@@ -137,7 +138,8 @@ table samekey.outbox_attention
     constraint outbox_attention_pkey PRIMARY KEY (id)
     constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
     CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
-    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id, id)
+    CREATE INDEX outbox_attention_first ON samekey.outbox_attention USING btree (first_id, id)
+    CREATE INDEX outbox_attention_intent ON samekey.outbox_attention USING btree (intent_id)
 
 table samekey.outbox_history
     intent_id uuid not null
@@ -565,6 +567,20 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.act_not_held(act text, q samekey.outbox_queue)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if q.cause = 'the intent that it replaces was delivered' then
+        perform samekey.act_refuse(act, q.id, q.status, 'the intent that it replaces was delivered after all, and this one would be a second effect: '
+            'resolve it as delivered, or cancel it; resolved as not sent, it can be sent nevertheless');
+    end if;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.act_redriven(ids uuid[], actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -616,45 +632,72 @@ AS $function$
 declare
     v_row      samekey.outbox_queue := samekey.act_lock('replace', act_replace.id, actor, reason, '{parked,dead}');
     v_old      samekey.outbox;
-    v_new      uuid := samekey.uuidv7();
-    v_payload  bytea;
-    v_type     text;
     v_deadline timestamptz;
     v_refusal  record;
 begin
-    if v_row.first_sent_at is not null and exists (
-        select from samekey.outbox_history h
-        where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
-          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
-               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))) then
+    perform samekey.act_not_held('replace', v_row);
+    if exists (select from samekey.may_have_acted(v_row.id, v_row.first_sent_at)) then
         perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
             'resolve it; resolved as not sent, it can be replaced');
     end if;
 
     select o.* into v_old from samekey.outbox o where o.id = act_replace.id;
-    v_payload := coalesce(act_replace.payload, v_old.payload);
-    v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
     v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
-    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
-        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
+    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, coalesce(act_replace.payload, v_old.payload),
+        v_old.part, coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type), v_old.headers,
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, null, v_old.requested_by, v_old.subject) r;
     if v_refusal.field is not null then
         raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
     elsif v_deadline <= clock_timestamp() then
         raise exception 'samekey: replace: deadline has passed: pass a later one, or infinity for none' using errcode = '22023', column = 'deadline';
     end if;
+    perform samekey.act_replaced(array[act_replace.id], act_replace.payload, act_replace.content_type, null, act_replace.deadline,
+        act_replace.actor, act_replace.reason);
+    return (select o.id from samekey.outbox o where o.replaces = act_replace.id);
+end
+$function$
 
-    delete from samekey.outbox_queue q where q.id = act_replace.id;
-    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
-    values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
-    perform samekey.note_attention(act_replace.id, v_row.action, 'cancelled', 'replaced', actor => act_replace.actor, reason => act_replace.reason);
-    insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
-                                trace_context, due_at, deadline, subject, replaces, revision)
-    values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
-            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
-            v_old.id, v_old.revision + 1);
-    insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
-    values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
-    return v_new;
+CREATE OR REPLACE FUNCTION samekey.act_replaced(ids uuid[], payload bytea, content_type text, patch jsonb, deadline timestamp with time zone, actor text, reason text)
+ RETURNS text[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_noted   bigint;
+    v_actions text[];
+begin
+    -- The deletion of a row comes before the insert that reads it: an ordering key has one head.
+    with gone as (
+        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.action, q.key_window_until, q.ordering_key, q.seq
+    ), pair as materialized (
+        select g.id as old_id, g.action as queue_action, g.key_window_until, g.ordering_key as queue_order, g.seq,
+               samekey.uuidv7() as new_id, clock_timestamp() as now, o.*
+        from gone g
+        cross join lateral (select x.* from samekey.outbox x where x.id = g.id offset 0) o
+        order by g.id
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+        select p.old_id, 'replaced', 'cancelled', p.key_window_until, act_replaced.actor, act_replaced.reason, session_user from pair p
+    ), written as (
+        insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
+                                    trace_context, due_at, deadline, subject, replaces, revision)
+        select p.new_id, p.scope, p.idem_key, p.action, p.part, samekey.replacement_key(p.delivery_key),
+               case when act_replaced.payload is not null then act_replaced.payload
+                    when act_replaced.patch is not null
+                        then convert_to(samekey.merge_patch(convert_from(p.payload, 'UTF8')::json, act_replaced.patch)::text, 'UTF8')
+                    else p.payload end,
+               coalesce(nullif(act_replaced.content_type collate "C", ''), p.content_type), p.headers, p.ordering_key, p.requested_by,
+               p.trace_context, p.now, nullif(coalesce(act_replaced.deadline, p.deadline), 'infinity'), p.subject, p.old_id, p.revision + 1
+        from pair p
+    ), queued as (
+        insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq, share)
+        select p.new_id, p.queue_action, 'pending', p.now, p.queue_order, p.seq, samekey.share_of(p.action, p.scope, p.part) from pair p
+    )
+    select array_agg(distinct p.queue_action),
+           count(samekey.note_attention(p.old_id, p.queue_action, 'cancelled', 'replaced', actor => act_replaced.actor, reason => act_replaced.reason))
+    into v_actions, v_noted
+    from pair p;
+    return coalesce(v_actions, '{}');
 end
 $function$
 
@@ -820,6 +863,31 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.bulk_change(act text, patch jsonb, deadline timestamp with time zone)
+ RETURNS void
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('patch', case
+            when act <> 'replace_payload_all' then case when patch is not null then 'is for replace_payload_all' end
+            when patch is null or jsonb_typeof(patch) <> 'object' or patch = '{}' then 'must be a JSON object with a member, as in {"currency": "EUR"}' end),
+        ('deadline', case
+            when act not in ('replace_all', 'replace_payload_all') then case when deadline is not null then 'is for replacements' end
+            when deadline <= clock_timestamp() then 'has passed: pass a later one, or infinity for none'
+            when deadline <> 'infinity' and deadline > '9999-12-31 23:59:59.999999+00' then 'is not between the years 1970 and 9999: pass infinity for none' end)) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.bulk_filter(act text, filter jsonb, OUT statuses text[], OUT actions text[], OUT part text, OUT code text, OUT cause text, OUT scope text, OUT key text, OUT subject text, OUT reference text, OUT written_from timestamp with time zone, OUT written_to timestamp with time zone, OUT of_outbox boolean)
  RETURNS record
  LANGUAGE plpgsql
@@ -828,8 +896,8 @@ AS $function$
 declare
     v_field   text;
     v_wrong   text;
-    v_allowed text[] := case act when 'redrive_all' then '{dead,parked}' when 'resolve_all' then '{dead,parked,unknown}'
-                                 else '{dead,parked,pending,blocked,awaiting_approval}' end;
+    v_allowed text[] := case act when 'resolve_all' then '{dead,parked,unknown}'
+                                 when 'cancel_all' then '{dead,parked,pending,blocked,awaiting_approval}' else '{dead,parked}' end;
     m         record;
 begin
     if filter is null or jsonb_typeof(filter) <> 'object' then
@@ -873,7 +941,26 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.bulk_order(ids uuid[])
+ RETURNS uuid[]
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_busy text[];
+begin
+    select array_agg(k.ordering_key) into v_busy
+    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (ids) and q.ordering_key is not null offset 0) k
+    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
+    if v_busy is null then
+        return ids;
+    end if;
+    return array(select q.id from samekey.outbox_queue q
+                 where q.id = any (ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text DEFAULT NULL::text, patch jsonb DEFAULT NULL::jsonb, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone)
  RETURNS uuid[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -884,9 +971,10 @@ CREATE OR REPLACE FUNCTION samekey.bulk_pick(act text, filter jsonb, after_id uu
  SET jit TO 'off'
 AS $function$
 declare
-    f        record;
-    v_status text;
-    v_ids    uuid[] := '{}';
+    f          record;
+    v_status   text;
+    v_ids      uuid[] := '{}';
+    v_replaces boolean := act in ('replace_all', 'replace_payload_all');
 begin
     f := samekey.bulk_filter(act, filter);
     if max_count is null or max_count not between 1 and 10000 then
@@ -900,14 +988,16 @@ begin
             from samekey.outbox_queue q
             where q.status = v_status collate "C"
               and q.id > coalesce(after_id, '00000000-0000-0000-0000-000000000000')
-              and case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
-                           when 'resolve_all' then true
-                           else q.first_sent_at is null end
+              and case when v_replaces then not exists (select from samekey.may_have_acted(q.id, q.first_sent_at))
+                       when act = 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                       when act = 'resolve_all' then true
+                       else q.first_sent_at is null end
               and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
               and (f.actions is null or q.action = any (f.actions collate "C"))
               and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
               and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
-              and (not f.of_outbox or exists (
+              and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
+              and (not (f.of_outbox or v_replaces) or exists (
                   select from samekey.outbox o
                   where o.id = q.id
                     and (f.part is null or o.part = f.part collate "C")
@@ -918,6 +1008,8 @@ begin
                                                         where h.intent_id = o.id and h.reference = f.reference collate "C"))
                     and (f.written_from is null or o.created_at >= f.written_from)
                     and (f.written_to is null or o.created_at < f.written_to)
+                    and (not v_replaces or coalesce(bulk_pick.deadline, o.deadline, 'infinity') > clock_timestamp())
+                    and (bulk_pick.patch is null or samekey.patchable(o.payload, o.content_type, bulk_pick.patch))
                   offset 0))
             order by q.id
             limit max_count - cardinality(v_ids)
@@ -927,7 +1019,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.bulk_plan(act text, filter jsonb, outcome text DEFAULT NULL::text, OUT intents bigint, OUT sample uuid[], OUT may_have_been_sent bigint)
+CREATE OR REPLACE FUNCTION samekey.bulk_plan(act text, filter jsonb, outcome text DEFAULT NULL::text, patch jsonb DEFAULT NULL::jsonb, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, OUT intents bigint, OUT sample uuid[], OUT may_have_been_sent bigint, OUT past_deadline bigint, OUT not_patchable bigint)
  RETURNS record
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -936,23 +1028,36 @@ CREATE OR REPLACE FUNCTION samekey.bulk_plan(act text, filter jsonb, outcome tex
  SET jit TO 'off'
 AS $function$
 declare
-    f record;
+    f          record;
+    v_replaces boolean := act in ('replace_all', 'replace_payload_all');
 begin
-    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all') then
-        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all or resolve_all' using errcode = '22023', column = 'act';
+    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all', 'replace_all', 'replace_payload_all') then
+        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all, resolve_all, replace_all or replace_payload_all'
+            using errcode = '22023', column = 'act';
     end if;
+    perform samekey.bulk_change(act, patch, deadline);
     f := samekey.bulk_filter(act, filter);
-    select count(*) filter (where p.possible), count(*) filter (where not p.possible) into intents, may_have_been_sent
+    select count(*) filter (where p.found = 'possible'), count(*) filter (where p.found = 'sent'), count(*) filter (where p.found = 'deadline'),
+           count(*) filter (where p.found = 'payload')
+    into intents, may_have_been_sent, past_deadline, not_patchable
     from (
-        select case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
-                        when 'resolve_all' then true
-                        else q.first_sent_at is null end as possible
+        select case when v_replaces then
+                        case when exists (select from samekey.may_have_acted(q.id, q.first_sent_at)) then 'sent'
+                             else (select case when coalesce(bulk_plan.deadline, o.deadline) <= clock_timestamp() then 'deadline'
+                                               when bulk_plan.patch is not null and not samekey.patchable(o.payload, o.content_type, bulk_plan.patch) then 'payload'
+                                               else 'possible' end
+                                   from samekey.outbox o where o.id = q.id) end
+                    when case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                                  when 'resolve_all' then true
+                                  else q.first_sent_at is null end then 'possible'
+                    else 'sent' end as found
         from samekey.outbox_queue q
         where q.status = any (f.statuses collate "C")
           and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
           and (f.actions is null or q.action = any (f.actions collate "C"))
           and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
           and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
           and (not f.of_outbox or exists (
               select from samekey.outbox o
               where o.id = q.id
@@ -965,7 +1070,28 @@ begin
                 and (f.written_from is null or o.created_at >= f.written_from)
                 and (f.written_to is null or o.created_at < f.written_to)
               offset 0))) p;
-    sample := samekey.bulk_pick(act, filter, null, 10, outcome);
+    sample := samekey.bulk_pick(act, filter, null, 10, outcome, patch, deadline);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.bulk_replace(act text, filter jsonb, patch jsonb, deadline timestamp with time zone, actor text, reason text, max_count integer, after_id uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check(act, actor, reason);
+    perform samekey.bulk_change(act, patch, deadline);
+    v_ids := samekey.bulk_pick(act, filter, after_id, max_count, null, patch, deadline);
+    last_id := v_ids[cardinality(v_ids)];
+    v_ids := samekey.bulk_order(v_ids);
+    -- Again, in a snapshot that is younger than the locks. See the interleavings above.
+    v_ids := array(select q.id from samekey.outbox_queue q
+                   where q.id = any (v_ids) and not exists (select from samekey.may_have_acted(q.id, q.first_sent_at) offset 0));
+    actions := samekey.act_replaced(v_ids, null, null, patch, deadline, actor, reason);
+    changed := cardinality(v_ids);
 end
 $function$
 
@@ -1084,19 +1210,12 @@ CREATE OR REPLACE FUNCTION samekey.cancel_all(filter jsonb, actor text, reason t
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_ids  uuid[];
-    v_busy text[];
+    v_ids uuid[];
 begin
     perform samekey.act_check('cancel_all', actor, reason);
     v_ids := samekey.bulk_pick('cancel_all', filter, after_id, max_count);
     last_id := v_ids[cardinality(v_ids)];
-    select array_agg(k.ordering_key) into v_busy
-    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (v_ids) and q.ordering_key is not null offset 0) k
-    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
-    if v_busy is not null then
-        v_ids := array(select q.id from samekey.outbox_queue q
-                       where q.id = any (v_ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
-    end if;
+    v_ids := samekey.bulk_order(v_ids);
     actions := samekey.act_cancelled('cancelled', v_ids, actor, reason);
     changed := cardinality(v_ids);
 end
@@ -1537,34 +1656,42 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.hold_successor(id uuid, OUT successor uuid, OUT status text, OUT held boolean)
+CREATE OR REPLACE FUNCTION samekey.hold_successor(id uuid, OUT successor uuid, OUT status text, OUT held boolean, OUT sent boolean)
  RETURNS SETOF record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
-    select s.id into successor
-    from samekey.outbox o
-    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
-    where o.id = hold_successor.id and s.revision > o.revision
-    order by s.revision desc
-    limit 1;
-    if successor is null then
-        return;
-    end if;
-    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    loop
+        select s.id into successor
+        from samekey.outbox o
+        join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+        where o.id = hold_successor.id and s.revision > o.revision
+        order by s.revision desc
+        limit 1;
+        if successor is null then
+            return;
+        end if;
+        select q.status, q.first_sent_at is not null or q.status not in ('pending', 'awaiting_approval', 'parked', 'dead') into status, sent
+        from samekey.outbox_queue q where q.id = successor for update;
+        -- This may have waited for a transaction that replaced the successor: then another one is the last.
+        exit when status is not null or not exists (select from samekey.outbox s where s.replaces = successor);
+    end loop;
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
-        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered',
+            cause = 'the intent that it replaces was delivered'
         where q.id = successor;
         insert into samekey.outbox_history (intent_id, event, outcome, code)
         values (successor, 'held', 'parked', 'predecessor_delivered');
         perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
             'predecessor_delivered');
     elsif status is null then
-        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+        select h.final_status, h.outcome is not null into status, sent -- a person's act has no outcome
+        from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
+    sent := coalesce(sent, true);
     return next;
 end
 $function$
@@ -1708,6 +1835,38 @@ CREATE OR REPLACE FUNCTION samekey.key_lock(scope text, idem_key text)
  IMMUTABLE PARALLEL SAFE STRICT
 AS $function$ select pg_catalog.hashtextextended((pg_catalog.octet_length(scope)::text || ':' || scope || idem_key) collate pg_catalog."C", 7309453201) $function$
 
+CREATE OR REPLACE FUNCTION samekey.may_have_acted(intent_id uuid, first_sent_at timestamp with time zone)
+ RETURNS SETOF bigint
+ LANGUAGE sql
+ STABLE
+AS $function$
+    select h.id
+    from samekey.outbox_history h
+    where h.intent_id = may_have_acted.intent_id and h.at >= may_have_acted.first_sent_at
+      and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+           and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.merge_patch(target json, patch jsonb)
+ RETURNS json
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if jsonb_typeof(patch) <> 'object' then
+        return patch;
+    end if;
+    return (
+        select '{' || coalesce(string_agg(to_json(m.key) || ':' || m.value, ',' order by m.n, m.added), '') || '}'
+        from (
+            select t.n, p.n as added, coalesce(t.key, p.key) as key, case when p.key is null then t.value else samekey.merge_patch(t.value, p.value) end as value
+            from json_each(case json_typeof(target) when 'object' then target else '{}' end) with ordinality t (key, value, n)
+            full join jsonb_each(patch) with ordinality p (key, value, n) on p.key = t.key
+            where jsonb_typeof(p.value) is distinct from 'null') m);
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, status text, event text, code text DEFAULT NULL::text, error text DEFAULT NULL::text, actor text DEFAULT NULL::text, reason text DEFAULT NULL::text)
  RETURNS boolean
  LANGUAGE plpgsql
@@ -1715,8 +1874,13 @@ CREATE OR REPLACE FUNCTION samekey.note_attention(intent_id uuid, action text, s
 AS $function$
 #variable_conflict use_column
 begin
-    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
-    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+    insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id,
+           coalesce((select f.id
+                     from samekey.outbox o
+                     join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
+                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+           a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
     where a.action = note_attention.action collate "C" and a.attention;
@@ -1809,7 +1973,8 @@ begin
     where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
       and o.fence = operation_release.fence;
     if not found or exists (select from samekey.operation_steps s
-                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C"
+                              and (s.status <> 'unsent' or s.resolved_at is not null)) then
         return;
     end if;
     delete from samekey.operation_steps s
@@ -1903,6 +2068,27 @@ AS $function$
                 else samekey.refuse_scope() end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.patchable(payload bytea, content_type text, patch jsonb)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_payload json;
+    v_member  json;
+begin
+    if content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or octet_length(payload) + octet_length(patch::text) > 1048576 then
+        return false;
+    end if;
+    v_payload := convert_from(payload, 'UTF8');
+    v_member := v_payload -> ''; -- reads all texts
+    return json_typeof(v_payload) = 'object';
+exception when data_exception or program_limit_exceeded then
+    return false;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.pause(destination text, actor text, reason text, action text DEFAULT ''::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone)
  RETURNS void
  LANGUAGE plpgsql
@@ -1935,8 +2121,11 @@ CREATE OR REPLACE FUNCTION samekey.redrive(id uuid, actor text, reason text)
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    perform samekey.act_unsent('redrive', v_row);
+    perform samekey.act_not_held('redrive', v_row);
     return samekey.act_redriven(array[id], actor, reason);
 end
 $function$
@@ -2020,6 +2209,18 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.replace_all(filter jsonb, actor text, reason text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select b.* into changed, last_id, actions
+    from samekey.bulk_replace('replace_all', filter, null, deadline, actor, reason, max_count, after_id) b;
+end
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.replace_payload(id uuid, payload bytea, actor text, reason text, content_type text DEFAULT NULL::text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone)
  RETURNS uuid
  LANGUAGE plpgsql
@@ -2032,6 +2233,18 @@ begin
     end if;
     return samekey.act_replace(replace_payload.id, replace_payload.payload, replace_payload.content_type, replace_payload.deadline,
         replace_payload.actor, replace_payload.reason);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.replace_payload_all(filter jsonb, patch jsonb, actor text, reason text, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, max_count integer DEFAULT 500, after_id uuid DEFAULT NULL::uuid, OUT changed integer, OUT last_id uuid, OUT actions text[])
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select b.* into changed, last_id, actions
+    from samekey.bulk_replace('replace_payload_all', filter, patch, deadline, actor, reason, max_count, after_id) b;
 end
 $function$
 
@@ -2054,16 +2267,22 @@ CREATE OR REPLACE FUNCTION samekey.resolve(id uuid, outcome text, actor text, re
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_held record;
 begin
     perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
     -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
-    -- is held.
+    -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-        perform samekey.hold_successor(resolve.id);
+        select s.* into v_held from samekey.hold_successor(resolve.id) s;
+        if v_held.sent then
+            raise warning 'samekey: resolve: intent % was replaced by intent %, which is % and may have been sent too', resolve.id, v_held.successor, v_held.status
+                using hint = 'Look for two effects at the vendor.';
+        end if;
         return '{}';
     end if;
     perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');

@@ -58,26 +58,43 @@ func (q *Queries) ActApprove(ctx context.Context, arg ActApproveParams) ([]strin
 }
 
 const ActBulkPlan = `-- name: ActBulkPlan :one
-select p.intents::bigint as intents, p.sample::uuid[] as sample, p.may_have_been_sent::bigint as may_have_been_sent
-from samekey.bulk_plan($1::text, ($2::text)::jsonb, $3::text) p
+select p.intents::bigint as intents, p.sample::uuid[] as sample, p.may_have_been_sent::bigint as may_have_been_sent,
+       p.past_deadline::bigint as past_deadline, p.not_patchable::bigint as not_patchable
+from samekey.bulk_plan($1::text, ($2::text)::jsonb, $3::text, ($4::text)::jsonb, $5::timestamptz) p
 `
 
 type ActBulkPlanParams struct {
-	Act     string
-	Filter  string
-	Outcome string
+	Act      string
+	Filter   string
+	Outcome  string
+	Patch    *string
+	Deadline *time.Time
 }
 
 type ActBulkPlanRow struct {
 	Intents         int64
 	Sample          []uuid.UUID
 	MayHaveBeenSent int64
+	PastDeadline    int64
+	NotPatchable    int64
 }
 
 func (q *Queries) ActBulkPlan(ctx context.Context, arg ActBulkPlanParams) (ActBulkPlanRow, error) {
-	row := q.db.QueryRow(ctx, ActBulkPlan, arg.Act, arg.Filter, arg.Outcome)
+	row := q.db.QueryRow(ctx, ActBulkPlan,
+		arg.Act,
+		arg.Filter,
+		arg.Outcome,
+		arg.Patch,
+		arg.Deadline,
+	)
 	var i ActBulkPlanRow
-	err := row.Scan(&i.Intents, &i.Sample, &i.MayHaveBeenSent)
+	err := row.Scan(
+		&i.Intents,
+		&i.Sample,
+		&i.MayHaveBeenSent,
+		&i.PastDeadline,
+		&i.NotPatchable,
+	)
 	return i, err
 }
 
@@ -326,6 +343,41 @@ func (q *Queries) ActReplace(ctx context.Context, arg ActReplaceParams) (ActRepl
 	return i, err
 }
 
+const ActReplaceAll = `-- name: ActReplaceAll :one
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.replace_all(($1::text)::jsonb, $2::text, $3::text, $4::timestamptz, $5::int,
+                         $6::uuid) a
+`
+
+type ActReplaceAllParams struct {
+	Filter   string
+	Actor    string
+	Reason   string
+	Deadline *time.Time
+	MaxCount int32
+	AfterID  *uuid.UUID
+}
+
+type ActReplaceAllRow struct {
+	Changed int32
+	LastID  *uuid.UUID
+	Actions []string
+}
+
+func (q *Queries) ActReplaceAll(ctx context.Context, arg ActReplaceAllParams) (ActReplaceAllRow, error) {
+	row := q.db.QueryRow(ctx, ActReplaceAll,
+		arg.Filter,
+		arg.Actor,
+		arg.Reason,
+		arg.Deadline,
+		arg.MaxCount,
+		arg.AfterID,
+	)
+	var i ActReplaceAllRow
+	err := row.Scan(&i.Changed, &i.LastID, &i.Actions)
+	return i, err
+}
+
 const ActReplacePayload = `-- name: ActReplacePayload :one
 select samekey.replace_payload($1::uuid, $2::bytea, $3::text, $4::text, $5::text, $6::timestamptz)::uuid as successor,
        coalesce((select o.action from samekey.outbox o where o.id = $1), '')::text as action
@@ -356,6 +408,43 @@ func (q *Queries) ActReplacePayload(ctx context.Context, arg ActReplacePayloadPa
 	)
 	var i ActReplacePayloadRow
 	err := row.Scan(&i.Successor, &i.Action)
+	return i, err
+}
+
+const ActReplacePayloadAll = `-- name: ActReplacePayloadAll :one
+select a.changed::int as changed, a.last_id, a.actions::text[] as actions
+from samekey.replace_payload_all(($1::text)::jsonb, ($2::text)::jsonb, $3::text, $4::text, $5::timestamptz,
+                                 $6::int, $7::uuid) a
+`
+
+type ActReplacePayloadAllParams struct {
+	Filter   string
+	Patch    string
+	Actor    string
+	Reason   string
+	Deadline *time.Time
+	MaxCount int32
+	AfterID  *uuid.UUID
+}
+
+type ActReplacePayloadAllRow struct {
+	Changed int32
+	LastID  *uuid.UUID
+	Actions []string
+}
+
+func (q *Queries) ActReplacePayloadAll(ctx context.Context, arg ActReplacePayloadAllParams) (ActReplacePayloadAllRow, error) {
+	row := q.db.QueryRow(ctx, ActReplacePayloadAll,
+		arg.Filter,
+		arg.Patch,
+		arg.Actor,
+		arg.Reason,
+		arg.Deadline,
+		arg.MaxCount,
+		arg.AfterID,
+	)
+	var i ActReplacePayloadAllRow
+	err := row.Scan(&i.Changed, &i.LastID, &i.Actions)
 	return i, err
 }
 

@@ -19,7 +19,7 @@ import (
 // event writes an attention event of an intent, and sets columns of it.
 func (s *queue) event(intent uuid.UUID, set string) (id int64) {
 	s.Helper()
-	err := s.QueryRow(s.Context(), `insert into samekey.outbox_attention (intent_id, action, status, event) values ($1, 'charge', 'dead', 'attempt') returning id`, intent).Scan(&id)
+	err := s.QueryRow(s.Context(), `insert into samekey.outbox_attention (intent_id, first_id, action, status, event) values ($1, $1, 'charge', 'dead', 'attempt') returning id`, intent).Scan(&id)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestAttentionIsPutOffAndBackTogether(t *testing.T) {
 	}
 	failed := func(id int64, attempts int32) {
 		t.Helper()
-		err := s.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: id, IntentID: intent, DelayUs: time.Hour.Microseconds(), AttemptsUsed: attempts})
+		err := s.q.OutboxAttentionFailed(ctx, db.OutboxAttentionFailedParams{ID: id, DelayUs: time.Hour.Microseconds(), AttemptsUsed: attempts})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestAttentionIsPutOffAndBackTogether(t *testing.T) {
 
 	end := func(id int64, began string, rows int64) {
 		t.Helper()
-		n, err := s.q.OutboxAttentionDelete(ctx, db.OutboxAttentionDeleteParams{ID: id, IntentID: intent, Began: began})
+		n, err := s.q.OutboxAttentionDelete(ctx, db.OutboxAttentionDeleteParams{ID: id, Began: began})
 		if err != nil || n != rows {
 			t.Errorf("%d rows, %v, want %d", n, err, rows)
 		}

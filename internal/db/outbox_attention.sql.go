@@ -16,22 +16,21 @@ const OutboxAttentionDelete = `-- name: OutboxAttentionDelete :execrows
 with next as (
     update samekey.outbox_attention n
     set due_at = clock_timestamp()
-    where n.intent_id = $3 and n.id > $1 and n.due_at > clock_timestamp()
+    where n.first_id = (select b.first_id from samekey.outbox_attention b where b.id = $1) and n.id > $1 and n.due_at > clock_timestamp()
 )
 delete from samekey.outbox_attention a
 where a.id = $1 and ($2::text = '' or pg_current_xact_id()::text = $2::text)
 `
 
 type OutboxAttentionDeleteParams struct {
-	ID       int64
-	Began    string
-	IntentID uuid.UUID
+	ID    int64
+	Began string
 }
 
 // The last statement of the transaction in which the function ran. began is the id of that transaction, or empty after
-// the function has committed it. The next event of the intent is due now, if it was put off with this one.
+// the function has committed it. The next event of the first_id is due now, if it was put off with this one.
 func (q *Queries) OutboxAttentionDelete(ctx context.Context, arg OutboxAttentionDeleteParams) (int64, error) {
-	result, err := q.db.Exec(ctx, OutboxAttentionDelete, arg.ID, arg.Began, arg.IntentID)
+	result, err := q.db.Exec(ctx, OutboxAttentionDelete, arg.ID, arg.Began)
 	if err != nil {
 		return 0, err
 	}
@@ -43,26 +42,24 @@ update samekey.outbox_attention a
 set attempts_used = case when a.id = $1 then a.attempts_used + 1 else a.attempts_used end,
     last_error    = case when a.id = $1 then $2::text else a.last_error end,
     due_at        = greatest(a.due_at, clock_timestamp() + interval '1 microsecond' * $3::bigint)
-where a.intent_id = $4 and a.id >= $1
-  and (select b.attempts_used from samekey.outbox_attention b where b.id = $1) = $5::int
+where a.first_id = (select b.first_id from samekey.outbox_attention b where b.id = $1) and a.id >= $1
+  and (select b.attempts_used from samekey.outbox_attention b where b.id = $1) = $4::int
 `
 
 type OutboxAttentionFailedParams struct {
 	ID           int64
 	LastError    string
 	DelayUs      int64
-	IntentID     uuid.UUID
 	AttemptsUsed int32
 }
 
-// Puts the event off, and with it the later ones of the intent, so that OutboxAttentionNext does not step over them.
+// Puts the event off, and with it the later ones of its first_id, so that OutboxAttentionNext does not step over them.
 // attempts_used keeps a worker that comes late from counting another worker's try.
 func (q *Queries) OutboxAttentionFailed(ctx context.Context, arg OutboxAttentionFailedParams) error {
 	_, err := q.db.Exec(ctx, OutboxAttentionFailed,
 		arg.ID,
 		arg.LastError,
 		arg.DelayUs,
-		arg.IntentID,
 		arg.AttemptsUsed,
 	)
 	return err
@@ -79,7 +76,7 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
 from samekey.outbox_attention a
 where a.action = $1 and a.due_at <= (select clock_timestamp())
   and (select array_agg(d.id) from samekey.deployment d) = array[$2::uuid]
-  and not exists (select from samekey.outbox_attention b where b.intent_id = a.intent_id and b.id < a.id offset 0)
+  and not exists (select from samekey.outbox_attention b where b.first_id = a.first_id and b.id < a.id offset 0)
 order by a.due_at, a.id
 limit 1
 for update of a skip locked
@@ -115,7 +112,7 @@ type OutboxAttentionNextRow struct {
 //	killed before the function's commit            the lock ends with the connection: any worker runs the function again
 //	killed after the commit                        the row is gone
 //	two workers look for a row                     skip locked: each row goes to one of them. They never take two rows of
-//	                                               one intent: a row that an older one precedes is not taken, and an older
+//	                                               one first_id: a row that an older one precedes is not taken, and an older
 //	                                               row that is being deleted still precedes until the commit
 //	two transitions of one intent                  the second statement waits for the row lock of the first in the queue,
 //	                                               and takes its number after that: ids follow the order of transitions
@@ -130,6 +127,8 @@ type OutboxAttentionNextRow struct {
 //	Apply waits for a row that its worker could    Apply's worker runs the row's function itself, by
 //	run                                            OutboxAttentionOfIntent, unless another worker is running it
 //	dead, function blocked; cancelled              the second row waits for the first
+//	dead, function blocked; replaced; the          the rows of the first one have the same first_id as those of the
+//	successor is delivered, or dead                successor, so its Apply and its rows wait for them
 //	the function ends the transaction itself       OutboxAttentionDelete compares the transaction's id, as
 //	                                               OutboxQueueFinish does
 //	no worker has had the function for 10 minutes  samekey.actions.attention is false: no rows are written, no Apply waits
@@ -137,7 +136,8 @@ type OutboxAttentionNextRow struct {
 //	the action is paused                           the rows wait, as its Applies do
 //	the database belongs to another deployment     the rows wait, as everything does
 //
-// The first due row of an action whose intent has no older row, locked. No row: nothing is due, or others have it.
+// The first due row of an action that no older row of its first_id precedes, locked. No row: nothing is due, or others
+// have it.
 //
 // `offset 0` keeps the lookup of an older row a filter. The planner expects half of the rows to pass it, so it reads the
 // index in order and stops at the first row. For other forms it expects one in 200, and sorts all that is due.
@@ -170,7 +170,13 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
        coalesce((select h.reference from samekey.outbox_history h
                  where h.intent_id = a.intent_id and h.reference is not null order by h.id desc limit 1), '')::text as reference
 from samekey.outbox_attention a
-where a.id = (select b.id from samekey.outbox_attention b where b.intent_id = $1 order by b.id limit 1)
+where a.id = (select b.id from samekey.outbox_attention b
+              where b.first_id = coalesce((select f.id
+                                           from samekey.outbox o
+                                           join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope
+                                                                and f.action = o.action and f.part = o.part
+                                           where o.id = $1 and o.revision > 0 and f.revision = 0), $1)
+              order by b.id limit 1)
   and a.due_at <= (select clock_timestamp())
 for update of a skip locked
 `
@@ -191,7 +197,7 @@ type OutboxAttentionOfIntentRow struct {
 	Reference    string
 }
 
-// The first row of an intent, if it is due, locked.
+// The first row of an intent and of those that it replaces, if it is due, locked.
 func (q *Queries) OutboxAttentionOfIntent(ctx context.Context, intentID uuid.UUID) (OutboxAttentionOfIntentRow, error) {
 	row := q.db.QueryRow(ctx, OutboxAttentionOfIntent, intentID)
 	var i OutboxAttentionOfIntentRow

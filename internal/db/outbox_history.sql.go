@@ -20,12 +20,15 @@ select h.outcome::text as outcome, coalesce(h.code, '')::text as code, coalesce(
            from samekey.outbox_history r
            join samekey.outbox_queue q on q.id = r.intent_id
            where r.intent_id = h.intent_id and r.reference is not null and r.at >= q.first_sent_at
-             and (r.event in ('attempt', 'lookup') or r.event = 'late' and r.attempt = q.last_sent_attempt)
+             and (r.event in ('attempt', 'lookup') or r.event = 'late' and r.attempt >= q.last_sent_attempt)
            order by r.id desc
            limit 1), '')::text as reference
 from samekey.outbox_history h
 where h.intent_id = $1 and h.outcome in ('delivered', 'refused')
-  and (h.event <> 'late' or h.attempt = (select q.last_sent_attempt from samekey.outbox_queue q where q.id = $1))
+  and (h.event <> 'late' or h.attempt = (select q.last_sent_attempt from samekey.outbox_queue q where q.id = $1)
+       or h.attempt > (select q.last_sent_attempt from samekey.outbox_queue q where q.id = $1)
+          and not exists (select from samekey.outbox_history r
+                          where r.intent_id = h.intent_id and r.event = 'resolved' and r.outcome in ('delivered', 'refused') and r.id < h.id))
 order by h.id desc
 limit 1
 `
@@ -41,8 +44,9 @@ type OutboxHistoryAnswerRow struct {
 
 // Events of an intent that a worker needs.
 // The outcome of an answered intent: from an attempt, a lookup, a late attempt or a person, whichever is the latest. A
-// late outcome counts only if it belongs to the last attempt that was sent. If it has no reference, the last earlier
-// answer that has one tells it, as in OutboxHistoryLast: the id in a 202 names what the lookup found done.
+// late outcome counts only if it is of the last attempt that was sent, or of a later lookup and not behind a person's
+// answer. If it has no reference, the last earlier answer that has one tells it, as in OutboxHistoryLast: the id in a
+// 202 names what the lookup found done.
 func (q *Queries) OutboxHistoryAnswer(ctx context.Context, id uuid.UUID) (OutboxHistoryAnswerRow, error) {
 	row := q.db.QueryRow(ctx, OutboxHistoryAnswer, id)
 	var i OutboxHistoryAnswerRow
@@ -63,7 +67,7 @@ select coalesce(l.code, '')::text as code, coalesce(l.response_type, '')::text a
            select r.reference
            from samekey.outbox_history r
            where r.intent_id = q.id and r.reference is not null and r.at >= q.first_sent_at
-             and (r.event in ('attempt', 'lookup') or r.event = 'late' and r.attempt = q.last_sent_attempt)
+             and (r.event in ('attempt', 'lookup') or r.event = 'late' and r.attempt >= q.last_sent_attempt)
            order by r.id desc
            limit 1), '')::text as reference
 from samekey.outbox_queue q

@@ -36,7 +36,12 @@ const OutboxQueueCheckClaim = `-- name: OutboxQueueCheckClaim :one
 select pg_current_xact_id()::text as began,
        coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
                  from samekey.outbox_attention n
-                 where n.intent_id = q.id and (select a.attention from samekey.actions a where a.action = n.action)
+                 where n.first_id = coalesce((select f.id
+                                              from samekey.outbox o
+                                              join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope
+                                                                   and f.action = o.action and f.part = o.part
+                                              where o.id = q.id and o.revision > 0 and f.revision = 0), q.id)
+                   and (select a.attention from samekey.actions a where a.action = n.action)
                  order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q
 where q.id = $1 and q.attempt = $2 and coalesce(q.leased_by, 0) = $3::int and q.status = 'answered'
@@ -57,8 +62,8 @@ type OutboxQueueCheckClaimRow struct {
 // the application, whose own transactions may lock those rows before they write to the queue. OutboxQueueFinish
 // decides. The id costs nothing extra: a transaction that finishes an intent gets one in any case.
 //
-// attention_in_us is not -1 if Apply must wait: the intent has attention events that some worker handles. They happened
-// before the answer, and the first one is due in that many microseconds.
+// attention_in_us is not -1 if Apply must wait: the intent, or one that it replaces, has attention events that some
+// worker handles. They happened before the answer, and the first one is due in that many microseconds.
 func (q *Queries) OutboxQueueCheckClaim(ctx context.Context, arg OutboxQueueCheckClaimParams) (OutboxQueueCheckClaimRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueCheckClaim, arg.ID, arg.Attempt, arg.Worker)
 	var i OutboxQueueCheckClaimRow
@@ -388,7 +393,8 @@ func (q *Queries) OutboxQueueHeadless(ctx context.Context, arg OutboxQueueHeadle
 }
 
 const OutboxQueueHoldSuccessor = `-- name: OutboxQueueHoldSuccessor :one
-select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held
+select h.successor::uuid as successor, coalesce(h.status, '')::text as status, coalesce(h.held, false)::boolean as held,
+       coalesce(h.sent, true)::boolean as sent
 from (select) one left join lateral samekey.hold_successor($1::uuid) h on true
 where h.successor is not null
 `
@@ -397,22 +403,31 @@ type OutboxQueueHoldSuccessorRow struct {
 	Successor uuid.UUID
 	Status    string
 	Held      bool
+	Sent      bool
 }
 
 // After a late answer that an intent was delivered, which another intent has replaced meanwhile: holds the successor.
 // Run it after OutboxQueueSettleLate, in the same transaction and in a statement of its own. The interleavings of a late
 // answer L and a replacement R of the same intent:
 //
-//	L changes the row, R waits for the row     R sees an answered intent and refuses
-//	R locks the row, L waits for the row       L finds no row. This statement has a new snapshot and sees the successor
-//	R and a claim of the successor commit      the successor is leased: it is not held, and the log warns that both may
-//	before L                                   have acted
-//	the worker dies between the two            nothing is committed: the late answer is lost, as any answer of a process
-//	                                           that dies
+//	L changes the row, R waits for the row      R sees an answered intent and refuses
+//	R locks the row, L waits for the row        L finds no row. This statement has a new snapshot and sees the successor
+//	R replaces the successor, L waits for its   L looks again and holds the successor's own successor
+//	row
+//	L holds the successor, R waits for its row  R refuses: the successor is held
+//	R and a claim of the successor commit       the successor is leased: it is not held, and the log warns that both may
+//	before L                                    have acted
+//	the worker dies between the two             nothing is committed: the late answer is lost, as any answer of a process
+//	                                            that dies
 func (q *Queries) OutboxQueueHoldSuccessor(ctx context.Context, id uuid.UUID) (OutboxQueueHoldSuccessorRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueHoldSuccessor, id)
 	var i OutboxQueueHoldSuccessorRow
-	err := row.Scan(&i.Successor, &i.Status, &i.Held)
+	err := row.Scan(
+		&i.Successor,
+		&i.Status,
+		&i.Held,
+		&i.Sent,
+	)
 	return i, err
 }
 
@@ -894,7 +909,7 @@ with recorded as materialized (
     update samekey.outbox_queue q
     set status = 'answered', due_at = clock_timestamp(), leased_by = null, lease_until = null, attempts_used = 0,
         attempt = q.attempt + 1, cause = null
-    where q.id = $1::uuid and q.last_sent_attempt = $2::int and q.status in ('unknown', 'parked', 'dead')
+    where q.id = $1::uuid and q.last_sent_attempt <= $2::int and q.status in ('unknown', 'parked', 'dead')
       and $4::text in ('delivered', 'refused')
       and not (select r.already from recorded r)
     returning q.id
@@ -926,9 +941,11 @@ type OutboxQueueSettleLateRow struct {
 	Logged   int32
 }
 
-// Records the answer of an attempt that was taken over, once. A definite answer (delivered or refused) resolves an
-// intent that is unknown, parked or dead since that attempt. A worker that is looking the intent up finds that its
-// fence does not match.
+// Records the answer of an attempt or a lookup that was taken over, once. A definite answer (delivered or refused)
+// resolves an intent that is unknown, parked or dead, if it is about the attempt that was sent last: it is that
+// attempt's own answer, or that of a lookup after it, which has a higher number. A person who resolved the intent as not
+// sent while it was looked up is corrected so before a redrive sends it again. A worker that is looking the intent up
+// finds that its fence does not match.
 func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSettleLateParams) (OutboxQueueSettleLateRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueSettleLate,
 		arg.ID,

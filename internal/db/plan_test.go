@@ -62,10 +62,10 @@ from generate_series(1, %[4]d) n;
 insert into samekey.outbox_sends (intent_id, carried_key, request) select o.id, 'key', 'request' from samekey.outbox o where hashtext(o.idem_key) %% 2 = 0;
 -- Attention events: those of a function that fails, put off until tomorrow, with a second one behind each; and some due.
 insert into samekey.actions (action, attention) values ('charge_card', true);
-insert into samekey.outbox_attention (intent_id, action, status, event, due_at)
-select pg_temp.id(4000000 + n / 2), 'charge_card', 'dead', 'attempt', now() + interval '1 day' from generate_series(1, %[3]d) n;
-insert into samekey.outbox_attention (intent_id, action, status, event, due_at)
-select pg_temp.id(5000000 + n), 'charge_card', 'dead', 'attempt', now() - interval '1 minute' from generate_series(1, %[4]d) n;
+insert into samekey.outbox_attention (intent_id, first_id, action, status, event, due_at)
+select pg_temp.id(4000000 + n / 2), pg_temp.id(4000000 + n / 2), 'charge_card', 'dead', 'attempt', now() + interval '1 day' from generate_series(1, %[3]d) n;
+insert into samekey.outbox_attention (intent_id, first_id, action, status, event, due_at)
+select pg_temp.id(5000000 + n), pg_temp.id(5000000 + n), 'charge_card', 'dead', 'attempt', now() - interval '1 minute' from generate_series(1, %[4]d) n;
 insert into samekey.endpoints (destination, name, url) select 'hooks', 'shop-' || n, 'https://shop.example' from generate_series(1, %[3]d) n;
 `
 
@@ -309,12 +309,20 @@ func (p planner) checkAll() {
 	p.checkReads("plan of many", `select * from samekey.bulk_plan('redrive_all', '{"action": "charge_card", "from": "2020-01-01"}')`, 3000)
 	p.checkReads("redrive many", `select * from samekey.redrive_all('{}', 'ann', 'r', 100)`, 500)
 	p.checkReads("resolve many", `select * from samekey.resolve_all('{"cause": "overloaded"}', 'not_sent', 'ann', 'r', max_count => 100)`, 500)
+	// A replacement also reads an intent's row and history, twice: as it picks it, and after the lock.
+	p.exec(`insert into samekey.outbox (id, scope, idem_key, action, delivery_key, payload, content_type, due_at)
+		select q.id, 's', q.id::text, q.action, q.id, '{}', 'application/json', now() from samekey.outbox_queue q where q.status = 'dead' on conflict do nothing`)
+	p.exec(`insert into samekey.outbox_history (intent_id, event, outcome) select q.id, 'attempt', 'dead' from samekey.outbox_queue q where q.status = 'dead'`)
+	p.exec(`update samekey.outbox_queue set first_sent_at = now() where status = 'dead'`)
+	p.checkReads("plan of replacements", `select * from samekey.bulk_plan('replace_payload_all', '{"action": "charge_card", "from": "2020-01-01"}', patch => '{"a": 1}')`, 6000)
+	p.checkReads("replace many", `select * from samekey.replace_all('{"status": "dead"}', 'ann', 'r', max_count => 100)`, 1500)
+	p.checkReads("replace many payloads", `select * from samekey.replace_payload_all('{"code": "503"}', '{"a": 1}', 'ann', 'r', max_count => 100)`, 1500)
 	p.checkReads("cancel many", `select * from samekey.cancel_all('{"status": "dead", "code": "503"}', 'ann', 'r', 100)`, 1000)
 	// In other states, a run reads the primary key once: a batch goes on after the last one.
 	p.checkReads("cancel pending ones", `select * from samekey.cancel_all('{"status": "pending", "action": "charge_card"}', 'ann', 'r', 100,
-		lpad(to_hex(2002000), 32, '0')::uuid)`, 500)
+		lpad(to_hex(2002000), 32, '0')::uuid)`, 1000)
 	p.checkReads("cancel blocked ones", `select * from samekey.cancel_all('{"status": "blocked"}', 'ann', 'r', 100,
-		lpad(to_hex(1002000), 32, '0')::uuid)`, 500)
+		lpad(to_hex(1002000), 32, '0')::uuid)`, 1000)
 
 	names := make([]string, 100)
 	for i := range names {
@@ -323,11 +331,12 @@ func (p planner) checkAll() {
 	p.check("endpoints of calls", db.EndpointsForCalls, 2*len(names), db.EndpointsForCallsParams{Destination: "hooks", Names: names})
 	p.check("attention, the next event", db.OutboxAttentionNext, 20, db.OutboxAttentionNextParams{Action: "charge_card"})
 	var event db.OutboxAttentionDeleteParams
-	if err := p.tx.QueryRow(p.t.Context(), `select id, intent_id from samekey.outbox_attention order by due_at desc, id limit 1`).Scan(&event.ID, &event.IntentID); err != nil {
+	var intent uuid.UUID
+	if err := p.tx.QueryRow(p.t.Context(), `select id, intent_id from samekey.outbox_attention order by due_at desc, id limit 1`).Scan(&event.ID, &intent); err != nil {
 		p.t.Fatal(err)
 	}
-	p.check("attention of an intent", db.OutboxAttentionOfIntent, 10, event.IntentID)
-	p.check("attention failed", db.OutboxAttentionFailed, 10, db.OutboxAttentionFailedParams{ID: event.ID, IntentID: event.IntentID, DelayUs: 1})
+	p.check("attention of an intent", db.OutboxAttentionOfIntent, 10, intent)
+	p.check("attention failed", db.OutboxAttentionFailed, 10, db.OutboxAttentionFailedParams{ID: event.ID, DelayUs: 1})
 	p.check("attention ends", db.OutboxAttentionDelete, 10, event)
 	// A subject has 40 intents at full size, and each of them an event.
 	p.check("list by subject", db.OutboxListBySubject, 200, db.OutboxListBySubjectParams{Subject: "booking/42", Before: uuid.Max, MaxCount: 100})

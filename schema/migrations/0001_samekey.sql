@@ -247,11 +247,12 @@ create table samekey.outbox_sends (
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Attention events: one row each time an intent of an action with an Attention function becomes dead, parked,
 -- awaiting_approval or cancelled. A worker runs the function in the transaction that deletes the row: in order of id for
--- each intent, before a later Apply. The table is empty most of the time. queries/outbox_attention.sql has the
--- interleavings.
+-- each intent and those that replace it, before a later Apply. The table is empty most of the time.
+-- queries/outbox_attention.sql has the interleavings.
 create table samekey.outbox_attention (
     id            bigint      generated always as identity primary key,
     intent_id     uuid        not null,
+    first_id      uuid        not null,     -- the intent, or the first one of those that it replaces
     action        text        collate "C" not null,
     status        text        collate "C" not null,
     event         text        collate "C" not null, -- what led there, as in outbox_history
@@ -267,7 +268,8 @@ create table samekey.outbox_attention (
     constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
 );
 create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
-create index outbox_attention_intent on samekey.outbox_attention (intent_id, id);
+create index outbox_attention_intent on samekey.outbox_attention (intent_id);
+create index outbox_attention_first on samekey.outbox_attention (first_id, id);
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The processed records (idempotency records), one per key. A record counts until it is pruned: reads ignore
@@ -343,7 +345,7 @@ create table samekey.operation_steps (
     primary key (idem_key, scope, position),
     constraint operation_steps_once unique (idem_key, scope, name),
 
-    constraint operation_steps_position check (position between 1 and 1000),
+    constraint operation_steps_position check (position between 1 and 1001), -- the last one for samekey.abandoned
     constraint operation_steps_name     check (name ~ '^[a-z][a-z0-9_.-]{0,62}$'),
     -- in_flight: a call is being made, or its outcome is unknown. unsent: certainly not sent. parked: its outcome is
     -- unknown, and a person has to find it out.
@@ -584,8 +586,13 @@ create function samekey.note_attention(
 as $$
 #variable_conflict use_column
 begin
-    insert into samekey.outbox_attention (intent_id, action, status, event, code, error, actor, reason)
-    select note_attention.intent_id, a.action, note_attention.status, note_attention.event,
+    insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
+    select note_attention.intent_id,
+           coalesce((select f.id
+                     from samekey.outbox o
+                     join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
+                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+           a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
     where a.action = note_attention.action collate "C" and a.attention;
@@ -1429,8 +1436,8 @@ begin
 end
 $$;
 
--- Lets the next call take the operation over at once. If no step of it was stored or may have been sent, the operation
--- is deleted, and the key can be used again. Without the fence it changes nothing.
+-- Lets the next call take the operation over at once. If no step of it was stored, may have been sent or was resolved by
+-- a person, the operation is deleted, and the key can be used again. Without the fence it changes nothing.
 create function samekey.operation_release(scope text, idem_key text, fence bigint) returns void
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1442,7 +1449,8 @@ begin
     where o.idem_key = operation_release.idem_key collate "C" and o.scope = operation_release.scope collate "C"
       and o.fence = operation_release.fence;
     if not found or exists (select from samekey.operation_steps s
-                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C" and s.status <> 'unsent') then
+                            where s.idem_key = operation_release.idem_key collate "C" and s.scope = operation_release.scope collate "C"
+                              and (s.status <> 'unsent' or s.resolved_at is not null)) then
         return;
     end if;
     delete from samekey.operation_steps s
@@ -1604,8 +1612,8 @@ $$;
 --    act raises the attempt, so it matches no row, and its answer is kept as a late one. If the settle came first,
 --    act_lock sees its outcome, or no row.
 --  * The sweep skips locked rows and compares the lease, which each act removes.
---  * A late answer to the attempt that was sent last still resolves a parked intent, even if a person said that it was
---    not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
+--  * A late answer to the attempt that was sent last, or of a lookup after it, still resolves a parked intent, even if a
+--    person said that it was not sent (last_sent_attempt stays): the vendor knows better. Once the intent is pending again, the answer is only
 --    recorded.
 --  * Two people: the second waits for the commit of the first and sees the result.
 --  * A transaction that finishes an ordered intent takes the lock of its ordering key before any row lock, as a settle
@@ -1731,7 +1739,21 @@ begin
 end
 $$;
 
--- The three changes below take locked rows whose state was checked. An act makes one for its intent, and an act on many
+-- Refuses a successor that samekey.hold_successor holds, until a person resolves it as not sent: the vendor has acted for
+-- the intent that it replaces.
+create function samekey.act_not_held(act text, q samekey.outbox_queue) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if q.cause = 'the intent that it replaces was delivered' then
+        perform samekey.act_refuse(act, q.id, q.status, 'the intent that it replaces was delivered after all, and this one would be a second effect: '
+            'resolve it as delivered, or cancel it; resolved as not sent, it can be sent nevertheless');
+    end if;
+end
+$$;
+
+-- The four changes below take locked rows whose state was checked. An act makes one for its intent, and an act on many
 -- intents for a batch of them. Each returns the actions that have something to do.
 
 create function samekey.act_redriven(ids uuid[], actor text, reason text) returns text[]
@@ -1838,6 +1860,52 @@ begin
 end
 $$;
 
+-- Writes a successor for each intent, with this payload, with its own one changed by a merge patch, or with the same. due_at follows the order of
+-- the ids, so that the oldest is sent first. `offset 0` forces lookups by primary key in outbox.
+create function samekey.act_replaced(ids uuid[], payload bytea, content_type text, patch jsonb, deadline timestamptz, actor text, reason text)
+    returns text[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_noted   bigint;
+    v_actions text[];
+begin
+    -- The deletion of a row comes before the insert that reads it: an ordering key has one head.
+    with gone as (
+        delete from samekey.outbox_queue q where q.id = any (ids) returning q.id, q.action, q.key_window_until, q.ordering_key, q.seq
+    ), pair as materialized (
+        select g.id as old_id, g.action as queue_action, g.key_window_until, g.ordering_key as queue_order, g.seq,
+               samekey.uuidv7() as new_id, clock_timestamp() as now, o.*
+        from gone g
+        cross join lateral (select x.* from samekey.outbox x where x.id = g.id offset 0) o
+        order by g.id
+    ), logged as (
+        insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
+        select p.old_id, 'replaced', 'cancelled', p.key_window_until, act_replaced.actor, act_replaced.reason, session_user from pair p
+    ), written as (
+        insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
+                                    trace_context, due_at, deadline, subject, replaces, revision)
+        select p.new_id, p.scope, p.idem_key, p.action, p.part, samekey.replacement_key(p.delivery_key),
+               case when act_replaced.payload is not null then act_replaced.payload
+                    when act_replaced.patch is not null
+                        then convert_to(samekey.merge_patch(convert_from(p.payload, 'UTF8')::json, act_replaced.patch)::text, 'UTF8')
+                    else p.payload end,
+               coalesce(nullif(act_replaced.content_type collate "C", ''), p.content_type), p.headers, p.ordering_key, p.requested_by,
+               p.trace_context, p.now, nullif(coalesce(act_replaced.deadline, p.deadline), 'infinity'), p.subject, p.old_id, p.revision + 1
+        from pair p
+    ), queued as (
+        insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq, share)
+        select p.new_id, p.queue_action, 'pending', p.now, p.queue_order, p.seq, samekey.share_of(p.action, p.scope, p.part) from pair p
+    )
+    select array_agg(distinct p.queue_action),
+           count(samekey.note_attention(p.old_id, p.queue_action, 'cancelled', 'replaced', actor => act_replaced.actor, reason => act_replaced.reason))
+    into v_actions, v_noted
+    from pair p;
+    return coalesce(v_actions, '{}');
+end
+$$;
+
 -- Refuses evidence that samekey.resolve cannot store.
 create function samekey.act_evidence(act text, outcome text, code text, response_type text, response bytea, reference text) returns void
     language plpgsql immutable
@@ -1868,8 +1936,11 @@ create function samekey.redrive(id uuid, actor text, reason text) returns text[]
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_row samekey.outbox_queue := samekey.act_lock('redrive', id, actor, reason, '{parked,dead}');
 begin
-    perform samekey.act_unsent('redrive', samekey.act_lock('redrive', id, actor, reason, '{parked,dead}'));
+    perform samekey.act_unsent('redrive', v_row);
+    perform samekey.act_not_held('redrive', v_row);
     return samekey.act_redriven(array[id], actor, reason);
 end
 $$;
@@ -1976,16 +2047,22 @@ create function samekey.resolve(
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_held record;
 begin
     perform samekey.act_evidence('resolve', outcome, code, response_type, response, reference);
     -- An event of the vendor may arrive for an intent that was replaced meanwhile: it is written down, and the successor
-    -- is held.
+    -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
-        perform samekey.hold_successor(resolve.id);
+        select s.* into v_held from samekey.hold_successor(resolve.id) s;
+        if v_held.sent then
+            raise warning 'samekey: resolve: intent % was replaced by intent %, which is % and may have been sent too', resolve.id, v_held.successor, v_held.status
+                using hint = 'Look for two effects at the vendor.';
+        end if;
         return '{}';
     end if;
     perform samekey.act_lock('resolve', id, actor, reason, '{unknown,parked,dead}');
@@ -1993,12 +2070,25 @@ begin
 end
 $$;
 
+-- Returns the lines of the history since first_sent_at after which a vendor may have acted: attempts that were neither
+-- unsent nor answered by "the vendor did not act". (No vendor had acted by first_sent_at.) The planner puts this query in
+-- the place of a call: do not set a search_path.
+create function samekey.may_have_acted(intent_id uuid, first_sent_at timestamptz) returns setof bigint
+    language sql stable
+as $$
+    select h.id
+    from samekey.outbox_history h
+    where h.intent_id = may_have_acted.intent_id and h.at >= may_have_acted.first_sent_at
+      and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
+           and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))
+$$;
+
 -- Replaces a dead or parked intent that no vendor acted on: cancels it and writes its successor, with the same key,
 -- action and part, and a delivery key derived from the first one's. The successor takes the first one's place in its
 -- order, is rendered again and needs an approval of its own. Returns the successor's id.
 --
 -- Each attempt must have been unsent, or answered by "the vendor did not act"; otherwise a person resolves the intent as
--- not sent first. (The lines of the history before first_sent_at do not count: no vendor had acted by then.)
+-- not sent first.
 --
 -- Two people, or a person and a worker: see the interleavings of acts above. OutboxQueueHoldSuccessor has those of a
 -- late answer.
@@ -2009,45 +2099,28 @@ as $$
 declare
     v_row      samekey.outbox_queue := samekey.act_lock('replace', act_replace.id, actor, reason, '{parked,dead}');
     v_old      samekey.outbox;
-    v_new      uuid := samekey.uuidv7();
-    v_payload  bytea;
-    v_type     text;
     v_deadline timestamptz;
     v_refusal  record;
 begin
-    if v_row.first_sent_at is not null and exists (
-        select from samekey.outbox_history h
-        where h.intent_id = act_replace.id and h.at >= v_row.first_sent_at
-          and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
-               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))) then
+    perform samekey.act_not_held('replace', v_row);
+    if exists (select from samekey.may_have_acted(v_row.id, v_row.first_sent_at)) then
         perform samekey.act_refuse('replace', act_replace.id, v_row.status, 'an attempt may have taken effect: find out what the vendor did, and '
             'resolve it; resolved as not sent, it can be replaced');
     end if;
 
     select o.* into v_old from samekey.outbox o where o.id = act_replace.id;
-    v_payload := coalesce(act_replace.payload, v_old.payload);
-    v_type := coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type);
     v_deadline := nullif(coalesce(act_replace.deadline, v_old.deadline), 'infinity');
-    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, v_payload, v_old.part, v_type, v_old.headers,
-        v_old.ordering_key, null, v_deadline, v_old.trace_context, v_new, v_old.requested_by, v_old.subject) r;
+    select r.* into v_refusal from samekey.intent_refusal(v_old.scope, v_old.idem_key, v_old.action, coalesce(act_replace.payload, v_old.payload),
+        v_old.part, coalesce(nullif(act_replace.content_type collate "C", ''), v_old.content_type), v_old.headers,
+        v_old.ordering_key, null, v_deadline, v_old.trace_context, null, v_old.requested_by, v_old.subject) r;
     if v_refusal.field is not null then
         raise exception 'samekey: replace: % %', v_refusal.field, v_refusal.wrong using errcode = '22023', column = v_refusal.field;
     elsif v_deadline <= clock_timestamp() then
         raise exception 'samekey: replace: deadline has passed: pass a later one, or infinity for none' using errcode = '22023', column = 'deadline';
     end if;
-
-    delete from samekey.outbox_queue q where q.id = act_replace.id;
-    insert into samekey.outbox_history (intent_id, event, final_status, key_window_until, actor, reason, db_user)
-    values (act_replace.id, 'replaced', 'cancelled', v_row.key_window_until, act_replace.actor, act_replace.reason, session_user);
-    perform samekey.note_attention(act_replace.id, v_row.action, 'cancelled', 'replaced', actor => act_replace.actor, reason => act_replace.reason);
-    insert into samekey.outbox (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by,
-                                trace_context, due_at, deadline, subject, replaces, revision)
-    values (v_new, v_old.scope, v_old.idem_key, v_old.action, v_old.part, samekey.replacement_key(v_old.delivery_key), v_payload, v_type,
-            v_old.headers, v_old.ordering_key, v_old.requested_by, v_old.trace_context, clock_timestamp(), v_deadline, v_old.subject,
-            v_old.id, v_old.revision + 1);
-    insert into samekey.outbox_queue (id, action, status, due_at, ordering_key, seq)
-    values (v_new, v_row.action, 'pending', clock_timestamp(), v_row.ordering_key, v_row.seq);
-    return v_new;
+    perform samekey.act_replaced(array[act_replace.id], act_replace.payload, act_replace.content_type, null, act_replace.deadline,
+        act_replace.actor, act_replace.reason);
+    return (select o.id from samekey.outbox o where o.replaces = act_replace.id);
 end
 $$;
 
@@ -2076,36 +2149,45 @@ begin
 end
 $$;
 
--- Parks the last successor of an intent that was delivered after all, before the successor is sent. Returns the
--- successor and its status before; held is false if it is being sent, may have been sent, or is finished. Returns no row
--- for an intent without a successor. The caller has a snapshot that is younger than the replacement.
-create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean) returns setof record
+-- Parks the last successor of an intent that was delivered after all, before the successor is sent (again). Returns the
+-- successor and its status before. held is false if it is being sent, is looked up, rests as parked or is finished; sent
+-- is true if a vendor may have seen it, so that there may be two effects. Returns no row for an intent without a
+-- successor. The caller has a snapshot that is younger than the replacement.
+create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean, out sent boolean) returns setof record
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
 as $$
 begin
-    select s.id into successor
-    from samekey.outbox o
-    join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
-    where o.id = hold_successor.id and s.revision > o.revision
-    order by s.revision desc
-    limit 1;
-    if successor is null then
-        return;
-    end if;
-    select q.status into status from samekey.outbox_queue q where q.id = successor for update;
+    loop
+        select s.id into successor
+        from samekey.outbox o
+        join samekey.outbox s on s.idem_key = o.idem_key and s.scope = o.scope and s.action = o.action and s.part = o.part
+        where o.id = hold_successor.id and s.revision > o.revision
+        order by s.revision desc
+        limit 1;
+        if successor is null then
+            return;
+        end if;
+        select q.status, q.first_sent_at is not null or q.status not in ('pending', 'awaiting_approval', 'parked', 'dead') into status, sent
+        from samekey.outbox_queue q where q.id = successor for update;
+        -- This may have waited for a transaction that replaced the successor: then another one is the last.
+        exit when status is not null or not exists (select from samekey.outbox s where s.replaces = successor);
+    end loop;
     held := coalesce(status in ('pending', 'awaiting_approval', 'dead'), false);
     if held then
         update samekey.outbox_queue q
-        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered'
+        set status = 'parked', attempt = q.attempt + 1, approved_at = null, last_code = 'predecessor_delivered',
+            cause = 'the intent that it replaces was delivered'
         where q.id = successor;
         insert into samekey.outbox_history (intent_id, event, outcome, code)
         values (successor, 'held', 'parked', 'predecessor_delivered');
         perform samekey.note_attention(successor, (select q.action from samekey.outbox_queue q where q.id = successor), 'parked', 'held',
             'predecessor_delivered');
     elsif status is null then
-        select h.final_status into status from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
+        select h.final_status, h.outcome is not null into status, sent -- a person's act has no outcome
+        from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
+    sent := coalesce(sent, true);
     return next;
 end
 $$;
@@ -2131,6 +2213,24 @@ $$;
 --
 -- A batch skips intents that an act on one intent would refuse, and intents that another transaction has locked: a
 -- worker, another person, or a writer of their ordering key. samekey.bulk_plan counts without a change.
+--
+-- How a batch B interleaves with another transaction T about one of its intents:
+--
+--   T is uncommitted                         B skips the row. If T rolls back, another run takes it
+--   T commits after B's snapshot, before     B locks the new row and checks its columns again: it skips what is in
+--   B's lock                                 another state. The history is still read as of the snapshot: an intent that
+--                                            was redriven, sent and dead again within this time passes. So replacements
+--                                            look at the history again after the lock
+--   T is an act on one, and waits for B      T finds no row, or another state, and refuses. It holds the lock of the
+--                                            ordering key meanwhile, for which B never waits: no deadlock
+--   T is a late answer, and waits for B      it matches no row (B raised the attempt, or replaced the intent), and is kept.
+--                                            OutboxQueueHoldSuccessor then holds the successor
+--   T is a batch of another person           each takes the intents that the other has not locked. Both go in the order of
+--                                            ids, and neither waits
+--   T inserts the key, action and part       it gets the first intent's id before B's commit, and the successor's after
+--   of a replaced intent again               it. Both are answers to the same effect
+--   T prunes                                 it deletes the intents of a key once all are finished, which the successor is not
+--   B's session is killed                    nothing of the batch happened. Another run begins with the same intents
 
 -- Returns the filter's conditions, checked.
 create function samekey.bulk_filter(act text, filter jsonb, out statuses text[], out actions text[], out part text, out code text, out cause text,
@@ -2141,8 +2241,8 @@ as $$
 declare
     v_field   text;
     v_wrong   text;
-    v_allowed text[] := case act when 'redrive_all' then '{dead,parked}' when 'resolve_all' then '{dead,parked,unknown}'
-                                 else '{dead,parked,pending,blocked,awaiting_approval}' end;
+    v_allowed text[] := case act when 'resolve_all' then '{dead,parked,unknown}'
+                                 when 'cancel_all' then '{dead,parked,pending,blocked,awaiting_approval}' else '{dead,parked}' end;
     m         record;
 begin
     if filter is null or jsonb_typeof(filter) <> 'object' then
@@ -2189,7 +2289,8 @@ $$;
 -- Locks the next batch and returns its ids. The settings make the planner read an index in the order of ids, whatever the
 -- statistics are: outbox_queue_attention, or for other states the primary key. So a run reads the queue once, and not
 -- once for each batch. `offset 0` forces lookups by primary key in outbox.
-create function samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text default null) returns uuid[]
+create function samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_count integer, outcome text default null,
+    patch jsonb default null, deadline timestamptz default null) returns uuid[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_custom_plan
@@ -2199,9 +2300,10 @@ create function samekey.bulk_pick(act text, filter jsonb, after_id uuid, max_cou
     set jit = off
 as $$
 declare
-    f        record;
-    v_status text;
-    v_ids    uuid[] := '{}';
+    f          record;
+    v_status   text;
+    v_ids      uuid[] := '{}';
+    v_replaces boolean := act in ('replace_all', 'replace_payload_all');
 begin
     f := samekey.bulk_filter(act, filter);
     if max_count is null or max_count not between 1 and 10000 then
@@ -2215,14 +2317,16 @@ begin
             from samekey.outbox_queue q
             where q.status = v_status collate "C"
               and q.id > coalesce(after_id, '00000000-0000-0000-0000-000000000000')
-              and case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
-                           when 'resolve_all' then true
-                           else q.first_sent_at is null end
+              and case when v_replaces then not exists (select from samekey.may_have_acted(q.id, q.first_sent_at))
+                       when act = 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                       when act = 'resolve_all' then true
+                       else q.first_sent_at is null end
               and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
               and (f.actions is null or q.action = any (f.actions collate "C"))
               and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
               and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
-              and (not f.of_outbox or exists (
+              and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
+              and (not (f.of_outbox or v_replaces) or exists (
                   select from samekey.outbox o
                   where o.id = q.id
                     and (f.part is null or o.part = f.part collate "C")
@@ -2233,6 +2337,8 @@ begin
                                                         where h.intent_id = o.id and h.reference = f.reference collate "C"))
                     and (f.written_from is null or o.created_at >= f.written_from)
                     and (f.written_to is null or o.created_at < f.written_to)
+                    and (not v_replaces or coalesce(bulk_pick.deadline, o.deadline, 'infinity') > clock_timestamp())
+                    and (bulk_pick.patch is null or samekey.patchable(o.payload, o.content_type, bulk_pick.patch))
                   offset 0))
             order by q.id
             limit max_count - cardinality(v_ids)
@@ -2242,34 +2348,138 @@ begin
 end
 $$;
 
--- Counts what an act on many intents would do now: act is redrive_all, cancel_all or resolve_all (which also looks at its
--- outcome: what was resolved as not sent already is left out). sample has the first
--- ten ids that no other transaction has locked. may_have_been_sent counts the intents that it would skip, since they may have been sent: resolve them first.
-create function samekey.bulk_plan(act text, filter jsonb, outcome text default null,
-    out intents bigint, out sample uuid[], out may_have_been_sent bigint)
+-- Returns an ordered batch's ids without those whose ordering key is busy. The rows are locked already, so the keys are
+-- only tried: a settle may hold such a lock and wait for a row.
+create function samekey.bulk_order(ids uuid[]) returns uuid[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_busy text[];
+begin
+    select array_agg(k.ordering_key) into v_busy
+    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (ids) and q.ordering_key is not null offset 0) k
+    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
+    if v_busy is null then
+        return ids;
+    end if;
+    return array(select q.id from samekey.outbox_queue q
+                 where q.id = any (ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
+end
+$$;
+
+-- Applies a JSON merge patch (RFC 7396): a member that is null removes, an object changes an object's members, and any
+-- other value replaces. Members that the patch does not name keep their place and their text, such as 1.10 or 1e3, which
+-- jsonb would not.
+create function samekey.merge_patch(target json, patch jsonb) returns json
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jsonb_typeof(patch) <> 'object' then
+        return patch;
+    end if;
+    return (
+        select '{' || coalesce(string_agg(to_json(m.key) || ':' || m.value, ',' order by m.n, m.added), '') || '}'
+        from (
+            select t.n, p.n as added, coalesce(t.key, p.key) as key, case when p.key is null then t.value else samekey.merge_patch(t.value, p.value) end as value
+            from json_each(case json_typeof(target) when 'object' then target else '{}' end) with ordinality t (key, value, n)
+            full join jsonb_each(patch) with ordinality p (key, value, n) on p.key = t.key
+            where jsonb_typeof(p.value) is distinct from 'null') m);
+end
+$$;
+
+-- Reports whether a payload can have the merge patch: it is a JSON object, has no text that Postgres cannot read (\u0000,
+-- half of a surrogate pair), and is not longer than 1 MiB together with the patch.
+create function samekey.patchable(payload bytea, content_type text, patch jsonb) returns boolean
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_payload json;
+    v_member  json;
+begin
+    if content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or octet_length(payload) + octet_length(patch::text) > 1048576 then
+        return false;
+    end if;
+    v_payload := convert_from(payload, 'UTF8');
+    v_member := v_payload -> ''; -- reads all texts
+    return json_typeof(v_payload) = 'object';
+exception when data_exception or program_limit_exceeded then
+    return false;
+end
+$$;
+
+-- Refuses what the successors of many intents cannot have.
+create function samekey.bulk_change(act text, patch jsonb, deadline timestamptz) returns void
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_field text;
+    v_wrong text;
+begin
+    select w.field, w.wrong into v_field, v_wrong from (values
+        ('patch', case
+            when act <> 'replace_payload_all' then case when patch is not null then 'is for replace_payload_all' end
+            when patch is null or jsonb_typeof(patch) <> 'object' or patch = '{}' then 'must be a JSON object with a member, as in {"currency": "EUR"}' end),
+        ('deadline', case
+            when act not in ('replace_all', 'replace_payload_all') then case when deadline is not null then 'is for replacements' end
+            when deadline <= clock_timestamp() then 'has passed: pass a later one, or infinity for none'
+            when deadline <> 'infinity' and deadline > '9999-12-31 23:59:59.999999+00' then 'is not between the years 1970 and 9999: pass infinity for none' end)) w (field, wrong)
+    where w.wrong is not null
+    limit 1;
+    if v_wrong is not null then
+        raise exception 'samekey: %: % %', act, v_field, v_wrong using errcode = '22023', column = v_field;
+    end if;
+end
+$$;
+
+-- Counts what an act on many intents would do now. act is the name of its function. resolve_all also looks at its outcome
+-- (what was resolved as not sent already is left out), and replacements at their patch and deadline. sample has the first
+-- ten ids that no other transaction has locked. The other counts are the intents that the act would skip:
+--
+--   may_have_been_sent  they may have been sent; for replacements, a vendor may have acted. Resolve them first
+--   past_deadline       replacements: their deadline has passed. Pass another one
+--   not_patchable       replace_payload_all: see samekey.patchable
+create function samekey.bulk_plan(act text, filter jsonb, outcome text default null, patch jsonb default null, deadline timestamptz default null,
+    out intents bigint, out sample uuid[], out may_have_been_sent bigint, out past_deadline bigint, out not_patchable bigint)
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_custom_plan
     set jit = off
 as $$
 declare
-    f record;
+    f          record;
+    v_replaces boolean := act in ('replace_all', 'replace_payload_all');
 begin
-    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all') then
-        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all or resolve_all' using errcode = '22023', column = 'act';
+    if act is null or act not in ('redrive_all', 'cancel_all', 'resolve_all', 'replace_all', 'replace_payload_all') then
+        raise exception 'samekey: bulk_plan: act must be redrive_all, cancel_all, resolve_all, replace_all or replace_payload_all'
+            using errcode = '22023', column = 'act';
     end if;
+    perform samekey.bulk_change(act, patch, deadline);
     f := samekey.bulk_filter(act, filter);
-    select count(*) filter (where p.possible), count(*) filter (where not p.possible) into intents, may_have_been_sent
+    select count(*) filter (where p.found = 'possible'), count(*) filter (where p.found = 'sent'), count(*) filter (where p.found = 'deadline'),
+           count(*) filter (where p.found = 'payload')
+    into intents, may_have_been_sent, past_deadline, not_patchable
     from (
-        select case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
-                        when 'resolve_all' then true
-                        else q.first_sent_at is null end as possible
+        select case when v_replaces then
+                        case when exists (select from samekey.may_have_acted(q.id, q.first_sent_at)) then 'sent'
+                             else (select case when coalesce(bulk_plan.deadline, o.deadline) <= clock_timestamp() then 'deadline'
+                                               when bulk_plan.patch is not null and not samekey.patchable(o.payload, o.content_type, bulk_plan.patch) then 'payload'
+                                               else 'possible' end
+                                   from samekey.outbox o where o.id = q.id) end
+                    when case act when 'redrive_all' then q.safe_to_resend or q.first_sent_at is null
+                                  when 'resolve_all' then true
+                                  else q.first_sent_at is null end then 'possible'
+                    else 'sent' end as found
         from samekey.outbox_queue q
         where q.status = any (f.statuses collate "C")
           and (outcome is distinct from 'not_sent' or q.cause is distinct from 'resolved as not sent')
           and (f.actions is null or q.action = any (f.actions collate "C"))
           and (f.code is null or coalesce(q.last_code, '') = f.code collate "C")
           and (f.cause is null or coalesce(q.cause, '') = f.cause collate "C")
+          and (act <> 'redrive_all' and not v_replaces or q.cause is distinct from 'the intent that it replaces was delivered')
           and (not f.of_outbox or exists (
               select from samekey.outbox o
               where o.id = q.id
@@ -2282,7 +2492,7 @@ begin
                 and (f.written_from is null or o.created_at >= f.written_from)
                 and (f.written_to is null or o.created_at < f.written_to)
               offset 0))) p;
-    sample := samekey.bulk_pick(act, filter, null, 10, outcome);
+    sample := samekey.bulk_pick(act, filter, null, 10, outcome, patch, deadline);
 end
 $$;
 
@@ -2303,27 +2513,19 @@ begin
 end
 $$;
 
--- samekey.cancel for many intents. The row locks come before the locks of the ordering keys, so these are only tried: a
--- settle may hold such a lock and wait for a row. Intents whose ordering key is busy are skipped.
+-- samekey.cancel for many intents. Intents whose ordering key is busy are skipped.
 create function samekey.cancel_all(filter jsonb, actor text, reason text, max_count integer default 500, after_id uuid default null,
     out changed integer, out last_id uuid, out actions text[])
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_ids  uuid[];
-    v_busy text[];
+    v_ids uuid[];
 begin
     perform samekey.act_check('cancel_all', actor, reason);
     v_ids := samekey.bulk_pick('cancel_all', filter, after_id, max_count);
     last_id := v_ids[cardinality(v_ids)];
-    select array_agg(k.ordering_key) into v_busy
-    from (select distinct q.ordering_key from samekey.outbox_queue q where q.id = any (v_ids) and q.ordering_key is not null offset 0) k
-    where not pg_try_advisory_xact_lock(samekey.ordering_lock(k.ordering_key));
-    if v_busy is not null then
-        v_ids := array(select q.id from samekey.outbox_queue q
-                       where q.id = any (v_ids) and (q.ordering_key is null or q.ordering_key <> all (v_busy collate "C")));
-    end if;
+    v_ids := samekey.bulk_order(v_ids);
     actions := samekey.act_cancelled('cancelled', v_ids, actor, reason);
     changed := cardinality(v_ids);
 end
@@ -2357,6 +2559,54 @@ begin
     actions := samekey.act_resolved(v_ids, outcome, actor, reason, code, response_type, response, reference);
     changed := cardinality(v_ids);
     last_id := v_ids[changed];
+end
+$$;
+
+-- For the two acts below. Intents whose ordering key is busy are skipped.
+create function samekey.bulk_replace(act text, filter jsonb, patch jsonb, deadline timestamptz, actor text, reason text, max_count integer, after_id uuid,
+    out changed integer, out last_id uuid, out actions text[])
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids uuid[];
+begin
+    perform samekey.act_check(act, actor, reason);
+    perform samekey.bulk_change(act, patch, deadline);
+    v_ids := samekey.bulk_pick(act, filter, after_id, max_count, null, patch, deadline);
+    last_id := v_ids[cardinality(v_ids)];
+    v_ids := samekey.bulk_order(v_ids);
+    -- Again, in a snapshot that is younger than the locks. See the interleavings above.
+    v_ids := array(select q.id from samekey.outbox_queue q
+                   where q.id = any (v_ids) and not exists (select from samekey.may_have_acted(q.id, q.first_sent_at) offset 0));
+    actions := samekey.act_replaced(v_ids, null, null, patch, deadline, actor, reason);
+    changed := cardinality(v_ids);
+end
+$$;
+
+-- samekey.replace for many intents: the same payloads, rendered again. Without a deadline, each successor has that of the
+-- first one, and intents whose deadline has passed are skipped.
+create function samekey.replace_all(filter jsonb, actor text, reason text, deadline timestamptz default null, max_count integer default 500,
+    after_id uuid default null, out changed integer, out last_id uuid, out actions text[])
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select b.* into changed, last_id, actions
+    from samekey.bulk_replace('replace_all', filter, null, deadline, actor, reason, max_count, after_id) b;
+end
+$$;
+
+-- samekey.replace_payload for many intents: patch is a JSON merge patch of each payload (samekey.merge_patch), which needs
+-- the approver as another payload does. Payloads that are not JSON objects are skipped: see samekey.patchable.
+create function samekey.replace_payload_all(filter jsonb, patch jsonb, actor text, reason text, deadline timestamptz default null,
+    max_count integer default 500, after_id uuid default null, out changed integer, out last_id uuid, out actions text[])
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select b.* into changed, last_id, actions
+    from samekey.bulk_replace('replace_payload_all', filter, patch, deadline, actor, reason, max_count, after_id) b;
 end
 $$;
 
