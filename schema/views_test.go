@@ -161,3 +161,23 @@ func TestActsOfTheViewArePossible(t *testing.T) {
 		t.Errorf("possible in some state are %v, want all of %d acts", possible, len(acts))
 	}
 }
+
+func TestSinceIsTheEventOfStatusOrCause(t *testing.T) {
+	db := samekeytest.NewDB(t)
+	execSQL(t, db, enqueueByHand)
+	execSQL(t, db, `update samekey.outbox_queue set status = 'dead', safe_to_resend = true, first_sent_at = now()`)
+	since := func(want string) {
+		t.Helper()
+		if got := one[string](t, db.Pool, `select case since when (select created_at from samekey.outbox) then 'written'
+			else (select h.event from samekey.outbox_history h where h.at = since) end from samekey.needs_attention`); got != want {
+			t.Errorf("since the event %s, want %s", got, want)
+		}
+	}
+	since("written")
+	for _, line := range []string{"'attempt', 'retry'", "'orphaned', null", "'lookup', 'unknown'", "'late', 'unknown'"} {
+		execSQL(t, db, `insert into samekey.outbox_history (intent_id, event, outcome) select id, `+line+` from samekey.outbox`)
+	}
+	since("lookup")
+	execSQL(t, db, `select samekey.resolve(id, 'not_sent', 'ann', 'r') from samekey.outbox`)
+	since("resolved")
+}
