@@ -62,10 +62,11 @@ select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason,
 from samekey.outbox_attention a
 where a.id = (select b.id from samekey.outbox_attention b
               where b.first_id = coalesce((select f.id
-                                           from samekey.outbox o
+                                           from (select x.idem_key, x.scope, x.action, x.part, x.revision from samekey.outbox x
+                                                 where x.id = @intent_id offset 0) o -- as in samekey.note_attention
                                            join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope
                                                                 and f.action = o.action and f.part = o.part
-                                           where o.id = @intent_id and o.revision > 0 and f.revision = 0), @intent_id)
+                                           where o.revision > 0 and f.revision = 0), @intent_id)
               order by b.id limit 1)
   and a.due_at <= (select clock_timestamp())
 for update of a skip locked;

@@ -316,10 +316,11 @@ select pg_current_xact_id()::text as began,
        coalesce((select greatest(extract(epoch from n.due_at - clock_timestamp()) * 1000000, 0)
                  from samekey.outbox_attention n
                  where n.first_id = coalesce((select f.id
-                                              from samekey.outbox o
+                                              from (select x.idem_key, x.scope, x.action, x.part, x.revision from samekey.outbox x
+                                                    where x.id = q.id offset 0) o -- as in samekey.note_attention
                                               join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope
                                                                    and f.action = o.action and f.part = o.part
-                                              where o.id = q.id and o.revision > 0 and f.revision = 0), q.id)
+                                              where o.revision > 0 and f.revision = 0), q.id)
                    and (select a.attention from samekey.actions a where a.action = n.action)
                  order by n.id limit 1), -1)::bigint as attention_in_us
 from samekey.outbox_queue q

@@ -1877,9 +1877,9 @@ begin
     insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
     select note_attention.intent_id,
            coalesce((select f.id
-                     from samekey.outbox o
+                     from (select x.idem_key, x.scope, x.action, x.part, x.revision from samekey.outbox x where x.id = note_attention.intent_id offset 0) o
                      join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
-                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+                     where o.revision > 0 and f.revision = 0), note_attention.intent_id),
            a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a

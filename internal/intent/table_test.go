@@ -95,7 +95,7 @@ var events = map[string][]string{
 	"OutboxQueueRestore":     {intent.EventRestored},
 	"samekey.enqueue":        {intent.EventInserted},
 	"samekey.act_cancelled":  {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
-	"samekey.act_replace":    {intent.EventReplaced, intent.EventInserted},
+	"samekey.act_replaced":   {intent.EventReplaced, intent.EventInserted},
 	"samekey.approve":        {intent.EventApproved},
 	"samekey.act_redriven":   {intent.EventRedriven},
 	"samekey.act_resolved":   {intent.EventResolved},

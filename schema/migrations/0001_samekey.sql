@@ -570,7 +570,8 @@ as $$ select 1935764331 $$;
 
 -- Writes the attention event of an intent, if its action has an Attention function. Each statement and each function
 -- that makes an intent dead, parked, awaiting_approval or cancelled calls it for that intent, with what it writes to
--- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written.
+-- outbox_history, once the intent's row in outbox_queue is locked. Returns whether a row was written. (`offset 0`: with
+-- statistics of an empty table, the planner would look for revisions in all of outbox_once.)
 create function samekey.note_attention(
     intent_id uuid,
     action    text,
@@ -589,9 +590,9 @@ begin
     insert into samekey.outbox_attention (intent_id, first_id, action, status, event, code, error, actor, reason)
     select note_attention.intent_id,
            coalesce((select f.id
-                     from samekey.outbox o
+                     from (select x.idem_key, x.scope, x.action, x.part, x.revision from samekey.outbox x where x.id = note_attention.intent_id offset 0) o
                      join samekey.outbox f on f.idem_key = o.idem_key and f.scope = o.scope and f.action = o.action and f.part = o.part
-                     where o.id = note_attention.intent_id and o.revision > 0 and f.revision = 0), note_attention.intent_id),
+                     where o.revision > 0 and f.revision = 0), note_attention.intent_id),
            a.action, note_attention.status, note_attention.event,
            nullif(note_attention.code, ''), nullif(note_attention.error, ''), note_attention.actor, note_attention.reason
     from samekey.actions a
