@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // process is a worker under test.
 type process struct {
