@@ -336,7 +336,7 @@ func TestReconcileRestoresALostQueueRow(t *testing.T) {
 			id, finished := b.insert("charge_card"), b.insert("send_receipt")
 			b.exec(`delete from samekey.outbox_queue`)
 			b.exec(`insert into samekey.outbox_history (intent_id, event, final_status, db_user) values ($1, 'cancelled', 'cancelled', 'ann')`, finished)
-			b.elapse(59 * time.Second)
+			b.elapse(30 * time.Second)
 			if err := d.Upkeep(b.ctx, "reconcile"); err != nil {
 				t.Fatal(err)
 			}
