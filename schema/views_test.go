@@ -122,14 +122,19 @@ func TestActsOfTheViewArePossible(t *testing.T) {
 	}
 	id := "'" + one[string](t, db.Pool, `select id::text from samekey.outbox`) + "'"
 	possible := map[string]int{}
+	const held = "a held successor"
 	for _, status := range intent.Resting {
 		for _, sent := range []string{"null", "now()"} {
 			for _, safe := range []bool{false, true} {
 				for _, line := range []string{"", "'attempt', 'unknown'", "'attempt', 'retry'", "'attempt', 'dead'", "'lookup', 'absent'",
 					"'late', 'delivered'", "'orphaned', null", "'restored', null"} {
-					for _, at := range []string{"1 minute", "-1 minute"} {
+					for _, at := range []string{"1 minute", "-1 minute", held} {
+						cause := "null"
+						if at == held {
+							at, cause = "1 minute", "'the intent that it replaces was delivered'"
+						}
 						execSQL(t, db, `delete from samekey.outbox_history`)
-						execSQL(t, db, fmt.Sprintf(`update samekey.outbox_queue set status = '%s', first_sent_at = %s, safe_to_resend = %t`, status, sent, safe))
+						execSQL(t, db, fmt.Sprintf(`update samekey.outbox_queue set status = '%s', first_sent_at = %s, safe_to_resend = %t, cause = %s`, status, sent, safe, cause))
 						if line != "" {
 							execSQL(t, db, fmt.Sprintf(`insert into samekey.outbox_history (intent_id, at, event, outcome) values (%s, now() + interval '%s', %s)`, id, at, line))
 						}
@@ -140,8 +145,8 @@ func TestActsOfTheViewArePossible(t *testing.T) {
 								t.Fatalf("%s: SQLSTATE %s", act, state)
 							}
 							if (state == "ZZZZZ") != slices.Contains(shown, act) {
-								t.Errorf("%s, first sent at %s, safe to resend %t, history %s at %s: %s gives %s, and the view has %q",
-									status, sent, safe, line, at, act, state, shown)
+								t.Errorf("%s, first sent at %s, safe to resend %t, history %s at %s, cause %s: %s gives %s, and the view has %q",
+									status, sent, safe, line, at, cause, act, state, shown)
 							}
 							if state == "ZZZZZ" {
 								possible[act]++

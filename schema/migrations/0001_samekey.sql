@@ -3005,14 +3005,15 @@ select s.id,
         where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1) as reference,
        case when s.status = 'awaiting_approval'
             then array['approve'] || case when s.first_sent_at is null then array['reject', 'cancel'] end
-            else case when s.first_sent_at is null or s.safe_to_resend then array['redrive'] end
+            else case when (s.first_sent_at is null or s.safe_to_resend) and s.cause is distinct from 'the intent that it replaces was delivered'
+                      then array['redrive'] end
                  || array['resolve']
                  || case when s.first_sent_at is null then array['cancel'] end
-                 || case when s.first_sent_at is null or not exists (
+                 || case when s.cause is distinct from 'the intent that it replaces was delivered' and (s.first_sent_at is null or not exists (
                         select from samekey.outbox_history h
                         where h.intent_id = o.id and h.at >= s.first_sent_at
                           and (h.event = 'restored' or h.event in ('attempt', 'lookup', 'late', 'orphaned')
-                               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval')))
+                               and coalesce(h.outcome, 'unknown') not in ('retry', 'unsent', 'dead', 'awaiting_approval'))))
                     then array['replace', 'replace_payload'] end
        end as acts,
        s.attempts_used,
