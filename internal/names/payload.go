@@ -3,6 +3,7 @@ package names
 import (
 	"regexp"
 	"strconv"
+	"strings"
 )
 
 // payloadVersion finds the parameter in a content type.
@@ -10,6 +11,9 @@ var payloadVersion = regexp.MustCompile(`(?i)[ \t]*;[ \t]*payload-version="?([0-
 
 // PayloadVersion returns the version of a payload from its content type: 1 if it names none.
 func PayloadVersion(contentType string) int {
+	if !strings.Contains(contentType, ";") { // nearly all: each attempt asks
+		return 1
+	}
 	if found := payloadVersion.FindStringSubmatch(contentType); found != nil {
 		version, _ := strconv.Atoi(found[1])
 		return max(version, 1)
@@ -19,5 +23,8 @@ func PayloadVersion(contentType string) int {
 
 // WithoutPayloadVersion returns a content type as a vendor gets it.
 func WithoutPayloadVersion(contentType string) string {
+	if !strings.Contains(contentType, ";") {
+		return contentType
+	}
 	return payloadVersion.ReplaceAllString(contentType, "")
 }
