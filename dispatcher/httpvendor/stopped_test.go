@@ -12,17 +12,20 @@ import (
 	"net/http/httptrace"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
+	"github.com/samekey/samekey/internal/dbtest"
 )
 
 const (
 	childURL     = "HTTPVENDOR_TEST_CHILD_URL"
 	childBody    = "HTTPVENDOR_TEST_CHILD_BODY"
-	childTimeout = 500 * time.Millisecond
+	childTimeout = time.Second
 )
 
 // child makes one attempt with a short deadline and prints its outcome. Without a large body, it stops itself between
@@ -78,6 +81,25 @@ func waitStopped(t *testing.T, pid int) {
 	<-time.After(childTimeout + 50*time.Millisecond)
 }
 
+// waitBlocked waits until the process waits for room in its socket's buffer. A stop between the check of the clock and
+// its write(2) would let that one through: package wire names it as a limit. Without /proc, this waits for nothing.
+func waitBlocked(t *testing.T, pid int) {
+	t.Helper()
+	asleep := 0
+	dbtest.Until(t, "the child waits for room", func() bool {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		asleep++
+		for _, name := range threads {
+			stat, err := os.ReadFile(name)
+			_, state, _ := strings.Cut(string(stat), ") ")
+			if err == nil && !strings.HasPrefix(state, "S") {
+				asleep = 0
+			}
+		}
+		return asleep == 3 || len(threads) == 0 // in a row: threads hand over to each other
+	})
+}
+
 func TestStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) {
 	received := make(chan []byte, 1)
 	server := startRaw(t, func(s *rawServer, c net.Conn) {
@@ -128,6 +150,7 @@ func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatal("the child did not start to write")
 		}
+		waitBlocked(t, cmd.Process.Pid)
 		if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
