@@ -66,7 +66,7 @@ func TestWorkerRunsInEveryExecMode(t *testing.T) {
 			hook.Deadline, hook.Destination = time.Hour, "hooks"
 			d.Destination("hooks", dispatcher.Limits{})
 			handle(d, "hook", hook, b.post, storedByPart)
-			if err := endpoints.Put(b.ctx, pool, endpoints.Endpoint{Destination: "hooks", Name: "shop", URL: b.vendor.URL}); err != nil {
+			if err := endpoints.Put(b.ctx, pool, endpoints.Endpoint{Destination: "hooks", Name: "shop", URL: b.vendor.URL}, by); err != nil {
 				b.Fatal(err)
 			}
 

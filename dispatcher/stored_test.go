@@ -31,7 +31,7 @@ func storedPolicy(class dispatcher.Class) dispatcher.Policy {
 func (b *bundle) putEndpoint(name, url string) {
 	b.Helper()
 	e := endpoints.Endpoint{Destination: "vendor", Name: name, URL: url, Secrets: []string{endpoints.NewSecret()}}
-	if err := endpoints.Put(b.ctx, b.db, e); err != nil {
+	if err := endpoints.Put(b.ctx, b.db, e, by); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -47,7 +47,7 @@ func (b *bundle) endpoint(name string) endpoints.Endpoint {
 
 func (b *bundle) startEndpoint(name string) {
 	b.Helper()
-	if err := endpoints.Start(b.ctx, b.db, "vendor", name); err != nil {
+	if err := endpoints.Start(b.ctx, b.db, "vendor", name, by); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -156,7 +156,7 @@ func TestLate410DoesNotStopAChangedEndpoint(t *testing.T) {
 		"stopped and started": {func(b *bundle) { b.stopEndpoint("to-1"); b.startEndpoint("to-1") }, false},
 		"started":             {func(b *bundle) { b.startEndpoint("to-1") }, false},
 		"deleted and put": {func(b *bundle) {
-			if err := endpoints.Delete(b.ctx, b.db, "vendor", "to-1"); err != nil {
+			if err := endpoints.Delete(b.ctx, b.db, "vendor", "to-1", by); err != nil {
 				b.Error(err)
 			}
 			b.putEndpoint("to-1", "https://one.example")

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -37,7 +38,7 @@ func (u *upkeep) run(ctx context.Context, task string) error {
 	case "prune":
 		return u.prune(ctx, -1)
 	case "forget":
-		return u.prune(ctx, u.core.config.Retention)
+		return errors.Join(u.prune(ctx, u.core.config.Retention), u.core.q.EndpointHistoryPrune(ctx))
 	case "reconcile":
 		return u.reconcile(ctx)
 	}

@@ -106,7 +106,8 @@ type Attention struct {
 	At  time.Time // when the intent came to Status, by the database's clock
 
 	// Event is what led there, as in the history: "attempt", "lookup", "resolved", "cancelled", "rejected", "replaced" or
-	// "held".
+	// "held". With the Code "successor_sent", the intent was delivered after it had been replaced, and its successor may
+	// have been sent too: look for two effects at the vendor.
 	Event         string
 	Code, Error   string // of the attempt or lookup; Error may quote the vendor: do not log it
 	Actor, Reason string // of the person; empty if a worker found it

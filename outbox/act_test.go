@@ -147,10 +147,10 @@ func TestActErrorsHaveFields(t *testing.T) {
 		{`select samekey.pause('Bank', 'ada', 'r') where $1::uuid is not null`, dead, "22023", "destination", "", ""},
 		{`select samekey.pause('bank', 'ada', 'r', action => 'A') where $1::uuid is not null`, dead, "22023", "action", "", ""},
 		{`select samekey.pause('bank', 'ada', 'r', until => '2020-01-01') where $1::uuid is not null`, dead, "22023", "until", "", ""},
-		{`select samekey.endpoint_put('bank', '', 'https://h') where $1::uuid is not null`, dead, "22023", "name", "", ""},
-		{`select samekey.endpoint_put('bank', 'n', 'ftp://h') where $1::uuid is not null`, dead, "22023", "url", "", ""},
-		{`select samekey.endpoint_put('bank', 'n', 'https://h', array['v1,whsec_s3cret']) where $1::uuid is not null`, dead, "22023", "secrets", "", ""},
-		{`select samekey.endpoint_put('bank', 'n', 'https://h', array['a', null]) where $1::uuid is not null`, dead, "22023", "secrets", "", ""},
+		{`select samekey.endpoint_put('bank', '', 'https://h', 'ada', 'r') where $1::uuid is not null`, dead, "22023", "name", "", ""},
+		{`select samekey.endpoint_put('bank', 'n', 'ftp://h', 'ada', 'r') where $1::uuid is not null`, dead, "22023", "url", "", ""},
+		{`select samekey.endpoint_put('bank', 'n', 'https://h', 'ada', 'r', array['v1,whsec_s3cret']) where $1::uuid is not null`, dead, "22023", "secrets", "", ""},
+		{`select samekey.endpoint_put('bank', 'n', 'https://h', 'ada', 'r', array['a', null]) where $1::uuid is not null`, dead, "22023", "secrets", "", ""},
 	} {
 		_, err := on.Exec(t.Context(), c.sql, c.id)
 		pg := (*pgconn.PgError)(nil)

@@ -205,7 +205,7 @@ func (m *modal) decide(on outbox.DB) {
 func (m *modal) endpoints(on samekey.Tx) {
 	ctx, by := m.Context(), ada
 	m.ok("put", endpoints.Put(ctx, on, endpoints.Endpoint{
-		Destination: "webhooks", Name: "shop", URL: "https://shop.example", Secrets: []string{endpoints.NewSecret()}}))
+		Destination: "webhooks", Name: "shop", URL: "https://shop.example", Secrets: []string{endpoints.NewSecret()}}, by))
 	m.ok("stop", endpoints.Stop(ctx, on, "webhooks", "shop", by))
 	_, err := endpoints.Get(ctx, on, "webhooks", "shop")
 	m.ok("get endpoint", err)
@@ -213,8 +213,12 @@ func (m *modal) endpoints(on samekey.Tx) {
 	if err != nil || len(all) != 1 {
 		m.Errorf("list endpoints: %d, %v", len(all), err)
 	}
-	m.ok("start", endpoints.Start(ctx, on, "webhooks", "shop"))
-	m.ok("delete", endpoints.Delete(ctx, on, "webhooks", "shop"))
+	m.ok("start", endpoints.Start(ctx, on, "webhooks", "shop", ada))
+	m.ok("delete", endpoints.Delete(ctx, on, "webhooks", "shop", ada))
+	events, err := endpoints.History(ctx, on, "webhooks", "shop", 0, 10)
+	if err != nil || len(events) != 4 {
+		m.Errorf("history of an endpoint: %v, %v", events, err)
+	}
 }
 
 // wakes: a notification that cannot be encoded would be lost without a word.

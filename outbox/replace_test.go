@@ -252,6 +252,9 @@ func TestEventForAReplacedIntentWarnsOfTwoEffects(t *testing.T) {
 		"delivered": {func(id uuid.UUID) { force(t, on, id, outbox.StatusDelivered, true, true) }, outbox.StatusDelivered, true},
 		"cancelled": {func(id uuid.UUID) { force(t, on, id, outbox.StatusCancelled, false, true) }, outbox.StatusCancelled, false},
 	} {
+		if _, err := on.Exec(t.Context(), `insert into samekey.actions (action, attention) values ($1, true)`, action); err != nil {
+			t.Fatal(err)
+		}
 		id := died(t, on, w, "dead", outbox.Intent{Action: action, Payload: []byte(`{}`)})
 		successor := replace(t, on, id, outbox.Replacement{})
 		test.sent(successor)
@@ -274,6 +277,14 @@ func TestEventForAReplacedIntentWarnsOfTwoEffects(t *testing.T) {
 		}
 		if e := get(t, on, successor); e.Status != test.is {
 			t.Errorf("%s: the successor is %s, want %s", action, e.Status, test.is)
+		}
+		var code string
+		if err := on.QueryRow(t.Context(), `select coalesce((select code from samekey.outbox_attention where intent_id = $1 and event = 'resolved'), '')`,
+			id).Scan(&code); err != nil {
+			t.Fatal(err)
+		}
+		if wants := test.warns && test.is != outbox.StatusParked; wants != (code == "successor_sent") {
+			t.Errorf("%s: the attention event has the code %q", action, code)
 		}
 	}
 }

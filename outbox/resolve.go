@@ -50,7 +50,8 @@ type Resolution struct {
 // intent again.
 //
 // An intent that was replaced can be resolved as Delivered: the answer is kept, and a successor that is not being sent is
-// parked. If the successor may have been sent too, the database raises a warning (pgx: OnNotice), not an error.
+// parked. If the successor may have been sent too, the application gets an attention event of the intent, with the code
+// "successor_sent", and the database raises a warning (pgx: OnNotice), not an error.
 //
 // With NotSent you guarantee that no attempt reached the vendor and none will. A redrive sends the intent again, and a
 // vendor that does not honor keys acts again.

@@ -31,16 +31,16 @@ select samekey.pause(@destination::text, @actor::text, @reason::text, @action::t
 select samekey.resume(@destination::text, @actor::text, @reason::text, @action::text);
 
 -- name: ActEndpointPut :exec
-select samekey.endpoint_put(@destination::text, @name::text, @url::text, @secrets::text[]);
+select samekey.endpoint_put(@destination::text, @name::text, @url::text, @actor::text, @reason::text, @secrets::text[]);
 
 -- name: ActEndpointStop :one
 select samekey.endpoint_stop(@destination::text, @name::text, @actor::text, @reason::text)::boolean;
 
 -- name: ActEndpointStart :one
-select samekey.endpoint_start(@destination::text, @name::text)::boolean;
+select samekey.endpoint_start(@destination::text, @name::text, @actor::text, @reason::text)::boolean;
 
 -- name: ActEndpointDelete :one
-select samekey.endpoint_delete(@destination::text, @name::text)::boolean;
+select samekey.endpoint_delete(@destination::text, @name::text, @actor::text, @reason::text)::boolean;
 
 -- name: ActResolveStep :exec
 select samekey.resolve_step(@scope::text, @idem_key::text, @step::text, @outcome::text, @actor::text, @reason::text,

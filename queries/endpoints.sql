@@ -35,6 +35,11 @@ cross join lateral (
 
 -- name: EndpointsStopGone :execrows
 -- The receiver stops itself with a 410 to a request that was made from this version.
-update samekey.endpoints
-set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp(), changed_by = session_user
-where destination = @destination and name = @name and version = @version and stopped_at is null;
+with stopped as (
+    update samekey.endpoints e
+    set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp(), changed_by = session_user
+    where e.destination = @destination and e.name = @name and e.version = @version and e.stopped_at is null
+    returning e.destination, e.name, e.stop_reason
+)
+insert into samekey.endpoint_history (destination, name, event, reason)
+select s.destination, s.name, 'stopped', s.stop_reason from stopped s;

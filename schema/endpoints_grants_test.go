@@ -23,8 +23,8 @@ func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 		what string
 		do   func() error
 	}{
-		{"put", func() error { return endpoints.Put(ctx, on, e) }},
-		{"put again", func() error { return endpoints.Put(ctx, on, e) }},
+		{"put", func() error { return endpoints.Put(ctx, on, e, by) }},
+		{"put again", func() error { return endpoints.Put(ctx, on, e, by) }},
 		{"stop", func() error { return endpoints.Stop(ctx, on, "webhooks", name, by) }},
 		{"get", func() error {
 			e, err := endpoints.Get(ctx, on, "webhooks", name)
@@ -33,7 +33,7 @@ func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 			}
 			return err
 		}},
-		{"start", func() error { return endpoints.Start(ctx, on, "webhooks", name) }},
+		{"start", func() error { return endpoints.Start(ctx, on, "webhooks", name, by) }},
 		{"list", func() error {
 			all, err := endpoints.List(ctx, on, "webhooks", "", 10)
 			if err == nil && (len(all) != 1 || all[0].Stopped()) {
@@ -41,13 +41,13 @@ func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 			}
 			return err
 		}},
-		{"delete", func() error { return endpoints.Delete(ctx, on, "webhooks", name) }},
+		{"delete", func() error { return endpoints.Delete(ctx, on, "webhooks", name, by) }},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatalf("%s: %v", step.what, err)
 		}
 	}
-	if err := endpoints.Start(ctx, on, "webhooks", name); !errors.Is(err, endpoints.ErrNotFound) {
+	if err := endpoints.Start(ctx, on, "webhooks", name, by); !errors.Is(err, endpoints.ErrNotFound) {
 		t.Errorf("get a deleted endpoint: %v", err)
 	}
 }

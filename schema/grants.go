@@ -57,6 +57,7 @@ var appGrants = []string{
 	`grant execute on function ` + stepFunctions + ` to %s`,
 	`grant select on samekey.operation_steps to %s`,
 	endpointsWithoutSecrets,
+	`grant select on samekey.endpoint_history to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
@@ -84,6 +85,7 @@ var workerGrants = []string{
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert (destination, paused_at, paused_by, reason, river_queue_created_at), update (ended_at, ended_by, end_reason, river_queue_created_at), delete on samekey.pauses to %s`,
 	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
+	`grant select (at), insert (destination, name, event, reason), delete on samekey.endpoint_history to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,
 	`grant select, delete on samekey.operation_steps to %s`,
@@ -106,6 +108,7 @@ var readGrants = []string{
 	`grant select on samekey.operation_steps to %s`,
 	`grant select (idem_key, scope, lease_until, attempts, started_at) on samekey.operations to %s`,
 	endpointsWithoutSecrets,
+	`grant select on samekey.endpoint_history to %s`,
 	`grant select on samekey.outbox_attention, samekey.actions, samekey.pauses, samekey.rate_limits, samekey.workers, samekey.deployment, samekey.outbox_stats to %s`,
 	`grant select on samekey.migrations, samekey.river_migration, samekey.river_job, samekey.river_leader, samekey.river_queue to %s`,
 }

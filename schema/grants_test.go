@@ -181,7 +181,7 @@ func TestEachRoleIsDeniedEverythingElse(t *testing.T) {
 	denied[b.operator] = append(denied[b.operator], `select samekey.approve(gen_random_uuid(), 'a', 'r')`,
 		`select samekey.replace_payload_all('{}', '{"a": 1}', 'a', 'r')`, `select samekey.bulk_replace('replace_payload_all', '{}', '{"a": 1}', null, 'a', 'r', 1, null)`)
 	denied[b.approver] = append(denied[b.approver], `select samekey.redrive(gen_random_uuid(), 'a', 'r')`,
-		`select samekey.endpoint_delete('d', 'n')`, `select samekey.resume('d', 'a', 'r')`)
+		`select samekey.endpoint_delete('d', 'n', 'a', 'r')`, `select samekey.resume('d', 'a', 'r')`)
 	for pool, statements := range denied {
 		for _, sql := range statements {
 			if err := dryRun(t, pool, sql); !isDenied(err) {
@@ -233,7 +233,7 @@ func TestGrantsCoverEveryQuery(t *testing.T) {
 
 // isWorker reports whether the worker's role runs a query: it makes no person's decision, and waits for no intent.
 func isWorker(name string) bool {
-	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && name != "CauseGroups" && !callsSteps(name)
+	return !strings.HasPrefix(name, "Act") && name != "OutboxStates" && name != "CauseGroups" && name != "EndpointHistoryList" && !callsSteps(name)
 }
 
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
@@ -248,14 +248,14 @@ func isApprover(name string) bool {
 
 func isReader(name string) bool {
 	return strings.HasPrefix(name, "OutboxList") || name == "OutboxEntries" || name == "OutboxHistory" || name == "OutboxSendsGet" ||
-		name == "PausesList" || name == "CauseGroups" || name == "EndpointsGet" || name == "EndpointsList"
+		name == "PausesList" || name == "CauseGroups" || name == "EndpointsGet" || name == "EndpointsList" || name == "EndpointHistoryList"
 }
 
 // isApp reports whether the application's role runs a query, or could: a query that only takes locks reads no table.
 func isApp(name string) bool {
 	return name == "OutboxEnqueue" || name == "OutboxStates" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
 		callsSteps(name) || name == "OperationStepsList" || name == "OperationStepsFind" ||
-		strings.HasPrefix(name, "ActEndpoint") || name == "EndpointsGet" || name == "EndpointsList" ||
+		strings.HasPrefix(name, "ActEndpoint") || name == "EndpointsGet" || name == "EndpointsList" || name == "EndpointHistoryList" ||
 		name == "OutboxQueueApplyEnded" || name == "WorkersSession" || // which read no table
 		name == "OutboxQueueLockOrder" || name == "OutboxQueueTryLockOrder"
 }

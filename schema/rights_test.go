@@ -19,6 +19,9 @@ var tableRights = map[string]string{
 	"endpoints": "SELECT(" + endpointColumns + ")" +
 		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
+	"endpoint_history": "SELECT" +
+		"; DELETE, INSERT(destination event name reason), SELECT(at); SELECT; SELECT",
+	"endpoint_history_id_seq": "; ; ; ",
 	"intents":                 "; ; SELECT; SELECT",
 	"migrations":              "SELECT; SELECT; SELECT; SELECT",
 	"needs_attention":         "; ; SELECT; SELECT",

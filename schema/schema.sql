@@ -22,6 +22,20 @@ table samekey.deployment
     constraint deployment_pkey PRIMARY KEY (id)
     constraint deployment_name CHECK ((name ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
 
+table samekey.endpoint_history
+    id bigint not null generated always as identity
+    destination text collate "C" not null
+    name text collate "C" not null
+    at timestamp with time zone not null default clock_timestamp()
+    event text collate "C" not null
+    actor text
+    reason text not null
+    db_user text not null default SESSION_USER
+    constraint endpoint_history_pkey PRIMARY KEY (destination, name, id)
+    constraint endpoint_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
+    constraint endpoint_history_event CHECK ((event = ANY (ARRAY['created'::text, 'changed'::text, 'stopped'::text, 'started'::text, 'deleted'::text])))
+    constraint endpoint_history_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
+
 table samekey.endpoints
     destination text collate "C" not null
     name text collate "C" not null
@@ -308,6 +322,8 @@ table samekey.workers
     constraint workers_pkey PRIMARY KEY (id)
     constraint workers_id_positive CHECK ((id > 0))
     constraint workers_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
+
+sequence samekey.endpoint_history_id_seq as bigint
 
 view samekey.intents  -- as its owner
     id uuid
@@ -1296,29 +1312,37 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.endpoint_delete(destination text, name text)
+CREATE OR REPLACE FUNCTION samekey.endpoint_delete(destination text, name text, actor text, reason text)
  RETURNS boolean
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 begin
+    perform samekey.act_check('endpoint_delete', actor, reason);
     delete from samekey.endpoints e
     where e.destination = endpoint_delete.destination collate "C" and e.name = endpoint_delete.name collate "C";
-    return found;
+    if not found then
+        return false;
+    end if;
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_delete.destination, endpoint_delete.name, 'deleted', endpoint_delete.actor, endpoint_delete.reason);
+    return true;
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.endpoint_put(destination text, name text, url text, secrets text[] DEFAULT '{}'::text[])
+CREATE OR REPLACE FUNCTION samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] DEFAULT '{}'::text[])
  RETURNS void
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_field text;
-    v_wrong text;
+    v_field   text;
+    v_wrong   text;
+    v_created boolean;
 begin
+    perform samekey.act_check('endpoint_put', actor, reason);
     perform samekey.act_target('endpoint_put', destination, '');
     select w.field, w.wrong into v_field, v_wrong from (values
         ('name', case when octet_length(name) not between 1 and 255 or name is null then 'must be text of 1 to 255 bytes' end),
@@ -1336,21 +1360,35 @@ begin
     insert into samekey.endpoints as e (destination, name, url, secrets)
     values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'))
     on conflict on constraint endpoints_pkey do update
-    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user;
+    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    returning e.xmax = 0 into v_created; -- an updated row has the updating transaction there
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_put.destination, endpoint_put.name, case when v_created then 'created' else 'changed' end, endpoint_put.actor, endpoint_put.reason);
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.endpoint_start(destination text, name text)
+CREATE OR REPLACE FUNCTION samekey.endpoint_start(destination text, name text, actor text, reason text)
  RETURNS boolean
  LANGUAGE plpgsql
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_stopped boolean;
 begin
-    update samekey.endpoints e
-    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
-    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
-    return found;
+    perform samekey.act_check('endpoint_start', actor, reason);
+    select e.stopped_at is not null into v_stopped
+    from samekey.endpoints e
+    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C"
+    for no key update;
+    if v_stopped then
+        update samekey.endpoints e
+        set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+        where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
+        insert into samekey.endpoint_history (destination, name, event, actor, reason)
+        values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
+    end if;
+    return v_stopped is not null;
 end
 $function$
 
@@ -1360,17 +1398,26 @@ CREATE OR REPLACE FUNCTION samekey.endpoint_stop(destination text, name text, ac
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
+declare
+    v_stopped boolean;
 begin
     perform samekey.act_check('endpoint_stop', actor, reason);
+    select e.stopped_at is not null into v_stopped
+    from samekey.endpoints e
+    where e.destination = endpoint_stop.destination collate "C" and e.name = endpoint_stop.name collate "C"
+    for no key update;
+    if v_stopped then
+        return true;
+    elsif v_stopped is null then
+        return false;
+    end if;
     update samekey.endpoints e
-    set stopped_by  = case when e.stopped_at is null then endpoint_stop.actor else e.stopped_by end,
-        stop_reason = coalesce(e.stop_reason, endpoint_stop.reason),
-        stopped_at  = coalesce(e.stopped_at, clock_timestamp()),
-        version     = gen_random_uuid(),
-        changed_at  = clock_timestamp(),
-        changed_by  = session_user
+    set stopped_by = endpoint_stop.actor, stop_reason = endpoint_stop.reason, stopped_at = clock_timestamp(),
+        version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     where e.destination = endpoint_stop.destination collate "C" and e.name = endpoint_stop.name collate "C";
-    return found;
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_stop.destination, endpoint_stop.name, 'stopped', endpoint_stop.actor, endpoint_stop.reason);
+    return true;
 end
 $function$
 
@@ -1692,6 +1739,10 @@ begin
         from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
     sent := coalesce(sent, true);
+    if sent and not held then -- the application learns that there may be two effects
+        perform samekey.note_attention(hold_successor.id, (select o.action from samekey.outbox o where o.id = hold_successor.id), 'cancelled',
+            (select h.event from samekey.outbox_history h where h.intent_id = hold_successor.id order by h.id desc limit 1), 'successor_sent');
+    end if;
     return next;
 end
 $function$

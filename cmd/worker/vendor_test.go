@@ -17,6 +17,7 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpvendor"
+	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/outbox/endpoints"
 	"github.com/samekey/samekey/samekeytest"
 )
@@ -451,7 +452,8 @@ func TestWorkerSendsWebhooksToStoredEndpoints(t *testing.T) {
 	t.Cleanup(server.Close)
 	db := samekeytest.NewDB(t)
 	for _, name := range []string{"here", "gone"} {
-		err := endpoints.Put(t.Context(), db, endpoints.Endpoint{Destination: "hooks", Name: name, URL: server.URL + "/" + name + "?t=1", Secrets: []string{endpoints.NewSecret()}})
+		err := endpoints.Put(t.Context(), db, endpoints.Endpoint{Destination: "hooks", Name: name, URL: server.URL + "/" + name + "?t=1", Secrets: []string{endpoints.NewSecret()}},
+			outbox.By{Actor: name, Reason: "registered"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -90,7 +90,7 @@ func setupHooks(t *testing.T) *hookWorld {
 
 func (w *hookWorld) put(name, url string, secrets ...string) {
 	w.Helper()
-	if err := endpoints.Put(w.Context(), w.db, endpoints.Endpoint{Destination: "webhooks", Name: name, URL: url, Secrets: secrets}); err != nil {
+	if err := endpoints.Put(w.Context(), w.db, endpoints.Endpoint{Destination: "webhooks", Name: name, URL: url, Secrets: secrets}, outbox.By{Actor: name, Reason: "registered"}); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -205,7 +205,7 @@ func TestStoredEndpointsUntil410(t *testing.T) {
 
 	// The receiver is started again, and nothing was lost.
 	w.hooks.answer("/one", 200)
-	if err := endpoints.Start(t.Context(), w.db, "webhooks", "shop-1"); err != nil {
+	if err := endpoints.Start(t.Context(), w.db, "webhooks", "shop-1", outbox.By{Actor: "ada", Reason: "the shop is back"}); err != nil {
 		t.Fatal(err)
 	}
 	by := outbox.By{Actor: "ada", Reason: "the shop is back"}

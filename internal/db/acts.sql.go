@@ -148,29 +148,38 @@ func (q *Queries) ActCancelAll(ctx context.Context, arg ActCancelAllParams) (Act
 }
 
 const ActEndpointDelete = `-- name: ActEndpointDelete :one
-select samekey.endpoint_delete($1::text, $2::text)::boolean
+select samekey.endpoint_delete($1::text, $2::text, $3::text, $4::text)::boolean
 `
 
 type ActEndpointDeleteParams struct {
 	Destination string
 	Name        string
+	Actor       string
+	Reason      string
 }
 
 func (q *Queries) ActEndpointDelete(ctx context.Context, arg ActEndpointDeleteParams) (bool, error) {
-	row := q.db.QueryRow(ctx, ActEndpointDelete, arg.Destination, arg.Name)
+	row := q.db.QueryRow(ctx, ActEndpointDelete,
+		arg.Destination,
+		arg.Name,
+		arg.Actor,
+		arg.Reason,
+	)
 	var column_1 bool
 	err := row.Scan(&column_1)
 	return column_1, err
 }
 
 const ActEndpointPut = `-- name: ActEndpointPut :exec
-select samekey.endpoint_put($1::text, $2::text, $3::text, $4::text[])
+select samekey.endpoint_put($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[])
 `
 
 type ActEndpointPutParams struct {
 	Destination string
 	Name        string
 	Url         string
+	Actor       string
+	Reason      string
 	Secrets     []string
 }
 
@@ -179,22 +188,31 @@ func (q *Queries) ActEndpointPut(ctx context.Context, arg ActEndpointPutParams) 
 		arg.Destination,
 		arg.Name,
 		arg.Url,
+		arg.Actor,
+		arg.Reason,
 		arg.Secrets,
 	)
 	return err
 }
 
 const ActEndpointStart = `-- name: ActEndpointStart :one
-select samekey.endpoint_start($1::text, $2::text)::boolean
+select samekey.endpoint_start($1::text, $2::text, $3::text, $4::text)::boolean
 `
 
 type ActEndpointStartParams struct {
 	Destination string
 	Name        string
+	Actor       string
+	Reason      string
 }
 
 func (q *Queries) ActEndpointStart(ctx context.Context, arg ActEndpointStartParams) (bool, error) {
-	row := q.db.QueryRow(ctx, ActEndpointStart, arg.Destination, arg.Name)
+	row := q.db.QueryRow(ctx, ActEndpointStart,
+		arg.Destination,
+		arg.Name,
+		arg.Actor,
+		arg.Reason,
+	)
 	var column_1 bool
 	err := row.Scan(&column_1)
 	return column_1, err

@@ -169,9 +169,14 @@ func (q *Queries) EndpointsList(ctx context.Context, arg EndpointsListParams) ([
 }
 
 const EndpointsStopGone = `-- name: EndpointsStopGone :execrows
-update samekey.endpoints
-set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp(), changed_by = session_user
-where destination = $2 and name = $3 and version = $4 and stopped_at is null
+with stopped as (
+    update samekey.endpoints e
+    set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp(), changed_by = session_user
+    where e.destination = $2 and e.name = $3 and e.version = $4 and e.stopped_at is null
+    returning e.destination, e.name, e.stop_reason
+)
+insert into samekey.endpoint_history (destination, name, event, reason)
+select s.destination, s.name, 'stopped', s.stop_reason from stopped s
 `
 
 type EndpointsStopGoneParams struct {

@@ -9,7 +9,7 @@
 //	secret := endpoints.NewSecret()
 //	err := endpoints.Put(ctx, tx, endpoints.Endpoint{
 //		Destination: "webhooks", Name: "shop-17", URL: "https://shop.example/hooks", Secrets: []string{secret},
-//	})
+//	}, outbox.By{Actor: "customer 17", Reason: "registered a receiver"})
 //
 // # Send an event
 //

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/outbox"
@@ -23,7 +25,7 @@ func shop(name string) endpoints.Endpoint {
 
 func put(t *testing.T, on samekey.Tx, e endpoints.Endpoint) {
 	t.Helper()
-	if err := endpoints.Put(t.Context(), on, e); err != nil {
+	if err := endpoints.Put(t.Context(), on, e, ada); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -59,26 +61,115 @@ func TestEndpointLifecycle(t *testing.T) {
 	}
 
 	for range 2 { // the second changes nothing
-		if err := endpoints.Start(t.Context(), on, "webhooks", "shop-1"); err != nil {
+		if err := endpoints.Start(t.Context(), on, "webhooks", "shop-1", ada); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if e := get(t, on, "shop-1"); e.Stopped() || e.StoppedBy != "" || e.StopReason != "" {
 		t.Errorf("started: %v %q %q", e.StoppedAt, e.StoppedBy, e.StopReason)
 	}
-	if err := endpoints.Delete(t.Context(), on, "webhooks", "shop-1"); err != nil {
+	if err := endpoints.Delete(t.Context(), on, "webhooks", "shop-1", ada); err != nil {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
 		"get":    second(endpoints.Get(t.Context(), on, "webhooks", "shop-1")),
 		"stop":   endpoints.Stop(t.Context(), on, "webhooks", "shop-1", ada),
-		"start":  endpoints.Start(t.Context(), on, "webhooks", "shop-1"),
-		"delete": endpoints.Delete(t.Context(), on, "webhooks", "shop-1"),
+		"start":  endpoints.Start(t.Context(), on, "webhooks", "shop-1", ada),
+		"delete": endpoints.Delete(t.Context(), on, "webhooks", "shop-1", ada),
 	} {
 		if !errors.Is(err, endpoints.ErrNotFound) {
 			t.Errorf("%s of one that is not there: %v", what, err)
 		}
 	}
+}
+
+// Each change is one line, also of a deleted endpoint and of one that has its name again.
+func TestHistoryOfAnEndpointOutlivesIt(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	by := func(reason string) outbox.By { return outbox.By{Actor: "ada", Reason: reason} }
+	steps := []func() error{
+		func() error { return endpoints.Put(t.Context(), on, shop("shop-1"), by("registered")) },
+		func() error { return endpoints.Put(t.Context(), on, shop("shop-1"), by("a new secret")) },
+		func() error { return endpoints.Start(t.Context(), on, "webhooks", "shop-1", by("it is not stopped")) },
+		func() error { return endpoints.Stop(t.Context(), on, "webhooks", "shop-1", by("closed")) },
+		func() error { return endpoints.Stop(t.Context(), on, "webhooks", "shop-1", by("closed again")) },
+		func() error { return endpoints.Start(t.Context(), on, "webhooks", "shop-1", by("open")) },
+		func() error { return endpoints.Delete(t.Context(), on, "webhooks", "shop-1", by("gone")) },
+		func() error { return endpoints.Put(t.Context(), on, shop("shop-1"), by("back")) },
+		func() error { return endpoints.Put(t.Context(), on, shop("shop-2"), by("another")) },
+	}
+	for i, step := range steps {
+		if err := step(); err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+	}
+	for name, missing := range map[string]error{
+		"stop":   endpoints.Stop(t.Context(), on, "webhooks", "shop-3", ada),
+		"delete": endpoints.Delete(t.Context(), on, "webhooks", "shop-3", ada),
+	} {
+		if !errors.Is(missing, endpoints.ErrNotFound) {
+			t.Errorf("%s: %v", name, missing)
+		}
+	}
+	var got []string
+	for before := int64(0); ; {
+		page, err := endpoints.History(t.Context(), on, "webhooks", "shop-1", before, 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range page {
+			if e.Actor != "ada" || e.DBUser == "" || e.At.IsZero() {
+				t.Errorf("%+v", e)
+			}
+			got = append(got, e.Event+": "+e.Reason)
+		}
+		if len(page) < 4 {
+			break
+		}
+		before = page[len(page)-1].ID
+	}
+	want := []string{"created: back", "deleted: gone", "started: open", "stopped: closed", "changed: a new secret", "created: registered"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if page, err := endpoints.History(t.Context(), on, "webhooks", "shop-3", 0, 1); err != nil || len(page) != 0 {
+		t.Errorf("the history of an endpoint that never was: %v, %v", page, err)
+	}
+	if _, err := endpoints.History(t.Context(), on, "webhooks", "", 0, 0); err == nil || !strings.Contains(err.Error(), "Name") || !strings.Contains(err.Error(), "limit 0") {
+		t.Errorf("without a name and a limit: %v", err)
+	}
+}
+
+func TestAnActOnAnEndpointNeedsAnActorAndAReason(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	put(t, on, shop("shop-1"))
+	for verb, act := range map[string]func(outbox.By) error{
+		"put":    func(by outbox.By) error { return endpoints.Put(t.Context(), on, shop("shop-1"), by) },
+		"stop":   func(by outbox.By) error { return endpoints.Stop(t.Context(), on, "webhooks", "shop-1", by) },
+		"start":  func(by outbox.By) error { return endpoints.Start(t.Context(), on, "webhooks", "shop-1", by) },
+		"delete": func(by outbox.By) error { return endpoints.Delete(t.Context(), on, "webhooks", "shop-1", by) },
+	} {
+		for _, by := range []outbox.By{{Actor: "ada"}, {Reason: "r"}} {
+			if err := act(by); err == nil {
+				t.Errorf("%s by %+v is taken", verb, by)
+			}
+		}
+	}
+	for _, sql := range []string{
+		`select samekey.endpoint_put('webhooks', 'shop-1', 'https://h', '', 'r')`, `select samekey.endpoint_stop('webhooks', 'shop-1', 'a', ' ')`,
+		`select samekey.endpoint_start('webhooks', 'shop-1', null, 'r')`, `select samekey.endpoint_delete('webhooks', 'shop-1', 'a', null)`,
+	} {
+		if _, err := on.Exec(t.Context(), sql); sqlState(err) != "22023" {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
+
+func sqlState(err error) string {
+	if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -128,7 +219,7 @@ func TestTheListIsPagedByName(t *testing.T) {
 func TestPutReportsAllMistakesAndNoSecret(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	bad := endpoints.Endpoint{Destination: "Web hooks", URL: "ftp://user:pa55word@shop.example/t0ken", Secrets: []string{"whsec_dG9vIHNob3J0", ""}}
-	err := endpoints.Put(t.Context(), on, bad)
+	err := endpoints.Put(t.Context(), on, bad, outbox.By{})
 	if err == nil {
 		t.Fatal("it is taken")
 	}
@@ -175,7 +266,7 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	} {
 		e := shop("shop-1")
 		e.Secrets = []string{good, secret}
-		err := endpoints.Put(t.Context(), on, e)
+		err := endpoints.Put(t.Context(), on, e, ada)
 		if err == nil || !strings.Contains(err.Error(), "Secrets[1]") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), bare[:20]) {
 			t.Errorf("%q: %v, want %q", secret, err, want)
 		}
@@ -189,7 +280,7 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	other.Secrets, other.OtherSecrets = []string{"plain-text-secret", "k"}, true
 	put(t, on, other)
 	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it claims the form of Standard Webhooks
-	if err := endpoints.Put(t.Context(), on, other); err == nil {
+	if err := endpoints.Put(t.Context(), on, other, ada); err == nil {
 		t.Error("a broken whsec_ is taken")
 	}
 }
@@ -209,7 +300,7 @@ func TestPutRefusesUnusableURLs(t *testing.T) {
 	} {
 		e := shop("shop-1")
 		e.URL = url
-		if err := endpoints.Put(t.Context(), on, e); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "t0ken") {
+		if err := endpoints.Put(t.Context(), on, e, ada); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "t0ken") {
 			t.Errorf("%q: %v", url, err)
 		}
 	}
@@ -243,7 +334,7 @@ func TestTheTableHoldsWhatPutHolds(t *testing.T) {
 	} {
 		e := limit
 		change(&e)
-		if err := endpoints.Put(t.Context(), on, e); err == nil || strings.Contains(err.Error(), "SQLSTATE") {
+		if err := endpoints.Put(t.Context(), on, e, ada); err == nil || strings.Contains(err.Error(), "SQLSTATE") {
 			t.Errorf("%s: Put: %v, want a refusal of its own", what, err)
 		}
 		_, err := on.Exec(t.Context(), `insert into samekey.endpoints (destination, name, url, secrets) values ($1, $2, $3, $4)`, e.Destination, e.Name, e.URL, e.Secrets)

@@ -26,7 +26,7 @@ func Example() {
 			// ... your own rows ...
 			return endpoints.Put(ctx, tx, endpoints.Endpoint{
 				Destination: "webhooks", Name: shop, URL: "https://shop.example/hooks", Secrets: []string{endpoints.NewSecret()},
-			})
+			}, outbox.By{Actor: shop, Reason: "registered a receiver"})
 		})
 		if err != nil {
 			log.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,15 +18,17 @@ import (
 var ErrNotFound = errors.New("endpoints: no such endpoint")
 
 // Put adds an endpoint, or replaces the URL and the secrets of an existing one. A stopped endpoint stays stopped until
-// [Start]. The error lists all mistakes, and contains neither URL nor secrets.
+// [Start]. by is who changes it, and why: a person, or the customer who registers the receiver. The error lists all
+// mistakes, and contains neither URL nor secrets.
 //
 // All functions in this package take a transaction of yours, including one of database/sql (samekey.SQL), or a pool or
-// a connection, where the change commits by itself.
-func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
-	err := e.check()
+// a connection, where the change commits by itself. Each change is an [Event] of the endpoint's [History].
+func Put(ctx context.Context, on samekey.Tx, e Endpoint, by outbox.By) error {
+	err := errors.Join(e.check(), by.Validate())
 	if err == nil {
 		secrets := append([]string{}, e.Secrets...)
-		err = db.New(on).ActEndpointPut(ctx, db.ActEndpointPutParams{Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: secrets})
+		err = db.New(on).ActEndpointPut(ctx, db.ActEndpointPutParams{
+			Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: secrets, Actor: by.Actor, Reason: by.Reason})
 	}
 	if err != nil {
 		return fmt.Errorf("endpoints: put %v: %w", e, err)
@@ -36,7 +40,7 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint) error {
 // were claimed just before may still be sent. An endpoint that is stopped already keeps its StoppedBy and StopReason.
 // [ErrNotFound] means that there is no such endpoint.
 func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
-	return change("stop", destination, name, by.Validate(), func() (bool, error) {
+	return change("stop", destination, name, by, func() (bool, error) {
 		return db.New(on).ActEndpointStop(ctx, db.ActEndpointStopParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
 	})
 }
@@ -44,22 +48,22 @@ func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbo
 // Start allows calls to a stopped endpoint again. Intents that became dead meanwhile stay dead until a redrive
 // (outbox.RedriveAll with Code "endpoint_stopped"). An endpoint that is not stopped is unchanged. [ErrNotFound] means
 // that there is no such endpoint.
-func Start(ctx context.Context, on samekey.Tx, destination, name string) error {
-	return change("start", destination, name, nil, func() (bool, error) {
-		return db.New(on).ActEndpointStart(ctx, db.ActEndpointStartParams{Destination: destination, Name: name})
+func Start(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
+	return change("start", destination, name, by, func() (bool, error) {
+		return db.New(on).ActEndpointStart(ctx, db.ActEndpointStartParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
-// Delete deletes an endpoint. Its unfinished intents become dead, unsent, with the code "endpoint_missing".
-// [ErrNotFound] means that there is no such endpoint.
-func Delete(ctx context.Context, on samekey.Tx, destination, name string) error {
-	return change("delete", destination, name, nil, func() (bool, error) {
-		return db.New(on).ActEndpointDelete(ctx, db.ActEndpointDeleteParams{Destination: destination, Name: name})
+// Delete deletes an endpoint. Its unfinished intents become dead, unsent, with the code "endpoint_missing". Its [History]
+// stays. [ErrNotFound] means that there is no such endpoint.
+func Delete(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
+	return change("delete", destination, name, by, func() (bool, error) {
+		return db.New(on).ActEndpointDelete(ctx, db.ActEndpointDeleteParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
 	})
 }
 
-func change(verb, destination, name string, bad error, write func() (bool, error)) error {
-	err := errors.Join(checkName(destination, name), bad)
+func change(verb, destination, name string, by outbox.By, write func() (bool, error)) error {
+	err := errors.Join(checkName(destination, name), by.Validate())
 	if err == nil {
 		var found bool
 		if found, err = write(); err == nil && !found {
@@ -102,6 +106,48 @@ func List(ctx context.Context, on samekey.Tx, destination, after string, limit i
 	out := make([]Endpoint, len(rows))
 	for i, row := range rows {
 		out[i] = endpoint(db.EndpointsGetRow(row))
+	}
+	return out, nil
+}
+
+// Event is a change of an endpoint.
+type Event struct {
+	ID int64
+	At time.Time
+
+	// Event is what happened: "created", "changed", "stopped", "started" or "deleted".
+	Event string
+
+	// Actor is the person or the program, as the caller of the act named them. Empty: the receiver stopped the endpoint
+	// by its answer.
+	Actor  string
+	Reason string
+
+	// DBUser is the database's login (session_user) that made the change.
+	DBUser string
+}
+
+// History returns a page of what happened to an endpoint, newest first, for a year: also of a deleted one. The page ends
+// before the event before, or starts with the newest if it is 0. Limit is 1 to 1000. The last page has fewer than limit.
+func History(ctx context.Context, on samekey.Tx, destination, name string, before int64, limit int) ([]Event, error) {
+	err := checkName(destination, name)
+	if limit < 1 || limit > 1000 {
+		err = errors.Join(err, fmt.Errorf("limit %d is outside 1 to 1000", limit))
+	}
+	if before == 0 {
+		before = math.MaxInt64
+	}
+	var rows []db.EndpointHistoryListRow
+	if err == nil {
+		rows, err = db.New(on).EndpointHistoryList(ctx, db.EndpointHistoryListParams{
+			Destination: destination, Name: name, BeforeID: before, MaxCount: int32(limit)})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("endpoints: history of %s/%s: %w", destination, name, err)
+	}
+	out := make([]Event, len(rows))
+	for i, row := range rows {
+		out[i] = Event{ID: row.ID, At: row.At, Event: row.Event, Actor: row.Actor, Reason: row.Reason, DBUser: row.DbUser}
 	}
 	return out, nil
 }

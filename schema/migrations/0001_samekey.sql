@@ -14,6 +14,7 @@
 --   operations        operations in several transactions that are in progress: who works on them
 --   operation_steps   the steps of such operations, and their results
 --   endpoints         webhook receivers: URL, signing secrets, stopped or not
+--   endpoint_history  what happened to endpoints, and who did it
 --   pauses            which destinations and actions are paused, by whom and why
 --   rate_limits       how much of a destination's rate is used, for all workers together
 --   workers           the running workers
@@ -388,6 +389,23 @@ create table samekey.endpoints (
     constraint endpoints_stopped            check ((stopped_at is null) = (stop_reason is null) and (stopped_at is not null or stopped_by is null)),
     constraint endpoints_stopped_by_length  check (octet_length(stopped_by) between 1 and 255),
     constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)
+);
+
+-- What happened to endpoints, also to deleted ones. It has no URL and no secret.
+create table samekey.endpoint_history (
+    id          bigint      generated always as identity,
+    destination text        collate "C" not null,
+    name        text        collate "C" not null,
+    at          timestamptz not null default clock_timestamp(),
+    event       text        collate "C" not null,
+    actor       text,                     -- the person, as the caller named them; null: the receiver stopped it, by a 410
+    reason      text        not null,
+    db_user     text        not null default session_user, -- the login
+    primary key (destination, name, id),
+
+    constraint endpoint_history_event         check (event in ('created', 'changed', 'stopped', 'started', 'deleted')),
+    constraint endpoint_history_actor_length  check (octet_length(actor) between 1 and 255),
+    constraint endpoint_history_reason_length check (octet_length(reason) between 1 and 4096)
 );
 
 -- Which destinations, and which actions of them, are paused, with the person and the reason. A pause that has ended
@@ -2152,8 +2170,10 @@ $$;
 
 -- Parks the last successor of an intent that was delivered after all, before the successor is sent (again). Returns the
 -- successor and its status before. held is false if it is being sent, is looked up, rests as parked or is finished; sent
--- is true if a vendor may have seen it, so that there may be two effects. Returns no row for an intent without a
--- successor. The caller has a snapshot that is younger than the replacement.
+-- is true if a vendor may have seen it, so that there may be two effects. Either way the application gets an attention
+-- event: of the successor if it is held, else of the intent, with the code successor_sent. Returns no row for an intent
+-- without a successor. The caller has written the event to the history, and has a snapshot that is younger than the
+-- replacement.
 create function samekey.hold_successor(id uuid, out successor uuid, out status text, out held boolean, out sent boolean) returns setof record
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -2189,6 +2209,10 @@ begin
         from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
     sent := coalesce(sent, true);
+    if sent and not held then -- the application learns that there may be two effects
+        perform samekey.note_attention(hold_successor.id, (select o.action from samekey.outbox o where o.id = hold_successor.id), 'cancelled',
+            (select h.event from samekey.outbox_history h where h.intent_id = hold_successor.id order by h.id desc limit 1), 'successor_sent');
+    end if;
     return next;
 end
 $$;
@@ -2707,15 +2731,18 @@ $$;
 -- errors (22023) contain neither the URL nor a secret.
 --
 -- The functions of endpoints raise no error if there is no such endpoint, but return false: a caller's transaction goes
--- on. No function returns a secret.
-create function samekey.endpoint_put(destination text, name text, url text, secrets text[] default '{}') returns void
+-- on. No function returns a secret. Each change is a line of samekey.endpoint_history; an act that changes nothing, such
+-- as the second stop, is none.
+create function samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] default '{}') returns void
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_field text;
-    v_wrong text;
+    v_field   text;
+    v_wrong   text;
+    v_created boolean;
 begin
+    perform samekey.act_check('endpoint_put', actor, reason);
     perform samekey.act_target('endpoint_put', destination, '');
     select w.field, w.wrong into v_field, v_wrong from (values
         ('name', case when octet_length(name) not between 1 and 255 or name is null then 'must be text of 1 to 255 bytes' end),
@@ -2733,7 +2760,10 @@ begin
     insert into samekey.endpoints as e (destination, name, url, secrets)
     values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'))
     on conflict on constraint endpoints_pkey do update
-    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user;
+    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    returning e.xmax = 0 into v_created; -- an updated row has the updating transaction there
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_put.destination, endpoint_put.name, case when v_created then 'created' else 'changed' end, endpoint_put.actor, endpoint_put.reason);
 end
 $$;
 
@@ -2742,42 +2772,68 @@ create function samekey.endpoint_stop(destination text, name text, actor text, r
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_stopped boolean;
 begin
     perform samekey.act_check('endpoint_stop', actor, reason);
+    select e.stopped_at is not null into v_stopped
+    from samekey.endpoints e
+    where e.destination = endpoint_stop.destination collate "C" and e.name = endpoint_stop.name collate "C"
+    for no key update;
+    if v_stopped then
+        return true;
+    elsif v_stopped is null then
+        return false;
+    end if;
     update samekey.endpoints e
-    set stopped_by  = case when e.stopped_at is null then endpoint_stop.actor else e.stopped_by end,
-        stop_reason = coalesce(e.stop_reason, endpoint_stop.reason),
-        stopped_at  = coalesce(e.stopped_at, clock_timestamp()),
-        version     = gen_random_uuid(),
-        changed_at  = clock_timestamp(),
-        changed_by  = session_user
+    set stopped_by = endpoint_stop.actor, stop_reason = endpoint_stop.reason, stopped_at = clock_timestamp(),
+        version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     where e.destination = endpoint_stop.destination collate "C" and e.name = endpoint_stop.name collate "C";
-    return found;
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_stop.destination, endpoint_stop.name, 'stopped', endpoint_stop.actor, endpoint_stop.reason);
+    return true;
 end
 $$;
 
 -- Allows calls to a stopped endpoint again. Its dead intents stay dead until they are redriven.
-create function samekey.endpoint_start(destination text, name text) returns boolean
+create function samekey.endpoint_start(destination text, name text, actor text, reason text) returns boolean
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_stopped boolean;
 begin
-    update samekey.endpoints e
-    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
-    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
-    return found;
+    perform samekey.act_check('endpoint_start', actor, reason);
+    select e.stopped_at is not null into v_stopped
+    from samekey.endpoints e
+    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C"
+    for no key update;
+    if v_stopped then
+        update samekey.endpoints e
+        set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+        where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
+        insert into samekey.endpoint_history (destination, name, event, actor, reason)
+        values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
+    end if;
+    return v_stopped is not null;
 end
 $$;
 
--- Deletes an endpoint. Its unfinished intents become dead, unsent.
-create function samekey.endpoint_delete(destination text, name text) returns boolean
+-- Deletes an endpoint. Its unfinished intents become dead, unsent. Its history stays.
+create function samekey.endpoint_delete(destination text, name text, actor text, reason text) returns boolean
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform samekey.act_check('endpoint_delete', actor, reason);
     delete from samekey.endpoints e
     where e.destination = endpoint_delete.destination collate "C" and e.name = endpoint_delete.name collate "C";
-    return found;
+    if not found then
+        return false;
+    end if;
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_delete.destination, endpoint_delete.name, 'deleted', endpoint_delete.actor, endpoint_delete.reason);
+    return true;
 end
 $$;
 
