@@ -48,7 +48,7 @@ func TestServerCrashUndoesNoClaim(t *testing.T) {
 	pool.Reset()
 
 	v := &crashing{dsn: server.DSN, calls: map[uuid.UUID]int{}}
-	d := dispatcher.New(pool, &dispatcher.Config{Deployment: "test", Logger: slog.New(slog.DiscardHandler), SweepInterval: 50 * time.Millisecond})
+	d := dispatcher.New(pool, &dispatcher.Config{Deployment: "test", Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), SweepInterval: 50 * time.Millisecond})
 	d.Destination("vendor", dispatcher.Limits{})
 	dispatcher.Handle(d, outbox.NewAction[[]byte]("pay_out"), dispatcher.Delivery[[]byte]{
 		Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite, Destination: "vendor", Timeout: time.Minute},
@@ -66,11 +66,13 @@ func TestServerCrashUndoesNoClaim(t *testing.T) {
 
 	for i := range crashes {
 		id := payOut(ctx, t, pool, fmt.Sprintf("payout-%d", i))
-		for settled := false; !settled; {
-			entry, err := outbox.Get(ctx, pool, id) // fails while the server recovers
-			settled = err == nil && entry.Status.Finished()
+		var last outbox.Entry
+		for pause := time.NewTicker(5 * time.Millisecond); !last.Status.Finished(); <-pause.C {
 			if ctx.Err() != nil {
-				t.Fatalf("the intent is not finished: %s, %v", entry.Status, err)
+				t.Fatalf("the intent is not finished: %+v", last)
+			}
+			if entry, err := outbox.Get(ctx, pool, id); err == nil { // fails while the server recovers
+				last = entry
 			}
 		}
 		if got := v.made(id); got != 1 {
