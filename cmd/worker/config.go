@@ -170,6 +170,8 @@ func readDestination(r *reader, at entry) *destination {
 			}
 		},
 		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
+		"retry_after":     func(e entry) { dest.RetryAfter, _ = r.raw(e) },
+		"http2":           func(e entry) { dest.HTTP2 = readBool(r, e) },
 		"json_answers":    func(e entry) { dest.JSONAnswers = readBool(r, e) },
 		"rules":           func(e entry) { dest.Rules = readRules(r, e, sends) },
 		"lookup":          func(e entry) { dest.Lookup = readLookup(r, e) },
@@ -244,6 +246,7 @@ func readAction(r *reader, at entry) *action {
 		"rules":           func(e entry) { a.Rules = readRules(r, e, sends) },
 		"lookup":          func(e entry) { a.Lookup = readLookup(r, e) },
 		"reference":       func(e entry) { a.Reference, _ = r.raw(e) },
+		"retry_after":     func(e entry) { a.RetryAfter, _ = r.raw(e) },
 		"headers":         func(e entry) { a.Headers = readHeaders(r, e, value) },
 		"delivered":       func(e entry) { a.Delivered = readStatuses(r, e) },
 		"refused":         func(e entry) { a.Refused = readStatuses(r, e) },

@@ -4,6 +4,7 @@
 //	worker run [-config file]              deliver until SIGTERM, SIGINT or SIGHUP
 //	worker migrate [-app-role r] [-worker-role r] [-operator-role r] [-approver-role r] [-print | -for tool -dir folder]
 //	worker config check [-config file]     print all mistakes in the file, with their lines
+//	worker config try -action a -answer f  say what a recorded answer means for an action, and which rule decides
 //	worker adopt -deployment name          make a copy of the database, or a renamed one, the deployment's own
 //	worker pause -destination d -reason t  stop the calls to a destination, or of one -action, on every worker
 //	worker resume -destination d -reason t continue them
@@ -31,12 +32,13 @@ import (
 )
 
 func main() {
-	m := &worker{stdout: os.Stdout, stderr: os.Stderr, lookupEnv: os.LookupEnv}
+	m := &worker{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookupEnv: os.LookupEnv}
 	os.Exit(m.main(os.Args[1:]))
 }
 
 // worker is the program and what it needs from outside.
 type worker struct {
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	lookupEnv      func(string) (string, bool)
 }
@@ -47,6 +49,7 @@ usage:
   worker run [-config file]            deliver until SIGTERM, SIGINT or SIGHUP (DATABASE_URL names the database)
   worker migrate [flags]               create or update the tables, then grant roles what they need
   worker config check [-config file]   check the configuration; needs no database
+  worker config try -action name ..    say what a vendor's answer means for an action; sends nothing
   worker adopt -deployment name        let this deployment's workers deliver from a copy of the database
   worker pause, worker resume          stop the calls to a destination, and continue them
   worker version
@@ -171,6 +174,9 @@ flags:
 `
 
 func (m *worker) config(args []string) int {
+	if len(args) > 0 && args[0] == "try" {
+		return m.try(args[1:])
+	}
 	set := flag.NewFlagSet("worker config check", flag.ContinueOnError)
 	file := m.configFlag(set)
 	if len(args) == 0 || args[0] != "check" {
@@ -178,6 +184,7 @@ func (m *worker) config(args []string) int {
 			m.print(m.stderr, fmt.Sprintf("worker: unknown command %q\n\n", "config "+args[0]))
 		}
 		_, _ = m.flags(set, checkUsage, []string{"-h"}) // prints the usage
+		m.print(m.stderr, "\nThe other command is worker config try: see worker config try -h.\n")
 		return mistaken
 	}
 	if code, done := m.flags(set, checkUsage, args[1:]); done {

@@ -146,16 +146,19 @@ func init() {
 func readRules(r *reader, e entry, outcomes map[string]outcome) (rules []httpvendor.Rule) {
 	for _, at := range r.items(e) {
 		var rule httpvendor.Rule
+		texts := func(of *[]string) func(entry) {
+			return func(e entry) {
+				for _, at := range r.list(e) {
+					text, _ := r.raw(at)
+					*of = append(*of, text)
+				}
+			}
+		}
 		r.fields(at, map[string]func(entry){
 			"status": func(e entry) { rule.Status = readStatuses(r, e) },
 			"header": func(e entry) { rule.Header, _ = r.raw(e) },
 			"field":  func(e entry) { rule.Field, _ = r.raw(e) },
-			"values": func(e entry) {
-				for _, at := range r.list(e) {
-					value, _ := r.raw(at)
-					rule.Values = append(rule.Values, value)
-				}
-			},
+			"values": texts(&rule.Values), "contains": texts(&rule.Contains), "equals": texts(&rule.Equals),
 			"outcome": func(e entry) { rule.Outcome, _ = oneOf(r, e, outcomes) },
 			"reason":  func(e entry) { rule.Reason, _ = r.raw(e) },
 

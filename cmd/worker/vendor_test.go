@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
@@ -43,6 +44,8 @@ destinations:
     replay: state
     mismatch: ignored
     json_answers: true
+    http2: true
+    retry_after: /error/retry_in
     reference: /ref
     auth: {header: X-Api-Key, value: "${env:TOKEN}"}
     allow_private: [10.0.0.0/8, "fd00::/8"]
@@ -73,6 +76,9 @@ actions:
       - header: X-Later
         outcome: retry
         reference: /error/id
+      - {status: 200, contains: [it is ok, ok], outcome: delivered}
+      - {status: 200, equals: no, outcome: dead}
+    retry_after: /error/wait
     accepted: 202
     reference: /charge/id
     completion_time: 2d
@@ -118,7 +124,7 @@ actions:
 	if own.Vendor != want || !own.JSONAnswers || !stripe.JSONAnswers || c.destinations[7].JSONAnswers || fmt.Sprint(own.AllowPrivate) != "[10.0.0.0/8 fd00::/8]" || own.Auth != (httpvendor.Auth{Header: "X-Api-Key", Value: "sk_live_1"}) {
 		t.Errorf("%+v", own.Destination)
 	}
-	if got := own.Lookup.Request + rulesOf(own.Lookup.Rules); got != "GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}[{[[200 200]]   []} delivered]" {
+	if got := own.Lookup.Request + rulesOf(own.Lookup.Rules); got != "GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}[{[[200 200]]   [] [] []} delivered]" {
 		t.Error(got)
 	}
 	if stripe.Limits != (dispatcher.Limits{Rate: 10, Burst: 20, BreakAfter: -1}) {
@@ -139,14 +145,17 @@ actions:
 		Fields: []httpvendor.Field{{Name: "source", Value: "shop"}, {Name: "metadata[order]", Value: "o-{{.Payload.id}}"}, {Name: "zero", Value: "0"}}}) {
 		t.Errorf("%+v", charge.Body)
 	}
-	if got := rulesOf(charge.Rules); got != "[{[[200 299] [404 404]]  /error/code [declined 7]} refused][{[] X-Later  []} retry]" {
+	if got := rulesOf(charge.Rules); got != "[{[[200 299] [404 404]]  /error/code [declined 7] [] []} refused][{[] X-Later  [] [] []} retry][{[[200 200]]   [] [it is ok ok] []} delivered][{[[200 200]]   [] [] [no]} dead]" {
 		t.Error(got)
 	}
-	if got := charge.Lookup.Request + rulesOf(charge.Lookup.Rules); got != "GET /v1/charges?ref={{.Key}}[{[[200 200]]  /data/*/ref [{{.Key}}]} delivered][{[[404 404]]   []} absent]" {
+	if got := charge.Lookup.Request + rulesOf(charge.Lookup.Rules); got != "GET /v1/charges?ref={{.Key}}[{[[200 200]]  /data/*/ref [{{.Key}}] [] []} delivered][{[[404 404]]   [] [] []} absent]" {
 		t.Error(got)
 	}
 	if got := []string{stripe.Reference, own.Reference, charge.Reference, charge.Rules[1].Reference, send.Lookup.Reference}; strings.Join(got, " ") != "/id /ref /charge/id /error/id /Messages/*/ID" {
 		t.Errorf("the references are %q", got)
+	}
+	if !own.HTTP2 || stripe.HTTP2 || own.RetryAfter != "/error/retry_in" || charge.RetryAfter != "/error/wait" {
+		t.Errorf("%v %v %q %q", own.HTTP2, stripe.HTTP2, own.RetryAfter, charge.RetryAfter)
 	}
 	if fmt.Sprint(charge.Accepted) != "[[202 202]]" || charge.Policy.CompletionTime != 48*time.Hour || !send.Policy.ResendAbsent {
 		t.Errorf("%+v %+v", charge.Action, send.Action)
@@ -239,7 +248,7 @@ FILE:7: destinations.a.replay: "maybe" is not one of answer, nothing, state, suc
 FILE:8: destinations.a.auth: set only one of bearer, user and header
 FILE:9: destinations.a.allow_private[2]: "ten" is not a range of addresses such as 10.0.0.0/8 or fd00::/8
 FILE:13: destinations.a.rules[2].outcome: "perhaps" is not one of accepted, dead, delivered, denied, gone, refused, retry, stuck, unknown
-FILE:14: destinations.a.rules[3]: matches every answer: set status, header or field
+FILE:14: destinations.a.rules[3]: matches every answer: set status, header, field, contains or equals
 FILE:16: destinations.b.url: leads to an address that is not public: add its range to allow_private if it is intended
 FILE:17: destinations.b.key: has both header and field, but the key goes into one of them
 FILE:18: destinations.c.mismatch: not allowed: a vendor that takes no key compares nothing with it
@@ -265,6 +274,49 @@ FILE:54: actions.three.key_window: 2h is longer than the vendor remembers a key,
 FILE:59: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
 FILE:60: actions.three.accepted: 200 is also in delivered
 FILE:66: actions.four.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
+`)
+}
+
+func TestMistakesAboutHTTPDetails(t *testing.T) {
+	c, err := loadText(t, `
+destinations:
+  a: {url: "http://a.example", http2: true, retry_after: wait}
+  b: {preset: webhooks, http2: true}
+  c: {url: "https://c.example", http2: perhaps}
+actions:
+  one:
+    destination: a
+    request: POST /
+    class: idempotent_write
+    key_window: 1h
+    retry_after: error
+    response_cap: 3
+    rules:
+      - {status: 200, contains: okay, outcome: delivered}
+      - {contains: a, equals: b, outcome: dead}
+      - {equals: " ok", outcome: dead}
+      - {contains: "", outcome: dead}
+  two: {destination: b, request: POST, class: idempotent_write, key_window: 1h, deadline: 1h}
+  three:
+    destination: c
+    request: POST /
+    class: non_idempotent_write
+    response_cap: 0
+    rules:
+      - {status: 200, contains: ok, outcome: delivered}
+`, nil)
+	wantMistakes(t, c, err, `
+FILE:3: destinations.a.retry_after: "wait" is not a JSON Pointer: it must begin with /, such as /error/retry_in
+FILE:3: destinations.a.http2: needs a url with https://
+FILE:4: destinations.b.http2: not allowed without url: each stored endpoint is a host of its own, and is called over HTTP/1.1
+FILE:5: destinations.c.http2: "perhaps" is not one of false, true
+FILE:12: actions.one.retry_after: "error" is not a JSON Pointer: it must begin with /, such as /error/retry_in
+FILE:13: actions.one.response_cap: 3 is too short: a rule looks for a text of 4 bytes in as much of the body
+FILE:16: actions.one.rules[2].contains: not allowed with equals
+FILE:17: actions.one.rules[3].equals: has a text with white space around it, which is not compared: remove it
+FILE:18: actions.one.rules[4].contains: empty: remove the field to get its default
+FILE:24: actions.three.response_cap: 0 is too short: a rule looks for a text of 2 bytes in as much of the body
+FILE:26: actions.three.rules[1]: changes nothing: an answer of its status without the text is delivered as well. Add a rule for those answers after it
 `)
 }
 
@@ -318,7 +370,7 @@ FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and
 FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
 FILE:6: actions.one.clss: unknown field: did you mean "class"?
 FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
-FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, rules, settling_delay, timeout
+FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
 `)
 }
 
@@ -346,7 +398,7 @@ func TestFilesOfTheDocsAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(page, -1)
-	if len(blocks) != 3 {
+	if len(blocks) != 4 {
 		t.Fatalf("the page has %d blocks", len(blocks))
 	}
 	webhooks, err := os.ReadFile("../../docs/vendors/webhooks.md")
@@ -355,7 +407,7 @@ func TestFilesOfTheDocsAreRead(t *testing.T) {
 	}
 	ofWebhooks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(webhooks)
 	whole := strings.ReplaceAll(string(blocks[0][1]), "/run/secrets/stripe", writeFile(t, "stripe", "sk_live_1"))
-	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1]) + string(blocks[2][1]), string(ofWebhooks[1])} {
+	for _, text := range []string{whole, whole + "  capture:\n    destination: stripe\n    class: idempotent_write\n" + string(blocks[1][1]) + string(blocks[3][1]), string(blocks[2][1]), string(ofWebhooks[1])} {
 		c, err := loadText(t, text, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -434,6 +486,68 @@ actions:
 	var stored []byte
 	if err := db.QueryRow(t.Context(), `select request from samekey.outbox_sends`).Scan(&stored); err != nil || bytes.Contains(stored, []byte("sk_live")) {
 		t.Errorf("stored %s, %v", stored, err)
+	}
+}
+
+// HTTP/2 for what may be repeated, a success that must contain "ok", and a wait in the body.
+func TestWorkerUsesHTTP2TextRulesAndWaits(t *testing.T) {
+	var mu sync.Mutex
+	protos := map[string]string{}
+	var charges []time.Time
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		protos[r.URL.Path] = r.Proto
+		if r.URL.Path == "/charges" {
+			if charges = append(charges, time.Now()); len(charges) == 1 {
+				_, _ = io.WriteString(w, `{"error": {"retry_in": 1}}`)
+				return
+			}
+		}
+		_, _ = io.WriteString(w, "status: ok")
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca := writeFile(t, "ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	db := samekeytest.NewDB(t)
+	insert(t, db, "charge", 1)
+	insert(t, db, "wire", 1)
+	p := start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(`
+destinations:
+  vendor:
+    url: %s
+    http2: true
+    ca_file: %s
+    key_window: 1h
+    retry_after: /error/retry_in
+    allow_private: 127.0.0.0/8
+    rules:
+      - {status: 200, contains: ok, outcome: delivered}
+      - {status: 200, outcome: retry}
+actions:
+  charge: {destination: vendor, request: POST /charges, class: idempotent_write, backoff: 1ms}
+  wire: {destination: vendor, request: POST /wires, class: non_idempotent_write}
+`, server.URL, ca)))
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for count(t, db, `select count(*) from samekey.outbox_history where final_status = 'delivered'`) < 2 {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("they are not delivered")
+		}
+	}
+	p.signal(t)
+	_ = p.exit(t)
+	mu.Lock()
+	defer mu.Unlock()
+	if protos["/charges"] != "HTTP/2.0" || protos["/wires"] != "HTTP/1.1" {
+		t.Errorf("sent over %v", protos)
+	}
+	if len(charges) != 2 || charges[1].Sub(charges[0]) < time.Second {
+		t.Errorf("charged at %v", charges)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/redact"
@@ -48,6 +49,11 @@ type Action struct {
 	// refused, accepted, unknown or stuck; an answer without it has none. A * stands for any element or member, as in
 	// [Match].Field. It is not read from a body of more than 1 MiB. Default: the destination's.
 	Reference string
+
+	// RetryAfter is the JSON Pointer of a member of an answer's body that counts as the header Retry-After does, such as
+	// "/error/retry_in": seconds, as a number or a text, or one of HTTP's dates, with the same limits. If both are there,
+	// the longer wait counts. It is also read from answers to the lookup. Default: the destination's.
+	RetryAfter string
 
 	// Lookup asks the vendor whether it acted (reconciliation). Default: the destination's, except for a read. Without
 	// one, an intent whose outcome stays unknown is parked for a person.
@@ -97,7 +103,7 @@ func Delivery[T any](c *Client, action Action) dispatcher.Delivery[T] {
 type operation struct {
 	client     *Client
 	action     Action
-	transport  *http.Transport
+	over       link
 	target     target
 	body       body
 	lookup     *lookup // nil: none
@@ -106,9 +112,11 @@ type operation struct {
 	repeatable bool
 	delivered  Statuses
 	rules      []Rule
-	looksIn    bool           // rules look into bodies
+	looksIn    bool           // rules look into JSON bodies
+	texts      bool           // rules look at the text of bodies
 	reference  string         // the JSON Pointer of the vendor's id; empty: none
-	reads      bool           // a reference is read from bodies
+	retryAfter string         // the JSON Pointer of a wait; empty: none
+	reads      bool           // a reference or a wait is read from bodies
 	secrets    redact.Secrets // the destination's, and those in the action's own headers
 	mistakes   dispatcher.ConfigErrors
 }
@@ -117,13 +125,13 @@ type operation struct {
 const defaultCap = 64 << 10
 
 func (c *Client) operation(action Action) *operation {
-	o := &operation{client: c, action: action, transport: c.reusing, limit: max(action.Policy.ResponseCap, 0)}
+	o := &operation{client: c, action: action, over: c.repeated(), limit: max(action.Policy.ResponseCap, 0)}
 	o.mistakes = slices.Clone(c.mistakes)
 	m := mistakes{all: &o.mistakes}
 	class := action.Policy.Class
 	o.repeatable = class == dispatcher.Read || class == dispatcher.IdempotentWrite
 	if !o.repeatable {
-		o.transport = c.single
+		o.over = link{transport: c.single}
 	}
 	if action.Policy.ResponseCap == 0 {
 		o.limit = defaultCap
@@ -153,7 +161,59 @@ func (c *Client) operation(action Action) *operation {
 	case class != dispatcher.Read:
 		o.lookup = c.lookup
 	}
+	o.checkTexts(m)
 	return o
+}
+
+// checkTexts refuses rules on the body's text that can never match, or that change nothing.
+func (o *operation) checkTexts(m mistakes) {
+	longest := 0
+	measure := func(match Match, templates bool) {
+		for _, text := range slices.Concat(match.Contains, match.Equals) {
+			if templates && strings.Contains(text, "{{") {
+				text = "?"
+			}
+			longest = max(longest, len(text))
+		}
+	}
+	for i, rule := range o.rules {
+		measure(rule.Match, false)
+		if rule.hasText() && kind(rule.Outcome) == delivered && o.deliversAnyway(i) {
+			const text = "changes nothing: an answer of its status without the text is delivered as well. Add a rule for those answers after it"
+			if i < len(o.action.Rules) {
+				m.at("Rules", i).add("", text)
+			} else {
+				m.add("", "rule %d of its destination "+text, i-len(o.action.Rules)+1)
+			}
+		}
+	}
+	if o.lookup != nil {
+		for _, rule := range o.lookup.rules {
+			measure(rule.Match, true)
+		}
+	}
+	if longest > o.limit {
+		m.add("ResponseCap", "%d is too short: a rule looks for a text of %d bytes in as much of the body", o.limit, longest)
+	}
+}
+
+// deliversAnyway reports whether answers with the statuses of a rule are delivered if the rule does not match.
+func (o *operation) deliversAnyway(rule int) bool {
+	statuses := o.rules[rule].Status
+	if o.looksIn || len(statuses) == 0 || slices.ContainsFunc(o.rules[rule+1:], func(later Rule) bool {
+		_, both := statuses.common(later.Status)
+		return both || len(later.Status) == 0
+	}) {
+		return false
+	}
+	for _, r := range statuses {
+		for status := max(r[0], 200); status <= min(r[1], 599); status++ {
+			if !o.delivered.has(status) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 func (o *operation) setBody(m mistakes) {
@@ -183,8 +243,11 @@ func (o *operation) setRules(m mistakes) {
 	}
 	o.rules = slices.Concat(o.action.Rules, o.client.dest.Rules)
 	o.reference = cmp.Or(o.action.Reference, o.client.dest.Reference)
-	checkPointer(m, "Reference", o.action.Reference)
-	o.reads = o.reference != "" || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Reference != "" })
+	checkPointer(m, "Reference", o.action.Reference, "/id")
+	o.retryAfter = cmp.Or(o.action.RetryAfter, o.client.dest.RetryAfter)
+	checkPointer(m, "RetryAfter", o.action.RetryAfter, "/error/retry_in")
+	o.reads = o.reference != "" || o.retryAfter != "" || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Reference != "" })
+	o.texts = slices.ContainsFunc(o.rules, func(r Rule) bool { return r.hasText() })
 	o.looksIn = o.client.dest.JSONAnswers || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Field != "" })
 }
 

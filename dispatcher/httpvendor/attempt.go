@@ -34,14 +34,14 @@ func (o *operation) send(ctx context.Context, call *dispatcher.Call) (dispatcher
 	if err != nil {
 		return dispatcher.Dead(dispatcher.Response{Code: "request"}).Because(o.failed("%v", err)), nil
 	}
-	resp, w, none := o.call(ctx, o.transport, req)
+	resp, w, none := o.call(ctx, o.over, req)
 	if none != nil {
 		return o.noAnswer(none)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	response, body, err := o.read(resp, to.secrets, o.looksIn)
+	a := o.read(resp, to.secrets, o.looksIn)
 	w.End()
-	return o.judge(newReply(resp, body, err != nil), response, err, to.secrets), nil
+	return o.judge(o.newReply(resp, a), to.secrets).outcome, nil
 }
 
 // noAnswerError is the error of a call without an answer.
@@ -50,10 +50,28 @@ type noAnswerError struct {
 	connected, sent bool
 }
 
+// link is what a call is sent over.
+type link struct {
+	shared    *wirehttp.HTTP2 // nil: HTTP/1.1
+	transport *http.Transport // HTTP/1.1, also for a host without HTTP/2
+}
+
+// repeated is for calls that may be repeated.
+func (c *Client) repeated() link { return link{c.shared, c.reusing} }
+
+func (l link) roundTrip(w *wire.Wire, req *http.Request) (*http.Response, error) {
+	if l.shared != nil {
+		if resp, err := l.shared.RoundTrip(w, req); !errors.Is(err, wirehttp.ErrNoHTTP2) {
+			return resp, err
+		}
+	}
+	return wirehttp.RoundTrip(w, l.transport, req)
+}
+
 // call puts one request on the wire.
-func (o *operation) call(ctx context.Context, transport *http.Transport, req *http.Request) (*http.Response, *wire.Wire, *noAnswerError) {
+func (o *operation) call(ctx context.Context, over link, req *http.Request) (*http.Response, *wire.Wire, *noAnswerError) {
 	w := wire.New(ctx)
-	resp, err := wirehttp.RoundTrip(w, transport, req.WithContext(ctx))
+	resp, err := over.roundTrip(w, req.WithContext(ctx))
 	if err != nil {
 		connected, sent := w.End()
 		return nil, w, &noAnswerError{err, connected, sent}
@@ -62,10 +80,12 @@ func (o *operation) call(ctx context.Context, transport *http.Transport, req *ht
 }
 
 // noAnswer is what a call without an answer means, in our own words. The error is dispatcher.ErrUnsent if nothing was
-// sent.
+// sent, or if the vendor refused the call unprocessed, which is the same to the intent.
 func (o *operation) noAnswer(err *noAnswerError) (dispatcher.Outcome, error) {
 	code, text := describe(err.error)
 	switch {
+	case wirehttp.Refused(err.error):
+		return dispatcher.Outcome{}, fmt.Errorf("httpvendor: %s: %s: as if %w", o.client.dest.Name, text, dispatcher.ErrUnsent)
 	case err.sent:
 		return dispatcher.Unknown(dispatcher.Response{Code: code}), o.failed("no answer: %s", text)
 	case err.connected:
@@ -166,33 +186,45 @@ const rulesLimit = 1 << 20
 
 var errLong = errors.New("httpvendor: the body is longer than 1 MiB, which is what rules look into")
 
+// answer is what was read of an answer.
+type answer struct {
+	response dispatcher.Response // as it is stored
+	body     []byte
+	broken   error // it broke off, or it is longer than what rules look into
+	cut      bool  // it is longer than the cap, or it broke off
+}
+
 // read reads an answer up to its cap, which counts decompressed bytes, and up to rulesLimit if rules look into it or a
-// reference is taken from it. The error means that the answer broke off before. A reference is no reason for an error.
-func (o *operation) read(resp *http.Response, secrets redact.Secrets, looksIn bool) (response dispatcher.Response, body []byte, err error) {
+// value is taken from it. A value is no reason to call an answer broken.
+func (o *operation) read(resp *http.Response, secrets redact.Secrets, looksIn bool) answer {
 	contentType := []byte(resp.Header.Get("Content-Type"))
-	response = dispatcher.Response{Code: strconv.Itoa(resp.StatusCode), ContentType: string(secrets.Strike(contentType, len(contentType)))}
-	if len(response.ContentType) > 255 {
-		response.ContentType = ""
+	a := answer{response: dispatcher.Response{Code: strconv.Itoa(resp.StatusCode), ContentType: string(secrets.Strike(contentType, len(contentType)))}}
+	if len(a.response.ContentType) > 255 {
+		a.response.ContentType = ""
 	}
 	// More by the length of a secret, so that a secret that the cap cuts in two is recognized.
 	window := o.limit + secrets.Longest()
+	if o.texts {
+		window = max(window, o.limit+1) // to see whether there is more
+	}
 	if looksIn || o.reads {
 		window = max(window, rulesLimit)
 	}
-	body, err = io.ReadAll(io.LimitReader(resp.Body, int64(window)))
-	response.Body = secrets.Strike(body, o.limit)
-	long := len(body) >= window
+	a.body, a.broken = io.ReadAll(io.LimitReader(resp.Body, int64(window)))
+	a.cut = a.broken != nil || len(a.body) > o.limit
+	a.response.Body = secrets.Strike(a.body, o.limit)
+	long := len(a.body) >= window
 	if long {
 		stop := time.AfterFunc(drainTime, func() { _ = resp.Body.Close() })
 		_, _ = io.CopyN(io.Discard, resp.Body, drainLimit)
 		stop.Stop()
 	}
-	response.Body = response.Body[:min(len(response.Body), o.limit)]
+	a.response.Body = a.response.Body[:min(len(a.response.Body), o.limit)]
 	switch {
 	case looksIn && long:
-		err = errLong
-	case !looksIn && err != nil && len(body) >= o.limit:
-		err = nil // all that is kept was read
+		a.broken = errLong
+	case !looksIn && a.broken != nil && len(a.body) >= o.limit:
+		a.broken = nil // all that is kept was read
 	}
-	return response, body, err
+	return a
 }

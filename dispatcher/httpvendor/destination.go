@@ -1,6 +1,7 @@
 package httpvendor
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -57,6 +58,10 @@ type Destination struct {
 	// their own. Default: none.
 	Reference string
 
+	// RetryAfter is the JSON Pointer of a member of this vendor's answers that counts as the header Retry-After does, for
+	// the actions that have no RetryAfter of their own. Default: none.
+	RetryAfter string
+
 	// Lookup asks this vendor whether it acted (reconciliation), for the actions that have no Lookup of their own. A
 	// read is repeated instead. Default: none.
 	Lookup *Lookup
@@ -74,6 +79,13 @@ type Destination struct {
 
 	// Limits are the destination's limits.
 	Limits dispatcher.Limits
+
+	// HTTP2 lets reads, idempotent writes and lookups use HTTP/2, for a vendor that wants it: many calls share one
+	// connection. Calls that may not be repeated keep HTTP/1.1, each on a connection of its own, so that a call that
+	// times out can be taken back from the network. It needs a URL with https. A host that does not offer HTTP/2 is
+	// called over HTTP/1.1, and asked for HTTP/2 again after 10 minutes. See the package comment for what a shared
+	// connection guarantees. Default: false, HTTP/1.1.
+	HTTP2 bool
 
 	// CAFile holds further certificate authorities in PEM form, in addition to the system's. [New] reads it once.
 	CAFile string
@@ -113,6 +125,7 @@ type Client struct {
 	secrets      redact.Secrets
 	allowed      allowList
 	signer       signer          // nil: calls are not signed
+	shared       *wirehttp.HTTP2 // several calls at once on each connection; nil: not used
 	reusing      *http.Transport // keeps connections and uses them again
 	single       *http.Transport // each call has a connection of its own
 
@@ -145,7 +158,8 @@ func New(dest Destination) (*Client, error) {
 	for i, rule := range dest.Rules {
 		rule.check(m.at("Rules", i), ofSends)
 	}
-	checkPointer(m, "Reference", dest.Reference)
+	checkPointer(m, "Reference", dest.Reference, "/id")
+	checkPointer(m, "RetryAfter", dest.RetryAfter, "/error/retry_in")
 	if dest.Lookup != nil {
 		c.lookup = newLookup(*dest.Lookup, m.in("Lookup"))
 	}
@@ -221,6 +235,15 @@ func (c *Client) connect(m mistakes) {
 		}
 	}
 	dialer := c.allowed.dialer(c.dest.resolver)
+	switch {
+	case c.dest.HTTP2 && c.stored():
+		m.add("HTTP2", "not allowed without %s: each stored endpoint is a host of its own, and is called over HTTP/1.1", word("URL"))
+	case c.dest.HTTP2 && c.base.Scheme == "http":
+		m.add("HTTP2", "needs a %s with https://", word("URL"))
+	case c.dest.HTTP2 && c.base.Scheme == "https":
+		address := net.JoinHostPort(c.base.Hostname(), cmp.Or(c.base.Port(), "443"))
+		c.shared = wirehttp.NewHTTP2(transport(dialer, roots, proxy), address)
+	}
 	c.reusing = newTransport(dialer, roots, proxy, max(c.dest.Limits.Concurrency, 32))
 	c.single = newTransport(dialer, roots, proxy, 0)
 }
@@ -233,6 +256,9 @@ func (c *Client) Register(d *dispatcher.Dispatcher) {
 
 // Close closes idle connections. Calls in progress continue.
 func (c *Client) Close() {
+	if c.shared != nil {
+		c.shared.CloseIdleConnections()
+	}
 	c.reusing.CloseIdleConnections()
 	c.single.CloseIdleConnections()
 }
@@ -241,17 +267,21 @@ func (c *Client) Close() {
 // that this side closes it. If the other side closes it just as a request is sent, the outcome is unknown.
 const idleTimeout = 30 * time.Second
 
+// newTransport makes a transport for HTTP/1.1 that keeps up to idle connections.
 func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
+	t := transport(dialer, roots, proxy)
+	t.DisableKeepAlives, t.MaxIdleConns, t.MaxIdleConnsPerHost = idle == 0, idle, idle
+	wirehttp.Guard(t)
+	return t
+}
+
+func transport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL) *http.Transport {
 	t := &http.Transport{
 		DialContext:         dialer.DialContext,
 		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout: 10 * time.Second,
-		DisableKeepAlives:   idle == 0,
-		MaxIdleConns:        idle,
-		MaxIdleConnsPerHost: idle,
 		IdleConnTimeout:     idleTimeout,
 	}
-	wirehttp.Guard(t)
 	if proxy != nil {
 		t.Proxy = http.ProxyURL(proxy)
 	}

@@ -25,12 +25,23 @@
 // # One attempt is one request
 //
 // An attempt puts at most one request on the wire, or a part of one. net/http's own retries are off. Redirects are not
-// followed, so key, credentials and body reach no second host. The protocol is HTTP/1.1. The attempt's deadline covers
-// everything from resolving the name to the last byte that is read. The deadline is checked again before each write to
-// the socket, so a process that was stopped and continues sends nothing late. If the whole answer does not arrive, the
-// connection is reset, so that what the kernel has queued does not arrive later, even if the process is killed. A write
-// that may not be repeated gets its own connection: an idle one may break under it and leave an unknown outcome for no
-// reason.
+// followed, so key, credentials and body reach no second host. The protocol is HTTP/1.1, unless HTTP/2 is asked for:
+// see below. The attempt's deadline covers everything from resolving the name to the last byte that is read. The
+// deadline is checked again before each write to the socket, so a process that was stopped and continues sends nothing
+// late. If the whole answer does not arrive, the connection is reset, so that what the kernel has queued does not
+// arrive later, even if the process is killed. A write that may not be repeated gets its own connection: an idle one
+// may break under it and leave an unknown outcome for no reason.
+//
+// # HTTP/2
+//
+// With [Destination].HTTP2, reads, idempotent writes and lookups share connections. Calls that may not be repeated keep
+// HTTP/1.1 and their own connections. A shared connection cannot be reset for each attempt that ends without its answer,
+// so it is reset only if something of the request may still be in this machine: the request is not complete, or the
+// vendor's kernel has not acknowledged all of it. The other attempts on it are then unknown, and are made again.
+// Otherwise the stream is cancelled. On systems other than Linux, each such attempt resets the connection.
+//
+// A stream that the vendor resets with REFUSED_STREAM, or that is after the last one of its GOAWAY, was not processed
+// (RFC 9113, section 8.7): the attempt is unsent. A stream that ends in another way without its answer is unknown.
 //
 // # Every attempt sends the same request
 //

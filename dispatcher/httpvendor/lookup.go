@@ -1,6 +1,7 @@
 package httpvendor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,12 +9,10 @@ import (
 	"net/url"
 	"slices"
 	"text/template"
-	"time"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/httpstatus"
 	"github.com/samekey/samekey/internal/redact"
-	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // Lookup asks a vendor whether it acted under a delivery key (reconciliation). It is one request that changes nothing
@@ -70,12 +69,12 @@ type lookup struct {
 
 type lookupRule struct {
 	Rule
-	values []*template.Template
+	values, contains, equals []*template.Template
 }
 
 func newLookup(from Lookup, m mistakes) *lookup {
 	l := &lookup{reference: from.Reference}
-	checkPointer(m, "Reference", from.Reference)
+	checkPointer(m, "Reference", from.Reference, "/id")
 	var err error
 	if l.target, err = parseTarget(from.Request); err != nil {
 		m.add("Request", "%v", err)
@@ -94,13 +93,17 @@ func newLookup(from Lookup, m mistakes) *lookup {
 		at := lookupRule{Rule: rule}
 		in := m.at("Rules", i)
 		rule.check(in, ofLookups)
-		for _, value := range rule.Values {
-			t, err := parseTemplate(value, asText)
-			if err != nil {
-				in.add("Values", "%v", err)
+		parse := func(field string, texts []string) (parsed []*template.Template) {
+			for _, text := range texts {
+				t, err := parseTemplate(text, asText)
+				if err != nil {
+					in.add(field, "%v", err)
+				}
+				parsed = append(parsed, t)
 			}
-			at.values = append(at.values, t)
+			return parsed
 		}
+		at.values, at.contains, at.equals = parse("Values", rule.Values), parse("Contains", rule.Contains), parse("Equals", rule.Equals)
 		l.rules = append(l.rules, at)
 	}
 	if !slices.ContainsFunc(from.Rules, func(r Rule) bool { return kind(r.Outcome) == delivered }) {
@@ -111,8 +114,7 @@ func newLookup(from Lookup, m mistakes) *lookup {
 
 // ask is the action's Lookup.
 func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
-	data := valuesOf(call)
-	data.Rendered, data.Response, data.Reference = renderedBody(call), lastResponse(call), call.Reference
+	data := lookupValues(call)
 	to, err := o.receiver(call)
 	if err != nil {
 		return dispatcher.Outcome{}, o.failed("the lookup: %v", err)
@@ -121,14 +123,21 @@ func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.
 	if err != nil {
 		return dispatcher.Unknown(dispatcher.Response{Code: "lookup"}), o.failed("the lookup's request: %v", err)
 	}
-	resp, w, none := o.call(ctx, o.client.reusing, req)
+	resp, w, none := o.call(ctx, o.client.repeated(), req)
 	if none != nil {
 		return o.noAnswer(none)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	response, body, err := o.read(resp, to.secrets, true)
+	a := o.read(resp, to.secrets, true)
 	w.End()
-	return o.find(newReply(resp, body, err != nil), response, err, data, to.secrets)
+	v := o.find(o.newReply(resp, a), data, to.secrets)
+	return v.outcome, v.failed
+}
+
+func lookupValues(call *dispatcher.Call) values {
+	data := valuesOf(call)
+	data.Rendered, data.Response, data.Reference = renderedBody(call), lastResponse(call), call.Reference
+	return data
 }
 
 func (o *operation) lookupRequest(to receiver, data values) (*http.Request, error) {
@@ -158,47 +167,64 @@ func (o *operation) lookupRequest(to receiver, data values) (*http.Request, erro
 	return req, nil
 }
 
-// find returns what an answer to a lookup means. An error means that the vendor could not be asked.
-func (o *operation) find(r reply, response dispatcher.Response, broken error, data values, secrets redact.Secrets) (dispatcher.Outcome, error) {
+// filled returns the rule's match with its templates filled in.
+func (l lookupRule) filled(data values) (Match, error) {
+	match := l.Match
+	var err error
+	fill := func(templates []*template.Template) (texts []string) {
+		for _, t := range templates {
+			text, failed := execute(t, data)
+			err = cmp.Or(err, failed)
+			texts = append(texts, text)
+		}
+		return texts
+	}
+	match.Values, match.Contains, match.Equals = fill(l.values), fill(l.contains), fill(l.equals)
+	return match, err
+}
+
+// find returns what an answer to a lookup means.
+func (o *operation) find(r reply, data values, secrets redact.Secrets) finding {
 	rules := o.lookup.rules
+	by := decision{why: httpstatus.Why(r.status)}
 	if r.opaque && o.client.dest.JSONAnswers {
 		rules = nil // it may be a proxy's page, which says nothing about the vendor
+		by = decision{field: "JSONAnswers", why: "its body is not JSON, as it should be, so no rule counts"}
 	}
-	for _, rule := range rules {
-		values := make([]string, len(rule.values))
-		for i, t := range rule.values {
-			text, err := execute(t, data)
-			if err != nil {
-				return dispatcher.Unknown(response), o.failed("the lookup's rules: %v", err)
-			}
-			values[i] = text
+	for i, rule := range rules {
+		by := decision{rule: i + 1}
+		match, err := rule.filled(data)
+		if err != nil {
+			return finding{outcome: dispatcher.Unknown(r.response), failed: o.failed("the lookup's rules: %v", err), unfilled: err, by: by}
 		}
-		matches, undecided, where := rule.matches(r, values)
+		matches, undecided, where := match.matches(r)
 		switch {
-		case undecided && errors.Is(broken, errLong):
-			return dispatcher.Unknown(response), nil
+		case undecided && (r.broken == nil || errors.Is(r.broken, errLong)):
+			by.why = "its body is too long, and a rule looks into it"
+			return finding{outcome: dispatcher.Unknown(r.response), by: by}
 		case undecided:
-			return dispatcher.Outcome{}, o.failed("the answer to the lookup, %d, %s", r.status, brokeOff(broken))
+			by.why = brokeOff(r.broken)
+			return finding{failed: o.failed("the answer to the lookup, %d, %s", r.status, by.why), by: by}
 		case matches:
-			return r.referring(o.outcome(rule.Outcome, rule.Reason, r, response), rule.Reference, o.lookup.reference, namedByLookup, where, secrets), nil
+			v := o.outcome(rule.Outcome, rule.Reason, r)
+			v.by = by
+			return r.referring(v, rule.Reference, o.lookup.reference, namedByLookup, where, secrets)
 		}
 	}
 	reason := o.failed("the lookup was answered %d", r.status)
-	_, waits := retryafter.Read(r.header, time.Now())
-	wait := waitOf(r.header)
-	switch effect := httpstatus.Of(r.status, waits); {
+	switch effect := httpstatus.Of(r.status, r.waits); {
 	case effect == httpstatus.Denied:
-		return dispatcher.Denied(response).After(wait).Because(reason), nil
-	case effect == httpstatus.Later || effect == httpstatus.Silent && waits || httpstatus.PutOff(r.status, waits):
-		out := dispatcher.Retry(response).After(wait).Because(reason)
+		return finding{outcome: dispatcher.Denied(r.response).After(r.wait).Because(reason), by: by}
+	case effect == httpstatus.Later || effect == httpstatus.Silent && r.waits || httpstatus.PutOff(r.status, r.waits):
+		out := dispatcher.Retry(r.response).After(r.wait).Because(reason)
 		if aboutAccount(r) {
-			out = out.ForAccount()
+			return finding{outcome: out.ForAccount(), account: true, by: by}
 		}
-		return out, nil
+		return finding{outcome: out, by: by}
 	case r.status == http.StatusForbidden || effect == httpstatus.Silent:
-		return dispatcher.Unknown(response).After(wait), reason
+		return finding{outcome: dispatcher.Unknown(r.response).After(r.wait), failed: reason, by: by}
 	}
-	return dispatcher.Unknown(response), nil
+	return finding{outcome: dispatcher.Unknown(r.response), by: by}
 }
 
 // lastResponse is the body of the vendor's last answer, for a lookup's templates. It is nil if the body is not JSON. A

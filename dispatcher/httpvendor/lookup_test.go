@@ -186,3 +186,18 @@ func TestActionsLookupWinsOverTheDestinations(t *testing.T) {
 		})
 	}
 }
+
+func TestRetryAfterFromTheBodyOfALookup(t *testing.T) {
+	server := replying(t, 503, nil, `{"retry_in":30}`)
+	action := Action{Request: "POST /", Lookup: SentLog("GET /", "/data", "/key"), Policy: dispatcher.Policy{Class: dispatcher.NonIdempotentWrite}}
+	_, delivery, err := testClient(t, Destination{URL: server.URL, RetryAfter: "/retry_in"}).handler(action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	call := testCall("{}")
+	if outcome, err := result(delivery.Lookup(ctx, call, call.Payload)); verdict(err) != retry || askedWait(err) != 30*time.Second {
+		t.Errorf("%v, %v", outcome, err)
+	}
+}

@@ -148,12 +148,29 @@ func TestMistakesInActions(t *testing.T) {
 			}},
 		}}, []string{
 			"Rules[1].Outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act",
-			"Rules[2]: matches every answer: set Status, Header or Field",
+			"Rules[2]: matches every answer: set Status, Header, Field, Contains or Equals",
 			"Rules[3].Outcome: absent is not allowed here: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, gone",
 			"Rules[3].Status: 1-2 is not a range within 200-599",
 			"Rules[4].Header: not allowed with Field: Values belong to one of them", "Rules[5].Values: not allowed without Header or Field",
 			`Rules[6].Field: "a" is not a JSON Pointer: it must begin with /, such as /error/code`, `Rules[7].Header: "a b" is not a valid header name`,
 			"Rules[8].Outcome: not a constructor of package dispatcher: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, gone"}},
+		{once, dispatcher.Vendor{}, Action{Request: "POST /", RetryAfter: "error", Rules: []Rule{
+			{Match: Match{Contains: []string{"a"}, Equals: []string{"b"}}, Outcome: dispatcher.Dead}, {Match: Match{Contains: []string{"a", ""}}, Outcome: dispatcher.Dead},
+			{Match: Match{Equals: []string{""}}, Outcome: dispatcher.Dead}, {Match: Match{Equals: []string{"ok\n"}}, Outcome: dispatcher.Dead},
+			{Match: Match{Status: status(200, 205), Contains: []string{"ok"}}, Outcome: dispatcher.Delivered},
+		}}, []string{
+			"Rules[1].Contains: not allowed with Equals", "Rules[2].Contains: has an empty text, which every body contains",
+			"Rules[3].Equals: has an empty text: a rule without it matches every other body", "Rules[4].Equals: has a text with white space around it, which is not compared: remove it",
+			`RetryAfter: "error" is not a JSON Pointer: it must begin with /, such as /error/retry_in`,
+			"Rules[5]: changes nothing: an answer of its status without the text is delivered as well. Add a rule for those answers after it"}},
+		{once, dispatcher.Vendor{}, Action{Request: "POST /", Policy: dispatcher.Policy{ResponseCap: 4}, Rules: []Rule{
+			{Match: Match{Contains: []string{"okay", "fine!"}}, Outcome: dispatcher.Refused}}}, []string{
+			"ResponseCap: 4 is too short: a rule looks for a text of 5 bytes in as much of the body"}},
+		{once, dispatcher.Vendor{}, Action{Request: "POST /", Policy: dispatcher.Policy{ResponseCap: -1}, Lookup: &Lookup{Request: "GET /", Rules: []Rule{
+			{Match: Match{Contains: []string{"{{.Key}}"}}, Outcome: dispatcher.Delivered}}}}, []string{
+			"ResponseCap: 0 is too short: a rule looks for a text of 1 bytes in as much of the body"}},
+		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Request: "GET /", Rules: []Rule{
+			{Match: Match{Equals: []string{"{{"}}, Outcome: dispatcher.Delivered}}}}, []string{"Lookup.Rules[1].Equals: is not a template: 1: unclosed action"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Rules: []Rule{found}}}, []string{"Lookup.Request: is missing"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Request: "PUT /", Rules: []Rule{found}}}, []string{"Lookup.Request: must be a GET or a POST"}},
 		{once, dispatcher.Vendor{}, Action{Request: "POST /", Lookup: &Lookup{Request: "GET /", Body: "{}", Rules: []Rule{found}}}, []string{"Lookup.Body: not allowed for a GET"}},

@@ -16,19 +16,19 @@ var (
 )
 
 // referring adds the reference that an answer has at the rule's pointer, or else at the default one.
-func (r reply) referring(out dispatcher.Outcome, rule, fallback string, named []string, matched []string, secrets redact.Secrets) dispatcher.Outcome {
+func (r reply) referring(v finding, rule, fallback string, named []string, matched []string, secrets redact.Secrets) finding {
 	pointer := rule
-	if pointer == "" && slices.Contains(named, out.Kind()) {
+	if pointer == "" && slices.Contains(named, v.outcome.Kind()) {
 		pointer = fallback
 	}
 	if pointer == "" {
-		return out
+		return v
 	}
-	text, ok := textAt(r.body, pointer, matched)
-	if !ok {
-		return out
+	if text, ok := textAt(r.json, pointer, matched); ok {
+		v.reference = string(secrets.Strike([]byte(text), len(text)))
+		v.outcome = v.outcome.Reference(v.reference)
 	}
-	return out.Reference(string(secrets.Strike([]byte(text), len(text))))
+	return v
 }
 
 // textAt returns the text of the first scalar at the pointer. Each * stands for the element that the rule's field
@@ -52,8 +52,8 @@ func textAt(body any, pointer string, matched []string) (text string, ok bool) {
 	return text, ok
 }
 
-func checkPointer(m mistakes, field, pointer string) {
+func checkPointer(m mistakes, field, pointer, example string) {
 	if pointer != "" && pointer[0] != '/' {
-		m.add(field, "%q is not a JSON Pointer: it must begin with /, such as /id", pointer)
+		m.add(field, "%q is not a JSON Pointer: it must begin with /, such as %s", pointer, example)
 	}
 }

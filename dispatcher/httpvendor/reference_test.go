@@ -103,8 +103,8 @@ func TestReferenceInAListIsOfTheMatch(t *testing.T) {
 			t.Errorf("%s: %q, want %q", pointer, got, want)
 		}
 	}
-	out := reply{body: body}.referring(dispatcher.Unknown(dispatcher.Response{}), "", "/data/0/id", namedByLookup, nil, redact.Secrets{})
-	if got := out.String(); got != dispatcher.Unknown(dispatcher.Response{}).String() {
+	out := reply{json: body}.referring(finding{outcome: dispatcher.Unknown(dispatcher.Response{})}, "", "/data/0/id", namedByLookup, nil, redact.Secrets{})
+	if got := out.outcome.String(); out.reference != "" || got != dispatcher.Unknown(dispatcher.Response{}).String() {
 		t.Errorf("a list of others became %s", got)
 	}
 }

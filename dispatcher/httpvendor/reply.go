@@ -10,24 +10,37 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/samekey/samekey/internal/retryafter"
 )
 
 // reply is an answer as rules see it.
 type reply struct {
+	answer
 	status int
 	header http.Header
-	body   any  // decoded JSON, numbers as json.Number; nil if it is not JSON
-	broken bool // the body broke off, or is longer than what was read of it: what it lacks is not known
-	opaque bool // there is a body, and it is not JSON
+	json   any           // the decoded body, numbers as json.Number; nil if it is not JSON, or broken
+	opaque bool          // there is a body, and it is not JSON
+	text   []byte        // the body up to the cap, for rules about its text
+	wait   time.Duration // that the answer asks for. The dispatcher cuts it
+	waits  bool          // it asks for one
 }
 
-func newReply(resp *http.Response, body []byte, broken bool) reply {
-	r := reply{status: resp.StatusCode, header: resp.Header, broken: broken}
-	if !broken {
+func (o *operation) newReply(resp *http.Response, a answer) reply {
+	r := reply{answer: a, status: resp.StatusCode, header: resp.Header, text: a.body[:min(len(a.body), o.limit)]}
+	if a.broken == nil {
 		var err error
-		r.body, err = decodeJSON(body)
-		r.opaque = err != nil && len(body) > 0
+		r.json, err = decodeJSON(a.body)
+		r.opaque = err != nil && len(a.body) > 0
 	}
+	var also []string
+	if o.retryAfter != "" {
+		if text, ok := textAt(r.json, o.retryAfter, nil); ok {
+			also = append(also, text)
+		}
+	}
+	r.wait, r.waits = retryafter.Read(resp.Header, time.Now(), also...)
 	return r
 }
 

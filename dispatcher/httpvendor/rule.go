@@ -1,6 +1,7 @@
 package httpvendor
 
 import (
+	"bytes"
 	"net/http"
 	"reflect"
 	"slices"
@@ -28,7 +29,8 @@ type Rule struct {
 	Reference string
 }
 
-// Match says which answers are meant. All that is set must match; at least one of Status, Header and Field must be set.
+// Match says which answers are meant. All that is set must match; at least one of Status, Header, Field, Contains and
+// Equals must be set.
 type Match struct {
 	// Status lists the statuses. Empty: any.
 	Status Statuses
@@ -45,6 +47,15 @@ type Match struct {
 	// Values are what the field or the header may be; in a [Lookup] they may be templates, such as {{.Key}}. Empty:
 	// anything.
 	Values []string
+
+	// Contains are texts of which the body must contain one. Equals are texts of which the body must be one, without
+	// the white space around it. Set one of the two, for a vendor that answers in plain text or XML: a success that
+	// must contain "ok" is a rule for the status that contains it, and a rule after it for the same status without it.
+	//
+	// The bytes of the body are compared, after decompression, whether it is JSON or not: "ok" is not "OK". Only the
+	// first Policy.ResponseCap bytes are looked at. If the body is longer or broke off, and the rest would decide, the
+	// answer is unknown. In a [Lookup] the texts may be templates, of which an empty one matches nothing.
+	Contains, Equals []string
 }
 
 // use is where a rule is used, which decides what it may mean.
@@ -104,15 +115,16 @@ func (r Rule) check(m mistakes, u use) {
 	case is == retry && u == ofOnce && !r.only(http.StatusTooManyRequests):
 		m.add("Outcome", "%s is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act", is)
 	}
-	checkPointer(m, "Reference", r.Reference)
+	checkPointer(m, "Reference", r.Reference, "/id")
 	r.Match.check(m)
 }
 
 func (a Match) check(m mistakes) {
 	status, header, field, values := word("Status"), word("Header"), word("Field"), word("Values")
+	contains, equals := word("Contains"), word("Equals")
 	switch {
-	case len(a.Status) == 0 && a.Header == "" && a.Field == "":
-		m.add("", "matches every answer: set %s, %s or %s", status, header, field)
+	case len(a.Status) == 0 && a.Header == "" && a.Field == "" && !a.hasText():
+		m.add("", "matches every answer: set %s, %s, %s, %s or %s", status, header, field, contains, equals)
 	case a.Header != "" && a.Field != "":
 		m.add("Header", "not allowed with %s: %s belong to one of them", field, values)
 	case len(a.Values) > 0 && a.Header == "" && a.Field == "":
@@ -121,6 +133,16 @@ func (a Match) check(m mistakes) {
 		m.add("Field", "%q is not a JSON Pointer: it must begin with /, such as /error/code", a.Field)
 	case a.Header != "" && checkHeader(a.Header, "") != nil && !reserved[http.CanonicalHeaderKey(a.Header)]:
 		m.add("Header", "%.40q is not a valid header name", a.Header)
+	}
+	switch {
+	case len(a.Contains) > 0 && len(a.Equals) > 0:
+		m.add("Contains", "not allowed with %s", equals)
+	case slices.Contains(a.Contains, ""):
+		m.add("Contains", "has an empty text, which every body contains")
+	case slices.Contains(a.Equals, ""):
+		m.add("Equals", "has an empty text: a rule without it matches every other body")
+	case slices.ContainsFunc(a.Equals, func(text string) bool { return strings.TrimSpace(text) != text }):
+		m.add("Equals", "has a text with white space around it, which is not compared: remove it")
 	}
 	if err := a.Status.check(); err != nil {
 		m.add("Status", "%v", err)
@@ -132,26 +154,56 @@ func (a Match) only(status int) bool {
 	return len(a.Status) > 0 && !slices.ContainsFunc(a.Status, func(r [2]int) bool { return r != [2]int{status, status} })
 }
 
+// hasText reports whether the match looks at the body's text.
+func (a Match) hasText() bool { return len(a.Contains) > 0 || len(a.Equals) > 0 }
+
 // matches reports whether the rule is meant for an answer, and where in the body its Field matched. If undecided, the
 // missing part of the body would decide.
-func (a Match) matches(r reply, values []string) (matches, undecided bool, where []string) {
-	if len(a.Status) > 0 && !a.Status.has(r.status) {
+func (a Match) matches(r reply) (matches, undecided bool, where []string) {
+	if len(a.Status) > 0 && !a.Status.has(r.status) || a.Header != "" && !a.inHeader(r.header) {
 		return false, false, nil
 	}
-	switch {
-	case a.Header != "":
-		at := r.header.Values(a.Header)
-		return len(at) > 0 && (len(values) == 0 || slices.ContainsFunc(at, func(got string) bool {
-			return slices.ContainsFunc(values, func(want string) bool { return strings.EqualFold(got, want) })
-		})), false, nil
-	case a.Field != "" && r.broken:
-		return false, true, nil
-	case a.Field != "":
-		where, matches = find(r.body, strings.Split(a.Field[1:], "/"), func(at any) bool {
+	if a.Field != "" {
+		if r.broken != nil {
+			return false, true, nil
+		}
+		where, matches = find(r.json, strings.Split(a.Field[1:], "/"), func(at any) bool {
 			text, ok := textOf(at)
-			return len(values) == 0 || ok && slices.Contains(values, text)
+			return len(a.Values) == 0 || ok && slices.Contains(a.Values, text)
 		})
-		return matches, false, where
+		if !matches {
+			return false, false, nil
+		}
 	}
-	return true, false, nil
+	if a.hasText() {
+		matches, undecided = a.inText(r)
+		return matches, undecided, where
+	}
+	return true, false, where
+}
+
+func (a Match) inHeader(header http.Header) bool {
+	at := header.Values(a.Header)
+	return len(at) > 0 && (len(a.Values) == 0 || slices.ContainsFunc(at, func(got string) bool {
+		return slices.ContainsFunc(a.Values, func(want string) bool { return strings.EqualFold(got, want) })
+	}))
+}
+
+func (a Match) inText(r reply) (matches, undecided bool) {
+	for _, text := range a.Contains {
+		if text != "" && bytes.Contains(r.text, []byte(text)) {
+			return true, false
+		}
+	}
+	body := string(bytes.TrimSpace(bytes.TrimPrefix(r.text, byteOrderMark)))
+	for _, text := range a.Equals {
+		switch {
+		case text == "":
+		case r.cut:
+			undecided = undecided || strings.HasPrefix(text, body)
+		case text == body:
+			return true, false
+		}
+	}
+	return false, undecided || r.cut && len(a.Contains) > 0
 }

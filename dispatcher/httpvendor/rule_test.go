@@ -111,6 +111,54 @@ func TestRetryAfterOfUnknownAndDenied(t *testing.T) {
 	}
 }
 
+// A member of the body counts as the header does: seconds or a date, and the longer wait of the two.
+func TestRetryAfterFromTheBody(t *testing.T) {
+	in := func(header string) map[string]string { return map[string]string{"Retry-After": header} }
+	date := time.Now().Add(2 * time.Hour).UTC().Format(http.TimeFormat)
+	for _, tc := range []struct {
+		status int
+		header map[string]string
+		body   string
+		class  dispatcher.Class
+		want   string
+		wait   time.Duration
+	}{
+		{429, nil, `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, retry, 30 * time.Second},
+		{429, nil, `{"error":{"retry_in":"30"}}`, dispatcher.IdempotentWrite, retry, 30 * time.Second},
+		{429, nil, `{"error":{"retry_in":1.2}}`, dispatcher.IdempotentWrite, retry, 2 * time.Second},
+		{429, in("7"), `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, retry, 30 * time.Second},
+		{429, in("40"), `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, retry, 40 * time.Second},
+		{429, map[string]string{"Date": "Sun, 01 Mar 2026 12:00:00 GMT"}, `{"error":{"retry_in":"Sun, 01 Mar 2026 14:00:00 GMT"}}`, dispatcher.IdempotentWrite, retry, 2 * time.Hour},
+		{429, map[string]string{"Date": "not one"}, `{"error":{"retry_in":"` + date + `"}}`, dispatcher.IdempotentWrite, retry, time.Hour}, // by this clock
+		{429, nil, `{"error":{"retry_in":-5}}`, dispatcher.IdempotentWrite, retry, 0},
+		{429, nil, `{"error":{"retry_in":"soon"}}`, dispatcher.IdempotentWrite, retry, 0},
+		{429, nil, `{"error":{"retry_in":1e3}}`, dispatcher.IdempotentWrite, retry, 0},
+		{429, nil, `{"error":{}}`, dispatcher.IdempotentWrite, retry, 0},
+		{429, nil, `30`, dispatcher.IdempotentWrite, retry, 0},
+		{429, nil, `{"error":{"retry_in":30}} and more`, dispatcher.IdempotentWrite, retry, 0},
+		{503, nil, `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, retry, 30 * time.Second},
+		{503, nil, `{"error":{"retry_in":30}}`, dispatcher.NonIdempotentWrite, "unknown", 30 * time.Second},
+		{403, nil, `{"error":{"retry_in":30}}`, dispatcher.NonIdempotentWrite, retry, 30 * time.Second},
+		{403, nil, `{"error":{"retry_in":"soon"}}`, dispatcher.NonIdempotentWrite, "dead", 0},
+		{413, nil, `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, retry, 30 * time.Second},
+		{401, nil, `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, "denied", 30 * time.Second},
+		{409, nil, `{"error":{"retry_in":30}}`, dispatcher.IdempotentWrite, "stuck", 30 * time.Second},
+	} {
+		server := replying(t, tc.status, tc.header, tc.body)
+		action := Action{Policy: dispatcher.Policy{Class: tc.class, ResponseCap: 4}}
+		dest := Destination{URL: server.URL, RetryAfter: "/error/retry_in"}
+		for _, own := range []bool{false, true} {
+			if own {
+				action.RetryAfter, dest.RetryAfter = "/error/retry_in", "/other"
+			}
+			_, err := attempt(t, testHandler(t, dest, action), testCall("{}"), patience)
+			if verdict(err) != tc.want || askedWait(err) != tc.wait {
+				t.Errorf("%d %v %s: is %s and waits %v (%v), want %s and %v", tc.status, tc.header, tc.body, verdict(err), askedWait(err), err, tc.want, tc.wait)
+			}
+		}
+	}
+}
+
 func TestOrderOfRulesAndLists(t *testing.T) {
 	server := replying(t, 402, nil, `{"code":"x"}`)
 	fits := func(outcome func(dispatcher.Response) dispatcher.Outcome) []Rule {

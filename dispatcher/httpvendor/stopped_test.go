@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -14,9 +15,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/dbtest"
@@ -25,13 +29,16 @@ import (
 const (
 	childURL     = "HTTPVENDOR_TEST_CHILD_URL"
 	childBody    = "HTTPVENDOR_TEST_CHILD_BODY"
+	childCA      = "HTTPVENDOR_TEST_CHILD_CA"
 	childTimeout = time.Second
 )
 
 // child makes one attempt with a short deadline and prints its outcome. Without a large body, it stops itself between
-// getting its connection and writing the first byte.
+// getting its connection and writing the first byte. With a CA file, it uses HTTP/2, and is stopped before the request's
+// first frame.
 func child(url string) {
-	client, err := New(Destination{Name: "stripe", URL: url, AllowPrivate: loopback})
+	ca := os.Getenv(childCA)
+	client, err := New(Destination{Name: "stripe", URL: url, AllowPrivate: loopback, CAFile: ca, HTTP2: ca != ""})
 	if err != nil {
 		panic(err)
 	}
@@ -46,10 +53,15 @@ func child(url string) {
 	ctx, cancel := context.WithTimeout(context.Background(), childTimeout)
 	defer cancel()
 	if os.Getenv(childBody) == "" {
-		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		stop := sync.OnceFunc(func() {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 			<-time.After(childTimeout) // kill may return before this thread is stopped
-		}})
+		})
+		trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { stop() }}
+		if ca != "" {
+			trace = &httptrace.ClientTrace{WroteHeaderField: func(string, []string) { stop() }} // into a buffer
+		}
+		ctx = httptrace.WithClientTrace(ctx, trace)
 	}
 	_, err = result(handler(ctx, call))
 	fmt.Println(verdict(err))
@@ -166,5 +178,85 @@ func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 		if late := <-counted; late != 0 || before >= 16<<20 {
 			t.Errorf("%d bytes arrived late, after %d in time", late, before)
 		}
+	}
+}
+
+func TestStoppedBeforeItsFirstFrameSendsNothingLate(t *testing.T) {
+	received := make(chan int64, 1)
+	server := startHTTP2(t, func(c *h2Conn) { // without settings, whose acknowledgement would count as sent
+		for c.next() != nil {
+		}
+		received <- c.server.requests.Load()
+	})
+	cmd, out := startChild(t, server.url, childCA+"="+server.ca)
+	waitStopped(t, cmd.Process.Pid)
+	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := out.ReadString('\n'); line != "unsent\n" {
+		t.Errorf("the attempt is %q, want unsent", line)
+	}
+	if n := <-received; n != 0 {
+		t.Errorf("%d requests arrived late", n)
+	}
+}
+
+// As TestStoppedInMidWriteSendsNothingMore, over HTTP/2: the vendor grants the whole body, and stops to read.
+func TestStoppedInMidStreamSendsNothingMore(t *testing.T) {
+	began, stopped := make(chan struct{}), make(chan struct{})
+	drained, counted := make(chan int64), make(chan int64, 1)
+	server := startHTTP2(t, func(c *h2Conn) {
+		_ = c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 32 << 20})
+		_ = c.WriteWindowUpdate(0, 32<<20)
+		for n := 0; n < 100_000; { // more than fits without the settings, so the child has acknowledged them
+			f, ok := c.next().(*http2.DataFrame)
+			if !ok && c.server.requests.Load() == 0 {
+				return
+			}
+			if ok {
+				n += len(f.Data())
+			}
+		}
+		close(began)
+		<-stopped
+		// All bytes that left the process before. They are counted below TLS, which a cut record would end.
+		raw := c.Conn.(*tls.Conn).NetConn()
+		var n int64
+		buf := make([]byte, 1<<20)
+		for {
+			_ = raw.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+			m, err := raw.Read(buf)
+			n += int64(m)
+			if err != nil {
+				break
+			}
+		}
+		drained <- n
+		_ = raw.SetReadDeadline(time.Time{})
+		m, _ := io.Copy(io.Discard, raw)
+		counted <- m
+	})
+	cmd, out := startChild(t, server.url, childCA+"="+server.ca, childBody+"=large")
+	select {
+	case <-began:
+	case <-time.After(patience):
+		t.Fatal("the child did not start to write")
+	}
+	waitBlocked(t, cmd.Process.Pid)
+	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	waitStopped(t, cmd.Process.Pid)
+	close(stopped)
+	before := <-drained
+	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := out.ReadString('\n'); line != "unknown\n" {
+		t.Errorf("the attempt is %q, want unknown", line)
+	}
+	// The child may still cancel the stream: a record of 22 bytes with RST_STREAM and PING, 13 and 17 bytes.
+	if late := <-counted; late != 0 && late != 22+13+17 || before >= 16<<20 {
+		t.Errorf("%d bytes arrived late, after %d in time", late, before)
 	}
 }

@@ -63,6 +63,21 @@ func Of(status int, waits bool) Effect {
 	if status == 403 && waits {
 		return Later
 	}
+	if row := find(status); row != nil {
+		return row.Effect
+	}
+	return Silent
+}
+
+// Why explains what a status proves by itself.
+func Why(status int) string {
+	if row := find(status); row != nil {
+		return row.Why
+	}
+	return "no standard defines the status"
+}
+
+func find(status int) *Row {
 	i, found := slices.BinarySearchFunc(Table, status, func(r Row, status int) int {
 		switch {
 		case r.To < status:
@@ -73,9 +88,9 @@ func Of(status int, waits bool) Effect {
 		return 0
 	})
 	if !found {
-		return Silent
+		return nil
 	}
-	return Table[i].Effect
+	return &Table[i]
 }
 
 // PutOff reports whether the answer postpones this one request, and the vendor did not act. RFC 9110 defines it for a

@@ -4,6 +4,7 @@ package retryafter
 import (
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,14 +20,16 @@ const LongestUndated = time.Hour
 // header or in many, the longest wait counts. What is past is zero; what is longer than a Duration holds (292 years) is
 // the longest Duration. Callers set their own bound.
 //
+// also are further values, from elsewhere in the answer, that count as those of the header do.
+//
 // ok is false where no value can be understood, such as "-5", "120junk" or "soon".
-func Read(header http.Header, now time.Time) (wait time.Duration, ok bool) {
+func Read(header http.Header, now time.Time, also ...string) (wait time.Duration, ok bool) {
 	date, err := http.ParseTime(header.Get("Date"))
 	dated := err == nil
 	if dated {
 		now = date
 	}
-	for _, text := range header.Values("Retry-After") {
+	for _, text := range slices.Concat(header.Values("Retry-After"), also) {
 		if at, err := http.ParseTime(strings.TrimSpace(text)); err == nil {
 			until := max(at.Sub(now), 0)
 			if !dated {

@@ -22,6 +22,7 @@ import (
 const (
 	childTo   = "WIRE_TEST_CHILD_TO"
 	childStop = "WIRE_TEST_CHILD_STOP"
+	childHow  = "WIRE_TEST_CHILD_SHARED"
 	timeout   = 400 * time.Millisecond
 )
 
@@ -45,7 +46,7 @@ func child(to string) {
 	if err != nil {
 		panic(err)
 	}
-	if _, err := io.WriteString(New(ctx).Hold(socket), "request"); err != nil {
+	if err := send(New(ctx), socket, os.Getenv(childHow) != ""); err != nil {
 		panic(err)
 	}
 	fmt.Println("sent")
@@ -53,6 +54,17 @@ func child(to string) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+func send(w *Wire, socket net.Conn, shared bool) error {
+	c := net.Conn(NewShared(socket))
+	if !shared {
+		c = w.Hold(socket)
+	} else if !w.Share(c.(*Shared)) {
+		return errors.New("the connection cannot be shared")
+	}
+	_, err := io.WriteString(c, "request")
+	return err
 }
 
 // blackhole accepts connections over a network that drops all data until pass is called.
@@ -172,18 +184,26 @@ func (b *blackhole) startChild(env ...string) *exec.Cmd {
 }
 
 func TestQueuedDataOfAKilledProcessIsDropped(t *testing.T) {
-	b := startBlackhole(t)
-	cmd := b.startChild()
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	b.wantReset()
+	for _, how := range []string{"", "shared"} {
+		b := startBlackhole(t)
+		cmd := b.startChild(childHow + "=" + how)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		b.wantReset()
+	}
 }
 
 // The deadline passes while the process is suspended. The process never continues, so only the kernel can drop the
 // queued data.
 func TestQueuedDataOfAStoppedProcessIsDropped(t *testing.T) {
+	for name, how := range map[string]string{"of its own": "", "shared": "shared"} {
+		t.Run(name, func(t *testing.T) { stopped(t, how) })
+	}
+}
+
+func stopped(t *testing.T, how string) {
 	b := startBlackhole(t)
-	cmd := b.startChild(childStop + "=1")
+	cmd := b.startChild(childStop+"=1", childHow+"="+how)
 	var status syscall.WaitStatus
 	if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the child is not stopped: %v %v", status, err)

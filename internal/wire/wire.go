@@ -44,6 +44,33 @@
 //	net/http reuses it before Answered             it stays armed until that attempt's Answered
 //	bytes arrive after the end                     a read returns the connection's end
 //
+// # Shared connections
+//
+// Many attempts send on one connection of HTTP/2 at once, so it cannot be reset for each of them that times out. A
+// [Shared] connection keeps both guarantees, at the price that it is sometimes reset for all:
+//
+//	an attempt on the connection ends without its whole answer
+//
+//	its request                                    the connection
+//	is not begun                                   a later Write is refused and resets it
+//	is not complete                                is reset: a part can be in any buffer
+//	is complete, not acknowledged by the kernel    is reset: the kernel would retransmit it
+//	  of the other side
+//	is complete and acknowledged                   goes on: nothing of the request is left here
+//
+//	what happens                                   result
+//	the deadline of an attempt passes while it     no write(2) begins, the connection is reset
+//	  sends, also while the process is suspended
+//	the process is killed                          the kernel resets the connection
+//	the process is suspended                       the kernel drops it (Linux) if it retransmits data for longer than
+//	                                               the shortest of the attempts had when they began
+//	an answer arrives before its request is        the rest may still be sent: the other side has answered
+//	  complete
+//	the connection is reset                        other attempts on it end: sent, without an answer
+//
+// So only requests that may be repeated belong on such a connection. A byte that is written while an attempt sends
+// counts as sent by it, also a byte of another attempt.
+//
 // # Limits
 //
 // The check of the clock and its write(2) are not atomic. Data that another program has accepted, such as a proxy or a
@@ -73,7 +100,13 @@ type Wire struct {
 	written   int // in bytes
 	received  int // in bytes
 	over      bool
-	held      []*conn // connections whose answer is not complete
+	held      []carrier // connections whose answer is not complete
+}
+
+// carrier is a connection that an attempt uses: a conn of its own, or a [Shared].
+type carrier interface {
+	disarm(w *Wire) // the answer is complete
+	abort(w *Wire)  // the attempt has ended without it
 }
 
 // The reasons why nothing is sent.
@@ -88,7 +121,7 @@ func New(ctx context.Context) *Wire {
 	return &Wire{deadline: deadline}
 }
 
-// Trace returns a context for one request of net/http, with a transport that uses [Dial]. The wire takes control of
+// Trace returns a context for one request of net/http, with a transport that uses [Own]. The wire takes control of
 // each connection that net/http picks for the request. If the first connection is dead, net/http picks another, and
 // could send the request twice: Trace ends the wire if the first connection has sent something.
 func (w *Wire) Trace(ctx context.Context) context.Context {
@@ -156,14 +189,9 @@ func (w *Wire) checkLocked() error {
 }
 
 func (w *Wire) write(to *conn, p []byte) (int, error) {
-	w.mu.Lock()
-	if err := w.checkLocked(); err != nil {
-		w.mu.Unlock()
+	if err := w.begin(); err != nil {
 		return 0, err
 	}
-	w.writing++
-	w.mu.Unlock()
-
 	n, err := 0, to.arm(w.deadline)
 	if err == nil {
 		n, err = writeChecked(to.Conn, p, w.Check)
@@ -173,12 +201,33 @@ func (w *Wire) write(to *conn, p []byte) (int, error) {
 			err = why
 		}
 	}
+	w.wrote(n)
+	return n, err
+}
 
+// begin starts a Write, unless nothing more may be sent. Call wrote when the Write has ended.
+func (w *Wire) begin() error {
 	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.checkLocked(); err != nil {
+		return err
+	}
+	w.writing++
+	return nil
+}
+
+func (w *Wire) wrote(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.writing--
 	w.written += n
-	w.mu.Unlock()
-	return n, err
+}
+
+// touched reports whether a byte may have been sent.
+func (w *Wire) touched() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.writing > 0 || w.written > 0
 }
 
 // Written returns the number of bytes sent, without those of Writes that have not returned.
@@ -223,7 +272,7 @@ func (w *Wire) End() (connected, sent bool) {
 	return connected, sent
 }
 
-func (w *Wire) release() (held []*conn) {
+func (w *Wire) release() (held []carrier) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	held, w.held = w.held, nil
@@ -299,8 +348,8 @@ func (c *conn) arm(deadline time.Time) error {
 	if c.done {
 		return nil
 	}
-	if socket, ok := c.Conn.(interface{ SetLinger(int) error }); ok && !c.armed {
-		if err := socket.SetLinger(0); err != nil {
+	if _, ok := c.Conn.(lingerer); ok && !c.armed {
+		if err := linger(c.Conn, 0); err != nil {
 			return err
 		}
 		c.armed = true
@@ -324,7 +373,7 @@ func (c *conn) disarm(w *Wire) {
 		return
 	}
 	c.armed = false
-	_ = c.Conn.(interface{ SetLinger(int) error }).SetLinger(-1)
+	_ = linger(c.Conn, -1)
 	retransmitFor(c.Conn, 0)
 	if c.closing {
 		_ = c.Conn.Close()
@@ -340,13 +389,15 @@ func (c *conn) abort(w *Wire) {
 	}
 }
 
-// Dial wraps a transport's DialContext, so that [Wire.Trace] can take the connections.
-func Dial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dial(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		return &conn{Conn: c}, nil
+type lingerer interface{ SetLinger(seconds int) error }
+
+// linger makes a close of the socket a reset (0) or normal (-1), if it is a TCP socket.
+func linger(socket net.Conn, seconds int) error {
+	if at, ok := socket.(lingerer); ok {
+		return at.SetLinger(seconds)
 	}
+	return nil
 }
+
+// Own makes the connection of a transport, which [Wire.Trace] can take, over a socket.
+func Own(socket net.Conn) net.Conn { return &conn{Conn: socket} }

@@ -33,6 +33,15 @@ func TestHTTPErrorsAreDescribedInFixedWords(t *testing.T) {
 		{&silentError{syscall.ECONNRESET}, "connection", "connection reset by peer"},
 		{io.ErrUnexpectedEOF, "connection", "the other side closed the connection"},
 		{errors.New("malformed"), "protocol", "violated HTTP/1.1"},
+		{&http2Error{streamError{1, 7, errors.New("secret")}}, "refused_stream", "HTTP/2 REFUSED_STREAM"},
+		{&http2Error{streamError{1, 2, errors.New("secret")}}, "stream", "reset: INTERNAL_ERROR"},
+		{&http2Error{streamError{1, 99, errors.New("secret")}}, "stream", "reset: error 99"},
+		{&bodyError{error: streamError{1, 8, errors.New("secret")}}, "stream", "before the answer's end: CANCEL"},
+		{&http2Error{errors.New("http2: Transport received GOAWAY from server ErrCode:secret")}, "refused_stream", "HTTP/2 GOAWAY"},
+		{&http2Error{errors.New("connection error: secret")}, "protocol", "violated HTTP/2"},
+		{&http2Error{errors.New("http2: secret")}, "connection", "ended before the answer"},
+		{&http2Error{io.ErrUnexpectedEOF}, "connection", "closed the connection"},
+		{&http2Error{os.ErrDeadlineExceeded}, "timeout", "the attempt timed out"},
 	} {
 		code, text := Describe(fmt.Errorf("POST https://secret: %w: secret", tc.err))
 		if code != tc.code || !strings.Contains(text, tc.text) || strings.Contains(text, "secret") {

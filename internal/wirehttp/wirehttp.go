@@ -23,15 +23,24 @@ import (
 // HeaderLimit is the default size limit of an answer's status line and headers.
 const HeaderLimit = 256 << 10
 
-// Guard prepares a transport for [RoundTrip]. Call it before the transport's first use. The transport then dials with
-// [wire.Dial] and uses only HTTP/1.1. With HTTP/2 many attempts share a connection, which cannot be reset for one of
-// them.
-func Guard(t *http.Transport) {
+// Guard prepares a transport for [RoundTrip]. Call it before the transport's first use. The transport then makes its
+// connections with [wire.Own] and uses only HTTP/1.1. With HTTP/2 many attempts share a connection, which cannot be
+// reset for each of them: see [HTTP2].
+func Guard(t *http.Transport) { guard(t, wire.Own) }
+
+// guard sets what transports for both protocols need. Connections are made by socket.
+func guard(t *http.Transport, socket func(net.Conn) net.Conn) {
 	dial := t.DialContext
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: time.Minute, KeepAlive: 15 * time.Second}).DialContext
 	}
-	t.DialContext = wire.Dial(dial)
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return socket(c), nil
+	}
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
 	t.ForceAttemptHTTP2 = false
@@ -119,6 +128,9 @@ type (
 	}
 )
 
+// ErrBrokenOff is the error of a body whose connection ended before it did.
+var ErrBrokenOff error = &bodyError{error: io.ErrUnexpectedEOF}
+
 func (e *proxyError) Error() string {
 	return fmt.Sprintf("the proxy answered CONNECT with status %d", e.status)
 }
@@ -129,6 +141,10 @@ func (e *bodyError) Unwrap() error    { return e.error }
 // Describe is [wire.Describe] with the errors that are specific to HTTP.
 func Describe(err error) (code, text string) {
 	code, text = wire.Describe(err, "HTTP/1.1")
+	var http2 *http2Error
+	if code == "protocol" && errors.As(err, &http2) {
+		return http2.describe()
+	}
 	if code != "protocol" && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return code, text
 	}
@@ -156,6 +172,7 @@ func Describe(err error) (code, text string) {
 
 func (e *bodyError) describe() (code, text string) {
 	var corrupt flate.CorruptInputError
+	var stream streamError
 	ended := errors.Is(e.error, io.ErrUnexpectedEOF)
 	switch {
 	case errors.Is(e.error, gzip.ErrHeader), errors.Is(e.error, gzip.ErrChecksum), errors.As(e.error, &corrupt):
@@ -164,6 +181,8 @@ func (e *bodyError) describe() (code, text string) {
 		return "protocol", "the answer ended before its gzip encoding did"
 	case ended:
 		return "connection", "the other side closed the connection before the answer's end"
+	case errors.As(e.error, &stream):
+		return "stream", "the HTTP/2 stream was reset before the answer's end: " + stream.name()
 	case e.chunked:
 		return "protocol", "the answer's chunked encoding is malformed"
 	}
