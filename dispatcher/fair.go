@@ -59,7 +59,7 @@ func (d *destination) claimFair(ctx context.Context, a *action, t *turns, params
 // walk finds the shares that have something due, from where the last one ended, and around.
 func (d *destination) walk(ctx context.Context, a *action, t *turns, from time.Time) error {
 	began := time.Now()
-	p := db.OutboxQueueSharesParams{Action: a.name, FromShare: t.next, DueFrom: from, MaxDue: shareWalk, MaxSteps: shareWalk}
+	p := db.OutboxQueueSharesParams{Action: a.name, FromShare: t.next, DueFrom: from, MaxDue: shareWalk, MaxSteps: shareWalk, PageSize: t.page()}
 	var due []string
 	steps, whole := 0, false
 	for around := false; ; around = true {

@@ -80,17 +80,19 @@ func (ds *destinations) busyUntil() (until time.Time) {
 	return until
 }
 
-// drainDry claims from all actions, from their beginnings, until a round of claims finds nothing. It waits for the
+// drainDry claims from all actions until a round of claims from their beginnings finds nothing. It waits for the
 // destination's rate, not for an open breaker.
 func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
-	for {
+	for full := true; ; {
 		postponed := d.postponed
 		if wait := d.rate.Wait(time.Now()); wait > 0 && !sleep(ctx, wait) {
 			return claimed, ctx.Err()
 		}
 		d.pokeAll()
 		for i := range d.marks {
-			d.marks[i].full = time.Time{}
+			if full {
+				d.marks[i].full = time.Time{}
+			}
 		}
 		if !d.slots.wait(ctx, nil) {
 			return claimed, ctx.Err()
@@ -100,9 +102,11 @@ func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 		claimed += called
 		// Intents that were postponed may be due again already. They are no reason to go on, unless there may be more
 		// behind them.
-		if err != nil || called == 0 && d.rate.Wait(time.Now()) == 0 && (got == 0 || !d.isDue()) {
+		dry := called == 0 && d.rate.Wait(time.Now()) == 0 && (got == 0 || !d.isDue())
+		if err != nil || dry && full {
 			return claimed, err
 		}
+		full = dry
 	}
 }
 

@@ -24,6 +24,7 @@ type turns struct {
 	whole bool      // the last walk found all shares that had something due
 	rests time.Time // until then, a walk is not worth its time
 	slow  bool      // the last walk was slow, perhaps by chance
+	steps int       // shares that the last walk looked at
 }
 
 // turn is a share in the ring.
@@ -59,7 +60,7 @@ func (t *turns) found(due []string, whole bool, steps int, began, ended time.Tim
 	for _, share := range due {
 		t.ring = append(t.ring, turn{share: share})
 	}
-	t.whole = whole
+	t.whole, t.steps = whole, steps
 	t.rests = ended
 	took := ended.Sub(began)
 	slow := took > slowWalk
@@ -67,6 +68,14 @@ func (t *turns) found(due []string, whole bool, steps int, began, ended time.Tim
 		t.rests = ended.Add(min(19*took, longestRest))
 	}
 	t.slow = slow
+}
+
+// page is how many intents the next walk reads in one scan: many if there were many shares, as each may have few intents.
+func (t *turns) page() int32 {
+	if t.steps > shortWalk {
+		return shareWalk
+	}
+	return 1
 }
 
 // mayHaveMore reports whether a claim that left slots free may have left intents too.

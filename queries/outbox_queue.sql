@@ -102,6 +102,7 @@ left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id
 --
 -- A loose index scan: each step reads the first intent of the next share, however many each has. Of 1,000,000 intents
 -- in 100,000 shares, a walk of 1,000 shares reads 1,000 (11 ms at most, on a busy machine); the first share takes 0.1 ms.
+-- Before, it reads the first page_size intents in one scan: with one intent in each share, a walk takes a fifth.
 --
 -- The walk takes no lock, and is older than the claim that follows:
 --
@@ -110,7 +111,7 @@ left join lateral (select * from samekey.outbox_sends x where x.intent_id = c.id
 --   an intent has no share                           OutboxQueueShareFill gives it one; a claim without shares takes it
 --   the action is paused, or the lock is lost        the claim takes none
 select coalesce(w.share, '')::text as share, coalesce(w.due, false)::boolean as due
-from samekey.fair_walk(@action::text, @from_share::text, @due_from::timestamptz, @max_due::int, @max_steps::int) w;
+from samekey.fair_walk(@action::text, @from_share::text, @due_from::timestamptz, @max_due::int, @max_steps::int, @page_size::int) w;
 
 -- name: OutboxQueueShareFill :one
 -- Gives a share to those of the next due intents that have none, as if it had been written with them. They are from

@@ -1373,22 +1373,17 @@ CREATE OR REPLACE FUNCTION samekey.endpoint_start(destination text, name text, a
  SECURITY DEFINER
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
-declare
-    v_stopped boolean;
 begin
     perform samekey.act_check('endpoint_start', actor, reason);
-    select e.stopped_at is not null into v_stopped
-    from samekey.endpoints e
-    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C"
-    for no key update;
-    if v_stopped then
-        update samekey.endpoints e
-        set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
-        where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
-        insert into samekey.endpoint_history (destination, name, event, actor, reason)
-        values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
+    update samekey.endpoints e
+    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
+    if not found then
+        return false;
     end if;
-    return v_stopped is not null;
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
+    return true;
 end
 $function$
 
@@ -1632,7 +1627,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.fair_walk(action text, from_share text, due_from timestamp with time zone, max_due integer, max_steps integer)
+CREATE OR REPLACE FUNCTION samekey.fair_walk(action text, from_share text, due_from timestamp with time zone, max_due integer, max_steps integer, page_size integer)
  RETURNS TABLE(share text, due boolean)
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1645,12 +1640,19 @@ declare
     v_now timestamptz := clock_timestamp();
 begin
     return query
-    with recursive walk as (
-        (select q.share as at, q.due_at <= v_now as due, 1 as steps, (q.due_at <= v_now)::integer as found
-         from samekey.outbox_queue q
-         where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
-           and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
-         order by q.share, q.due_at limit 1)
+    with recursive page as materialized (
+        select q.share, q.due_at
+        from samekey.outbox_queue q
+        where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
+          and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
+        order by q.share, q.due_at limit least(fair_walk.page_size, fair_walk.max_steps)
+    ), first as materialized (
+        select p.share as at, min(p.due_at) <= v_now as due from page p group by p.share
+    ), counted as materialized (
+        select f.at, f.due, row_number() over (order by f.at)::integer as steps, sum(f.due::integer) over (order by f.at)::integer as found
+        from first f
+    ), walk as (
+        (select c.at, c.due, c.steps, c.found from counted c order by c.steps desc limit 1)
         union all
         select n.at, n.due, w.steps + 1, w.found + n.due::integer
         from walk w
@@ -1662,7 +1664,10 @@ begin
             order by q.share, q.due_at limit 1) n
         where w.found < fair_walk.max_due and w.steps < fair_walk.max_steps
     )
-    select w.at::text, w.due from walk w order by w.steps;
+    select s.at::text, s.due
+    from (select c.at, c.due, c.steps from counted c where c.found - c.due::integer < fair_walk.max_due
+          union select w.at, w.due, w.steps from walk w where w.found - w.due::integer < fair_walk.max_due) s
+    order by s.steps;
 end
 $function$
 

@@ -1018,7 +1018,7 @@ func (q *Queries) OutboxQueueShareFill(ctx context.Context, arg OutboxQueueShare
 
 const OutboxQueueShares = `-- name: OutboxQueueShares :many
 select coalesce(w.share, '')::text as share, coalesce(w.due, false)::boolean as due
-from samekey.fair_walk($1::text, $2::text, $3::timestamptz, $4::int, $5::int) w
+from samekey.fair_walk($1::text, $2::text, $3::timestamptz, $4::int, $5::int, $6::int) w
 `
 
 type OutboxQueueSharesParams struct {
@@ -1027,6 +1027,7 @@ type OutboxQueueSharesParams struct {
 	DueFrom   time.Time
 	MaxDue    int32
 	MaxSteps  int32
+	PageSize  int32
 }
 
 type OutboxQueueSharesRow struct {
@@ -1039,6 +1040,7 @@ type OutboxQueueSharesRow struct {
 //
 // A loose index scan: each step reads the first intent of the next share, however many each has. Of 1,000,000 intents
 // in 100,000 shares, a walk of 1,000 shares reads 1,000 (11 ms at most, on a busy machine); the first share takes 0.1 ms.
+// Before, it reads the first page_size intents in one scan: with one intent in each share, a walk takes a fifth.
 //
 // The walk takes no lock, and is older than the claim that follows:
 //
@@ -1053,6 +1055,7 @@ func (q *Queries) OutboxQueueShares(ctx context.Context, arg OutboxQueueSharesPa
 		arg.DueFrom,
 		arg.MaxDue,
 		arg.MaxSteps,
+		arg.PageSize,
 	)
 	if err != nil {
 		return nil, err

@@ -128,7 +128,7 @@ func TestHistoryOfAnEndpointOutlivesIt(t *testing.T) {
 		}
 		before = page[len(page)-1].ID
 	}
-	want := []string{"created: back", "deleted: gone", "started: open", "stopped: closed", "changed: a new secret", "created: registered"}
+	want := []string{"created: back", "deleted: gone", "started: open", "stopped: closed", "started: it is not stopped", "changed: a new secret", "created: registered"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

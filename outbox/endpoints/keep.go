@@ -46,8 +46,8 @@ func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbo
 }
 
 // Start allows calls to a stopped endpoint again. Intents that became dead meanwhile stay dead until a redrive
-// (outbox.RedriveAll with Code "endpoint_stopped"). An endpoint that is not stopped is unchanged. [ErrNotFound] means
-// that there is no such endpoint.
+// (outbox.RedriveAll with Code "endpoint_stopped"). If it is not stopped, a 410 to a call that was made before does not
+// stop it. [ErrNotFound] means that there is no such endpoint.
 func Start(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
 	return change("start", destination, name, by, func() (bool, error) {
 		return db.New(on).ActEndpointStart(ctx, db.ActEndpointStartParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})

@@ -867,7 +867,11 @@ create trigger share_of_replace after insert or update of fair_by or delete on s
 
 -- Walks the shares of an action that have intents, from a share on, and tells which have one that is due. It stops when
 -- it has found max_due of those, or after max_steps shares; otherwise no share comes after the last row.
-create function samekey.fair_walk(action text, from_share text, due_from timestamptz, max_due integer, max_steps integer)
+--
+-- It reads the first page_size intents in one scan, and then takes a step from share to share, however many intents each
+-- has. A step takes as long as a scan of ten intents, so a page is worth its time where shares have few intents. A page
+-- of 1 is a step. No page has more than max_steps intents.
+create function samekey.fair_walk(action text, from_share text, due_from timestamptz, max_due integer, max_steps integer, page_size integer)
     returns table (share text, due boolean)
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -880,12 +884,19 @@ declare
     v_now timestamptz := clock_timestamp();
 begin
     return query
-    with recursive walk as (
-        (select q.share as at, q.due_at <= v_now as due, 1 as steps, (q.due_at <= v_now)::integer as found
-         from samekey.outbox_queue q
-         where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
-           and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
-         order by q.share, q.due_at limit 1)
+    with recursive page as materialized (
+        select q.share, q.due_at
+        from samekey.outbox_queue q
+        where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
+          and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
+        order by q.share, q.due_at limit least(fair_walk.page_size, fair_walk.max_steps)
+    ), first as materialized (
+        select p.share as at, min(p.due_at) <= v_now as due from page p group by p.share
+    ), counted as materialized (
+        select f.at, f.due, row_number() over (order by f.at)::integer as steps, sum(f.due::integer) over (order by f.at)::integer as found
+        from first f
+    ), walk as (
+        (select c.at, c.due, c.steps, c.found from counted c order by c.steps desc limit 1)
         union all
         select n.at, n.due, w.steps + 1, w.found + n.due::integer
         from walk w
@@ -897,7 +908,10 @@ begin
             order by q.share, q.due_at limit 1) n
         where w.found < fair_walk.max_due and w.steps < fair_walk.max_steps
     )
-    select w.at::text, w.due from walk w order by w.steps;
+    select s.at::text, s.due
+    from (select c.at, c.due, c.steps from counted c where c.found - c.due::integer < fair_walk.max_due
+          union select w.at, w.due, w.steps from walk w where w.found - w.due::integer < fair_walk.max_due) s
+    order by s.steps;
 end
 $$;
 
@@ -2731,8 +2745,7 @@ $$;
 -- errors (22023) contain neither the URL nor a secret.
 --
 -- The functions of endpoints raise no error if there is no such endpoint, but return false: a caller's transaction goes
--- on. No function returns a secret. Each change is a line of samekey.endpoint_history; an act that changes nothing, such
--- as the second stop, is none.
+-- on. No function returns a secret. Each change is a line of samekey.endpoint_history; the second stop changes nothing.
 create function samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] default '{}') returns void
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -2795,27 +2808,23 @@ begin
 end
 $$;
 
--- Allows calls to a stopped endpoint again. Its dead intents stay dead until they are redriven.
+-- Allows calls to a stopped endpoint again. Its dead intents stay dead until they are redriven. If it is not stopped, a
+-- 410 to a call that was made before does not stop it.
 create function samekey.endpoint_start(destination text, name text, actor text, reason text) returns boolean
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_stopped boolean;
 begin
     perform samekey.act_check('endpoint_start', actor, reason);
-    select e.stopped_at is not null into v_stopped
-    from samekey.endpoints e
-    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C"
-    for no key update;
-    if v_stopped then
-        update samekey.endpoints e
-        set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
-        where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
-        insert into samekey.endpoint_history (destination, name, event, actor, reason)
-        values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
+    update samekey.endpoints e
+    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
+    if not found then
+        return false;
     end if;
-    return v_stopped is not null;
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
+    return true;
 end
 $$;
 
