@@ -34,7 +34,7 @@ demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key 
 .PHONY: test
 test: need-test $(BIN)/withpostgres ## all tests on one Postgres server, in 5 minutes; TESTFLAGS='-run X' for some
 	$(call say,'Testing with one Postgres server for all modules')
-	@$(BIN)/withpostgres -- internal/tools/testshort.sh -short -count=1 -timeout 20m $(TESTFLAGS) -- $(MODULES)
+	@$(BIN)/withpostgres -- internal/tools/testshort.sh -short -count=1 -timeout 40m $(TESTFLAGS) -- $(MODULES)
 
 .PHONY: test-long
 test-long: need-test $(BIN)/withpostgres ## the same at full size, all with the race detector, each module with its own versions

@@ -57,3 +57,32 @@ func TestLateAnswerHoldsTheSuccessor(t *testing.T) {
 		})
 	}
 }
+
+// As above, but the person cancels the intent. The application learns that the vendor acted all the same.
+func TestLateAnswerOfACancelledIntentIsAnAlarm(t *testing.T) {
+	b := setup(t)
+	g := newGate(1)
+	d := b.gated(b.db.Pool, g, policyOf(dispatcher.NonIdempotentWrite))
+	id := b.insert("charge_card")
+	b.start(d)
+	wait(b, "the call", g.began)
+	b.elapse(lease)
+	b.untilStatus(id, "unknown")
+	b.elapse(settling)
+	b.untilStatus(id, "parked")
+	b.exec(`update samekey.actions set attention = true where action = 'charge_card'`)
+	if err := outbox.Resolve(b.ctx, b.db, id, outbox.Resolution{Outcome: outbox.NotSent}, by); err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Cancel(b.ctx, b.db, id, by); err != nil {
+		t.Fatal(err)
+	}
+	g.release()
+	if line := b.logs.Wait(t, "delivered after a person had cancelled it"); !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "charge_card") {
+		t.Error(line)
+	}
+	b.wantStatus(id, "cancelled")
+	if n := b.count(`select count(*) from samekey.outbox_attention where status = 'cancelled' and event = 'late' and code = 'delivered_after_cancel'`); n != 1 {
+		t.Errorf("%d attention events, want 1", n)
+	}
+}

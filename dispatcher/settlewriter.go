@@ -116,6 +116,7 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 	defer cancel()
 	var row db.OutboxQueueSettleLateRow
 	var successor *db.OutboxQueueHoldSuccessorRow
+	var cancelled db.OutboxHistoryWasCancelledRow
 	err := pgx.BeginTxFunc(ctx, s.pool, isReadCommitted, func(tx pgx.Tx) (err error) {
 		q := s.q.WithTx(tx)
 		row, err = q.OutboxQueueSettleLate(ctx, db.OutboxQueueSettleLateParams{
@@ -124,7 +125,9 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 			ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body, Reference: r.reference,
 		})
 		if err == nil && row.Logged > 0 && row.Resolved == 0 && r.outcome == statusDelivered {
-			successor, err = holdSuccessor(ctx, q, r.claim.ID)
+			if successor, err = holdSuccessor(ctx, q, r.claim.ID); err == nil && successor == nil {
+				cancelled, err = q.OutboxHistoryWasCancelled(ctx, r.claim.ID)
+			}
 		}
 		return err
 	})
@@ -134,6 +137,9 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 	case row.Resolved > 0:
 		s.log.WarnContext(ctx, "dispatcher: a late answer resolved an intent", append(r.claim.attrs(), slog.String("outcome", r.outcome))...)
 		s.poke(r.claim.action.name)
+	case cancelled.Cancelled:
+		s.log.ErrorContext(ctx, "dispatcher: an intent was delivered after a person had cancelled it: the vendor acted, so take the effect back there, or correct your rows",
+			r.claim.attrs()...)
 	case row.Logged > 0:
 		s.log.WarnContext(ctx, "dispatcher: an attempt ended after another worker had taken its intent over; its answer is kept",
 			append(r.claim.attrs(), slog.String("outcome", r.outcome))...)

@@ -107,7 +107,8 @@ type Attention struct {
 
 	// Event is what led there, as in the history: "attempt", "lookup", "resolved", "cancelled", "rejected", "replaced" or
 	// "held". With the Code "successor_sent", the intent was delivered after it had been replaced, and its successor may
-	// have been sent too: look for two effects at the vendor.
+	// have been sent too: look for two effects at the vendor. With the Code "delivered_after_cancel" and the Event "late",
+	// the vendor acted although a person had cancelled the intent as not sent.
 	Event         string
 	Code, Error   string // of the attempt or lookup; Error may quote the vendor: do not log it
 	Actor, Reason string // of the person; empty if a worker found it
