@@ -61,12 +61,18 @@ func (at *attender) names() (names []string) {
 	return names
 }
 
-// setDue takes what a sweep saw: which actions have events that are due.
+// setDue takes what a sweep saw: which actions have events that are due. If there is none, nothing fails any longer: of
+// two tries at the same time, the one that failed may have ended last.
 func (at *attender) setDue(actions []string) {
 	at.mu.Lock()
 	defer at.mu.Unlock()
+	anyDue := false
 	for _, of := range at.queue {
 		of.due = slices.Contains(actions, of.action.name)
+		anyDue = anyDue || of.due
+	}
+	if !anyDue {
+		at.alarm.note(nil)
 	}
 	for at.auto {
 		of := at.take()

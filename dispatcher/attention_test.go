@@ -646,6 +646,17 @@ func TestUnreadableAttentionRaisesTheAlarm(t *testing.T) {
 	b.until("it is ready again", func() bool { return d.Ready() == nil })
 }
 
+// Of two tries at the same time, the one that fails ends after the one that takes the last event.
+func TestAttentionAlarmEndsWhenNothingIsDue(t *testing.T) {
+	b := setupAttended(t)
+	d := b.charges(dispatcher.IdempotentWrite, withAttention(tell))
+	d.SetAlarmAfter(time.Nanosecond)
+	b.start(d)
+	b.until("it is ready", func() bool { return d.Ready() == nil })
+	b.until("the alarm", func() bool { d.FailAttention(errors.New("reset")); return d.Ready() != nil })
+	b.until("it is ready again", func() bool { return d.Ready() == nil })
+}
+
 // boundaries are the places at which a worker is killed. Each waits for a lock that the test holds: in the function of
 // the worker's process, or in a trigger.
 var boundaries = []struct{ name, point, trigger string }{

@@ -20,6 +20,9 @@ func (d *Dispatcher) SetShift(shift time.Duration) { d.times.shift = shift }
 // SetAlarmAfter sets how long no claim may end before the alarm is raised.
 func (d *Dispatcher) SetAlarmAfter(after time.Duration) { d.times.alarmAfter = after }
 
+// FailAttention makes the running worker believe that events could not be read.
+func (d *Dispatcher) FailAttention(err error) { d.worker.Load().attender.alarm.note(err) }
+
 // SetStopMargin sets how long a stop takes beyond its StopTimeout.
 func (d *Dispatcher) SetStopMargin(margin time.Duration) { d.times.stopMargin = margin }
 
