@@ -173,6 +173,8 @@ func TestTextRuleThatChangesNothingIsRefused(t *testing.T) {
 		"of any status":             {rules: []Rule{{Match: Match{Contains: []string{"ok"}}, Outcome: dispatcher.Delivered}}, want: "Rules[1].Status: missing: a text alone would deliver any answer"},
 		"of any status, with field": {rules: []Rule{{Match: Match{Field: "/a", Contains: []string{"ok"}}, Outcome: dispatcher.Refused}}},
 		"must be JSON otherwise":    {dest: Destination{JSONAnswers: true}, rules: []Rule{ok}},
+		"a field of its status":     {dest: Destination{Rules: []Rule{{Match: Match{Status: status(201, 201), Field: "/a"}, Outcome: dispatcher.Dead}}}, rules: []Rule{ok}},
+		"a field of another status": {dest: Destination{Rules: []Rule{{Match: Match{Status: status(400, 400), Field: "/a"}, Outcome: dispatcher.Dead}}}, rules: []Rule{ok}, want: "Rules[1]: " + says},
 		"refused":                   {rules: []Rule{{Match: ok.Match, Outcome: dispatcher.Refused}}},
 		"no text":                   {rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}}},
 	} {
