@@ -14,6 +14,7 @@ import (
 type action struct {
 	name     string
 	version  int    // of its payload
+	bytes    bool   // its payload is not decoded
 	declared Policy // as it was given to Handle
 	policy   Policy // with its defaults; see resolve
 	rules    KeyRules

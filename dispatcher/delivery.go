@@ -6,14 +6,17 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/samekey/samekey/internal/jsonvalue"
+	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/outbox"
 )
 
 // Delivery is how the intents of an action are delivered. Policy.Class and Send are required.
 //
 // Send, Lookup, Render, Apply and Attention get the payload, decoded from JSON into T exactly: numbers keep their digits, and
-// unknown members are allowed. Payloads of earlier versions become a T as outbox.Action.Version says. A T of []byte, json.RawMessage or another type of bytes gets the stored bytes. If a
-// payload does not decode, its intent is dead, with the reason in its history; other intents are not affected.
+// unknown members are allowed. Payloads of earlier versions become a T as outbox.Action.Version says. A T of []byte,
+// json.RawMessage or another type of bytes gets the stored bytes. If a payload does not decode, its intent is dead, with
+// the reason in its history; other intents are not affected.
 //
 // Send and Lookup return an [Outcome] and an error. An error wins over the outcome; the outcome's response is kept as
 // evidence, and its After applies. If errors.Is(err, [ErrUnsent]) is true, the outcome is [Unsent]. Any other error,
@@ -144,8 +147,9 @@ type Delivery[T any] struct {
 	// KeyForm and RequestForm describe what an attempt sends besides the payload, the carried key and what Render made:
 	// KeyForm how it carries the key, such as the header's name; RequestForm the request's line, unless Render makes
 	// it. A vendor may take the same key in another form for another call. So an [IdempotentWrite] that an earlier
-	// release may have sent in another form is not sent: it is looked up, or parked. An empty form is not compared.
-	// Vendors' packages set both; set them in a Send of your own if its requests may change.
+	// release may have sent in another form is not sent: it is looked up, or parked. An empty KeyForm is not compared, nor
+	// is a RequestForm that was empty when the intent was sent. Vendors' packages set both; set them in a Send of your own
+	// if its requests may change.
 	KeyForm, RequestForm string
 
 	// Vendor describes the vendor account behind the destination, as [Dispatcher.Vendor] does. Packages of vendors set
@@ -157,23 +161,32 @@ type Delivery[T any] struct {
 	Mistakes ConfigErrors
 }
 
-// requestForm is RequestForm, with the version of the payload where Send makes the request from it.
-func (dl Delivery[T]) requestForm(version int) string {
-	if version == 1 || dl.Render != nil {
-		return dl.RequestForm
-	}
-	return fmt.Sprintf("%s payload-version=%d", dl.RequestForm, version)
-}
-
 // erase makes the one place where payloads are decoded.
 func (dl Delivery[T]) erase(from outbox.Action[T]) *action {
 	decode := func(call *Call) (T, error) { return from.Decode(call.storedType, call.Payload) }
+	_, bytes := jsonvalue.Bytes(*new(T))
+	// upgrade decodes for functions that call a vendor. Packages of vendors make requests from the payload's bytes, so
+	// the call has what an earlier version became, as an insert of today would write it.
+	upgrade := func(call *Call) (*Call, T, error) {
+		payload, err := decode(call)
+		if err != nil || bytes || names.PayloadVersion(call.storedType) == from.PayloadVersion() {
+			return call, payload, err
+		}
+		upgraded := *call
+		if upgraded.Payload, err = jsonvalue.Encode(payload); err != nil {
+			err = fmt.Errorf("payload of an earlier version became a %T that cannot be encoded as JSON (%T)", payload, err)
+		}
+		return &upgraded, payload, err
+	}
 	a := &action{
 		name: from.Name(), version: from.PayloadVersion(), declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
-		form:          form{digest(dl.KeyForm), digest(dl.requestForm(from.PayloadVersion()))},
+		bytes: bytes, form: form{digest(dl.KeyForm), digest(dl.RequestForm)},
 		applyFunction: dl.ApplyFunction, attentionFunction: dl.AttentionFunction,
 		bothApply:     dl.ApplyFunction != "" && dl.Apply != nil,
 		bothAttention: dl.AttentionFunction != "" && dl.Attention != nil,
+	}
+	if !bytes && dl.Render == nil && from.PayloadVersion() > 1 {
+		a.form.request = digest(fmt.Sprintf("%s payload-version=%d", dl.RequestForm, from.PayloadVersion()))
 	}
 	if dl.ApplyFunction != "" {
 		a.apply = applyFunction(dl.ApplyFunction)
@@ -183,7 +196,7 @@ func (dl Delivery[T]) erase(from outbox.Action[T]) *action {
 	}
 	if dl.Send != nil {
 		a.send = func(ctx context.Context, call *Call) (Outcome, error) {
-			payload, err := decode(call)
+			call, payload, err := upgrade(call)
 			if err != nil {
 				return Dead(Response{Code: codePayload}).Because(err), nil
 			}
@@ -192,7 +205,7 @@ func (dl Delivery[T]) erase(from outbox.Action[T]) *action {
 	}
 	if dl.Lookup != nil {
 		a.lookup = func(ctx context.Context, call *Call) (Outcome, error) {
-			payload, err := decode(call)
+			call, payload, err := upgrade(call)
 			if err != nil {
 				return Outcome{}, err
 			}
@@ -201,7 +214,7 @@ func (dl Delivery[T]) erase(from outbox.Action[T]) *action {
 	}
 	if dl.Render != nil {
 		a.render = func(ctx context.Context, call *Call) (Rendered, error) {
-			payload, err := decode(call)
+			call, payload, err := upgrade(call)
 			if err != nil {
 				return Rendered{}, err
 			}

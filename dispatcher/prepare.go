@@ -101,9 +101,11 @@ func (a *action) reformed(row *db.OutboxQueueClaimRow) bool {
 	if a.policy.Class != IdempotentWrite || row.FirstSend {
 		return false
 	}
-	// The decoder of an older payload makes the request of a first send only, unless the request is stored.
-	upgraded := a.render == nil && names.PayloadVersion(row.ContentType) < a.version && sent[2] != a.form.request
-	return upgraded || a.form.differs(form{sent[1], sent[2]})
+	// A decoder makes the request of a first send only, unless the request is stored. Another release may have made it if
+	// the payload is older than this release's, or if that release had a form and this one has none.
+	older := !a.bytes && names.PayloadVersion(row.ContentType) < a.version
+	formless := sent[2] != "" && a.form.request == ""
+	return a.render == nil && (older || formless) && sent[2] != a.form.request || a.form.differs(form{sent[1], sent[2]})
 }
 
 // prepare makes a claim ready for its call. If the call is nil, no call is made, and s holds the reason.
@@ -146,7 +148,7 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 }
 
 // leftToNewer gives back an intent whose payload a later release wrote, which is running beside this one or was rolled
-// back. Nothing was sent.
+// back. Nothing was sent or looked up.
 func (d *destination) leftToNewer(ctx context.Context, c *claim, version int) settlement {
 	err := &outbox.PayloadVersionError{Action: c.action.name, Version: version, Newest: c.action.version}
 	s := c.action.givenBack(&c.OutboxQueueClaimRow)
@@ -157,6 +159,9 @@ func (d *destination) leftToNewer(ctx context.Context, c *claim, version int) se
 }
 
 func (d *destination) prepareLookup(ctx context.Context, c *claim) (*Call, settlement) {
+	if version := names.PayloadVersion(c.ContentType); version > max(c.action.version, 1) {
+		return nil, d.leftToNewer(ctx, c, version)
+	}
 	switch err := c.endpointErr; {
 	case errors.Is(err, errNoEndpoint):
 		return nil, c.action.decide(&c.OutboxQueueClaimRow, conclude(Outcome{}, err, true, false))

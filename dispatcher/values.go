@@ -19,9 +19,9 @@ type Call struct {
 	DeliveryKey  uuid.UUID   // the idempotency key for the vendor
 	Key          samekey.Key // of the request that inserted the intent
 	Action, Part string
-	Subject      string // the application's own name of what the intent is about; may be empty
-	Attempt      int    // grows with every claim; numbers may be missing
-	Payload      []byte
+	Subject      string            // the application's own name of what the intent is about; may be empty
+	Attempt      int               // grows with every claim; numbers may be missing
+	Payload      []byte            // for Send, Render and Lookup: what an earlier version became (outbox.Action.Version)
 	ContentType  string            // without the version of the payload (outbox.Action.Version)
 	Headers      map[string]string // never nil
 

@@ -185,3 +185,102 @@ func TestStoredRequestsOutliveTheirPayloadsVersion(t *testing.T) {
 	v.wantSent("500 application/json", "500 application/json")
 	v.wantStatus(id, "delivered")
 }
+
+// The decoder of the later release made the request, and the earlier release would make another under the same key.
+func TestUpgradedPayloadsAreNotSentByAnEarlierRelease(t *testing.T) {
+	v := &versioned{bundle: setup(t)}
+	v.fail = errors.New("reset")
+	id := v.insertOld(5)
+	v.expect(v.v2(releaseV2), retried)
+	v.elapse(2 * time.Hour)
+	v.fail = nil
+	v.drain(v.v1())
+	v.elapse(2 * time.Hour)
+	v.drain(v.v1())
+	v.wantSent("500 cents application/json")
+	v.wantStatus(id, "parked")
+}
+
+// A worker of the earlier release cannot read the payload, and must not use up the lookups.
+func TestLookupsOfLaterPayloadsWaitForTheirRelease(t *testing.T) {
+	v := &versioned{bundle: setup(t)}
+	policy := policyOf(dispatcher.NonIdempotentWrite)
+	policy.Attempts = 1
+	later, earlier := v.release(), v.release()
+	dispatcher.Handle(later, releaseV2, dispatcher.Delivery[chargeV2]{Policy: policy,
+		Send: func(context.Context, *dispatcher.Call, chargeV2) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, errors.New("reset")
+		},
+		Lookup: func(_ context.Context, call *dispatcher.Call, p chargeV2) (dispatcher.Outcome, error) {
+			return v.send(call, fmt.Sprintf("asked for %d cents", p.Cents))
+		}})
+	dispatcher.Handle(earlier, releaseV1, dispatcher.Delivery[chargeV1]{Policy: policy,
+		Send: func(context.Context, *dispatcher.Call, chargeV1) (dispatcher.Outcome, error) { panic("sent again") },
+		Lookup: func(context.Context, *dispatcher.Call, chargeV1) (dispatcher.Outcome, error) {
+			panic("asked with a payload that it cannot read")
+		}})
+	id := v.insertNew(701)
+	v.drain(later)
+	v.wantStatus(id, "unknown")
+	for range 3 {
+		v.elapse(2 * time.Hour)
+		v.drain(earlier)
+		v.wantStatus(id, "unknown")
+	}
+	v.logs.Wait(v, "a later release wrote the payload")
+	v.elapse(2 * time.Hour)
+	v.drain(later)
+	v.wantSent("asked for 701 cents application/json")
+	v.wantStatus(id, "delivered")
+}
+
+// Packages of vendors make requests from the bytes of the payload.
+func TestCallsHaveTheUpgradedPayload(t *testing.T) {
+	for name, renders := range map[string]bool{"sent": false, "rendered": true} {
+		t.Run(name, func(t *testing.T) {
+			v := &versioned{bundle: setup(t)}
+			d, delivery := v.release(), dispatcher.Delivery[chargeV2]{Policy: policyOf(dispatcher.IdempotentWrite)}
+			delivery.Send = func(_ context.Context, call *dispatcher.Call, _ chargeV2) (dispatcher.Outcome, error) {
+				if renders {
+					return v.send(call, string(call.Rendered.Request))
+				}
+				return v.send(call, string(call.Payload))
+			}
+			if renders {
+				delivery.Render = func(_ context.Context, call *dispatcher.Call, _ chargeV2) (dispatcher.Rendered, error) {
+					return dispatcher.Rendered{Request: call.Payload, Type: "text"}, nil
+				}
+			}
+			dispatcher.Handle(d, releaseV2, delivery)
+			v.insertOld(5)
+			v.insertNew(701)
+			v.expect(d, dispatcher.Summary{Delivered: 2})
+			v.wantSent(`{"cents":500} application/json`, `{"cents":701} application/json`)
+		})
+	}
+}
+
+// A worker without Go types sends bytes, and names the newest version that its templates fit.
+func TestVersionsOfBytesAreReadAsTheyAre(t *testing.T) {
+	v := &versioned{bundle: setup(t)}
+	release := func(action outbox.Action[[]byte]) *dispatcher.Dispatcher {
+		d := v.release()
+		dispatcher.Handle(d, action, dispatcher.Delivery[[]byte]{Policy: policyOf(dispatcher.IdempotentWrite),
+			Send: func(_ context.Context, call *dispatcher.Call, p []byte) (dispatcher.Outcome, error) {
+				return v.send(call, string(p))
+			}})
+		return d
+	}
+	first := outbox.NewAction[[]byte]("charge_card")
+	v.insertOld(5)
+	v.fail = errors.New("reset")
+	v.expect(release(first), retried)
+	v.fail = nil
+	v.elapse(2 * time.Hour)
+	v.expect(release(first.Version(2)), delivered) // the same bytes, whatever the version
+	v.insertNew(701)
+	v.expectAgain(release(first), retried)
+	v.elapse(2 * time.Hour)
+	v.expect(release(first.Version(3)), delivered)
+	v.wantSent(`{"amount":5} application/json`, `{"amount":5} application/json`, `{"cents":701} application/json`)
+}

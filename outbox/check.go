@@ -149,7 +149,7 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 	if size > maxHeaders {
 		return nil, fmt.Errorf("Headers are %d bytes long, more than %d: move large values to the payload", size, maxHeaders)
 	}
-	return encodeJSON(headers)
+	return jsonvalue.Encode(headers)
 }
 
 // escapes returns how many bytes of value take two bytes in JSON.

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/samekey/samekey"
+	"github.com/samekey/samekey/internal/jsonvalue"
 )
 
 // Intents as JSON, for people who read them. plainEntry, plainSent and plainEvent have the tags of their types and no
@@ -71,7 +72,7 @@ func (e Entry) MarshalJSON() ([]byte, error) {
 	j := entryJSON{ID: e.ID, Scope: e.Key.Scope, Key: e.Key.Value, plainEntry: plainEntry(e), Sent: e.Sent, History: e.History}
 	j.Payload, j.PayloadText, j.PayloadBase64 = shown(e.Payload, e.ContentType)
 	inUTC(&j.plainEntry)
-	return encodeJSON(j)
+	return jsonvalue.Encode(j)
 }
 
 // UnmarshalJSON decodes what MarshalJSON has encoded. Encoded again, the result gives the same JSON.
@@ -100,7 +101,7 @@ func (s Sent) MarshalJSON() ([]byte, error) {
 	j := sentJSON{plainSent: plainSent(s)}
 	j.Request, j.RequestText, j.RequestBase64 = shown(s.Request, s.RequestType)
 	inUTC(&j.plainSent)
-	return encodeJSON(j)
+	return jsonvalue.Encode(j)
 }
 
 // UnmarshalJSON decodes what MarshalJSON has encoded.
@@ -123,7 +124,7 @@ func (e Event) MarshalJSON() ([]byte, error) {
 	j := eventJSON{plainEvent: plainEvent(e)}
 	j.Response, j.ResponseText, j.ResponseBase64 = shown(e.Response, e.ResponseType)
 	inUTC(&j.plainEvent)
-	return encodeJSON(j)
+	return jsonvalue.Encode(j)
 }
 
 // UnmarshalJSON decodes what MarshalJSON has encoded.

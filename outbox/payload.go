@@ -15,7 +15,7 @@ func encodeValue(value any) ([]byte, error) {
 	if err := checkType(value); err != nil {
 		return nil, err
 	}
-	encoded, err := encodeJSON(value)
+	encoded, err := jsonvalue.Encode(value)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("Payload is a %T that cannot be encoded as JSON (%T)", value, err)
@@ -26,17 +26,6 @@ func encodeValue(value any) ([]byte, error) {
 		return nil, errors.New("Payload has a string that is not valid UTF-8: JSON would replace its bytes")
 	}
 	return encoded, nil
-}
-
-// encodeJSON is json.Marshal without HTML escaping: "&" stays "&".
-func encodeJSON(value any) ([]byte, error) {
-	var b bytes.Buffer
-	encoder := json.NewEncoder(&b)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(value); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
 // checkType returns an error if no value of this type can be a payload.

@@ -51,15 +51,22 @@ func From[Old, T any](version int, upgrade func(Old) (T, error)) Older[T] {
 // with the others:
 //
 //	an earlier version that is not listed    the intent is dead, unsent, with the code "payload": list it, then redrive
-//	a later version, during a rollout        the intent waits, unsent and with no attempt used, for a worker that knows
-//	                                         it (code "payload_version", a WARN line)
+//	a later version, during a rollout        the intent waits, without a send or a lookup and with no attempt used, for a
+//	                                         worker that knows it (code "payload_version", a WARN line)
+//
+// A Send, a Render and a Lookup get the T that the decoder made, and in Call.Payload its JSON. An Apply and an Attention
+// get the T, and the stored bytes in Call.Payload; those in SQL get the stored bytes.
 //
 // An older decoder makes the request of a first send only. An IdempotentWrite that an earlier release may have sent from
 // an older payload is not sent again, unless its request is stored (Delivery.Render): the vendor might get another
-// request under the same key. It is looked up, or parked, with the code "form".
+// request under the same key. It is looked up, or parked, with the code "form". The earlier release, during a rollout
+// or after a rollback, does the same with what a decoder made.
+//
+// Bytes are not decoded: an Action[[]byte] reads all versions up to this one as they are, and takes no older. An action
+// without Version leaves later ones waiting, so name the newest one that its templates fit.
 //
 // Version panics, as [NewAction] does, if the version is out of range, if older lists one twice or one that is not
-// earlier, or if T is bytes, which are not decoded. It returns a copy: declare the action with it, once.
+// earlier, or if T is bytes and older lists any. It returns a copy: declare the action with it, once.
 func (a Action[T]) Version(version int, older ...Older[T]) Action[T] {
 	fail := func(format string, args ...any) {
 		panic(fmt.Sprintf("outbox: action %q: Version(%d): ", a.name, version) + fmt.Sprintf(format, args...))
@@ -67,8 +74,8 @@ func (a Action[T]) Version(version int, older ...Older[T]) Action[T] {
 	if version < 2 || version > maxVersion {
 		fail("a version is 2 to %d", maxVersion)
 	}
-	if _, bytes := jsonvalue.Bytes(*new(T)); bytes {
-		fail("its payload is %T, which is not decoded", *new(T))
+	if a.bytes() && len(older) > 0 {
+		fail("its payload is %T, which is not decoded: earlier versions are read as they are", *new(T))
 	}
 	a.version, a.older = version, &olderPayloads[T]{}
 	for _, o := range older {
@@ -97,6 +104,12 @@ func (o *olderPayloads[T]) decoder(version int) func([]byte) (T, error) {
 	return nil
 }
 
+// bytes reports whether payloads are bytes, which are not decoded.
+func (a Action[T]) bytes() bool {
+	_, bytes := jsonvalue.Bytes(*new(T))
+	return bytes
+}
+
 // PayloadVersion is the version that [Action.Insert] writes: that of [Action.Version], or 1.
 func (a Action[T]) PayloadVersion() int { return max(a.version, 1) }
 
@@ -104,7 +117,7 @@ func (a Action[T]) PayloadVersion() int { return max(a.version, 1) }
 // digits where T's fields do. Its errors do not quote the payload; a [*PayloadVersionError] is one of them.
 func (a Action[T]) Decode(contentType string, payload []byte) (T, error) {
 	version := names.PayloadVersion(contentType)
-	if version == a.PayloadVersion() {
+	if version == a.PayloadVersion() || version < a.PayloadVersion() && a.bytes() {
 		return decodeJSON[T](payload)
 	}
 	if decode := a.older.decoder(version); decode != nil {

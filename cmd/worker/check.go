@@ -11,7 +11,6 @@ import (
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/dispatcher/httpvendor"
 	"github.com/samekey/samekey/internal/names"
-	"github.com/samekey/samekey/outbox"
 )
 
 // check has dispatcher and httpvendor check what the file says, and translates their mistakes.
@@ -38,7 +37,7 @@ func (c *config) check(r *reader) {
 		}
 		c.places[fmt.Sprintf("action %q", name)] = a.at
 		c.checkFairBy(r, a)
-		dispatcher.Handle(d, outbox.NewAction[[]byte](name), a.delivery(c.clientOf(r, a)))
+		dispatcher.Handle(d, a.of(name), a.delivery(c.clientOf(r, a)))
 	}
 	errs.Join(d.Check())
 	for _, err := range errs {

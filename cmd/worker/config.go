@@ -39,8 +39,17 @@ type action struct {
 	at          entry
 	destination string
 	secrets     []string // in its headers
+	version     int      // the newest of its payloads that the file fits; 0: 1
 
 	apply, attention string // SQL functions
+}
+
+// of is what the action is registered as, under this name.
+func (a *action) of(name string) outbox.Action[[]byte] {
+	if a.version < 2 {
+		return outbox.NewAction[[]byte](name)
+	}
+	return outbox.NewAction[[]byte](name).Version(a.version)
 }
 
 // delivery is the action's, with its client.
@@ -81,7 +90,7 @@ func (c *config) register(d *dispatcher.Dispatcher) {
 		dest.client.Register(d)
 	}
 	for _, a := range c.actions {
-		dispatcher.Handle(d, outbox.NewAction[[]byte](a.name), a.delivery(c.destination(a.destination).client))
+		dispatcher.Handle(d, a.of(a.name), a.delivery(c.destination(a.destination).client))
 	}
 }
 
@@ -252,6 +261,7 @@ func readAction(r *reader, at entry) *action {
 		"refused":         func(e entry) { a.Refused = readStatuses(r, e) },
 		"retry":           func(e entry) { a.Retry = readStatuses(r, e) },
 		"accepted":        func(e entry) { a.Accepted = readStatuses(r, e) },
+		"payload_version": func(e entry) { a.version = r.number(e, 1, 9999) },
 		"class":           func(e entry) { p.Class, _ = oneOf(r, e, classes) },
 		"timeout":         func(e entry) { p.Timeout = r.duration(e) },
 		"lease":           func(e entry) { p.Lease = r.duration(e) },

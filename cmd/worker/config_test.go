@@ -190,7 +190,7 @@ FILE:14: actions.charge_card.class: "idempotent" is not one of idempotent_write,
 FILE:15: actions.charge_card.timeout: 2h is outside the range 100ms to 1h
 FILE:16: actions.charge_card.lease: "3" is not a duration such as 500ms, 20s, 24h or 7d
 FILE:18: actions.charge_card.refused[2]: use statuses and ranges of them, such as 200-299, 404
-FILE:20: actions.charge_card.colour: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
+FILE:20: actions.charge_card.colour: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, payload_version, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
 FILE:21: actions.a.key_window: missing: set how long the vendor remembers a key (forever is a value), here or for its destination
 FILE:22: actions.b: empty
 FILE:23: actions.c.lease: 1s must be longer than timeout (30s) by at least 100ms

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,6 +86,23 @@ func TestWorkerDeliversTheFilesActions(t *testing.T) {
 	if len(ledger.Effects) != 19 || len(ledger.Declined) != 1 || ledger.Counts.Doubles != 0 {
 		t.Errorf("the vendor's ledger: %+v", ledger.Counts)
 	}
+}
+
+// A file has no decoders. Without payload_version, nothing would send the second one.
+func TestFileNamesTheNewestPayloadItFits(t *testing.T) {
+	db, vendor := samekeytest.NewDB(t), samekeytest.StartVendor(t, nil)
+	for version := range 3 {
+		if _, err := db.Exec(t.Context(), `select samekey.enqueue('tenant/shop', 'order-' || $1::text, 'charge_card', '{"amount":4900}'::jsonb, content_type => 'application/json; payload-version=' || $1::text)`, strconv.Itoa(version+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := strings.Replace(fmt.Sprintf(oneVendor, vendor.URL), "timeout: 20s", "timeout: 20s, payload_version: 2", 1)
+	start(t, environment(db), "run", "-config", writeFile(t, "worker.yaml", config))
+	wait(t, func(ctx context.Context) error { return vendor.WaitEffects(ctx, 2) })
+	dbtest.Until(t, "the third version to be left", func() bool {
+		return count(t, db, `select count(*) from samekey.outbox_queue q join samekey.outbox o using (id) where o.idem_key = 'order-3' and q.status = 'pending' and q.first_sent_at is null and q.last_code = 'payload_version'`) == 1 &&
+			count(t, db, `select count(*) from samekey.outbox_queue`) == 1
+	})
 }
 
 // Case 25.

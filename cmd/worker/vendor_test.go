@@ -370,7 +370,7 @@ FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and
 FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
 FILE:6: actions.one.clss: unknown field: did you mean "class"?
 FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
-FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
+FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, payload_version, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
 `)
 }
 

@@ -200,10 +200,12 @@ func (o *operation) checkTexts(m mistakes) {
 // deliversAnyway reports whether answers with the statuses of a rule are delivered if the rule does not match.
 func (o *operation) deliversAnyway(rule int) bool {
 	statuses := o.rules[rule].Status
-	if o.looksIn || len(statuses) == 0 || slices.ContainsFunc(o.rules[rule+1:], func(later Rule) bool {
-		_, both := statuses.common(later.Status)
-		return both || len(later.Status) == 0
-	}) {
+	isFor := func(other Rule) bool {
+		_, both := statuses.common(other.Status)
+		return both || len(other.Status) == 0
+	}
+	blind := o.client.dest.JSONAnswers || slices.ContainsFunc(o.rules, func(r Rule) bool { return r.Field != "" && isFor(r) })
+	if blind || len(statuses) == 0 || slices.ContainsFunc(o.rules[rule+1:], isFor) {
 		return false
 	}
 	for _, r := range statuses {

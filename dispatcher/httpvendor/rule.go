@@ -50,7 +50,8 @@ type Match struct {
 
 	// Contains are texts of which the body must contain one. Equals are texts of which the body must be one, without
 	// the white space around it. Set one of the two, for a vendor that answers in plain text or XML: a success that
-	// must contain "ok" is a rule for the status that contains it, and a rule after it for the same status without it.
+	// must contain "ok" is a rule for the status that contains it, and a rule after it for the same status without it. Such
+	// a rule needs Status. A part of a word counts: "ok" is in "broken" and in "invalid token".
 	//
 	// The bytes of the body are compared, after decompression, whether it is JSON or not: "ok" is not "OK". Only the
 	// first Policy.ResponseCap bytes are looked at. If the body is longer or broke off, and the rest would decide, the
@@ -116,6 +117,9 @@ func (r Rule) check(m mistakes, u use) {
 		m.add("Outcome", "%s is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act", is)
 	}
 	checkPointer(m, "Reference", r.Reference, "/id")
+	if u != ofLookups && kind(r.Outcome) == delivered && r.hasText() && len(r.Status) == 0 {
+		m.add("Status", "missing: a text alone would deliver any answer that contains it, also an error")
+	}
 	r.Match.check(m)
 }
 

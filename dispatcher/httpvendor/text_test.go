@@ -170,8 +170,11 @@ func TestTextRuleThatChangesNothingIsRefused(t *testing.T) {
 		"a rule for other statuses": {rules: []Rule{ok, other(202, 299)}, want: "Rules[1]: " + says},
 		"not delivered otherwise":   {rules: []Rule{ok}, delivered: status(202, 202)},
 		"delivered in part":         {rules: []Rule{ok}, delivered: status(200, 200)},
-		"of any status":             {rules: []Rule{{Match: Match{Contains: []string{"ok"}}, Outcome: dispatcher.Delivered}}},
+		"of any status":             {rules: []Rule{{Match: Match{Contains: []string{"ok"}}, Outcome: dispatcher.Delivered}}, want: "Rules[1].Status: missing: a text alone would deliver any answer"},
+		"of any status, with field": {rules: []Rule{{Match: Match{Field: "/a", Contains: []string{"ok"}}, Outcome: dispatcher.Refused}}},
 		"must be JSON otherwise":    {dest: Destination{JSONAnswers: true}, rules: []Rule{ok}},
+		"a field of its status":     {dest: Destination{Rules: []Rule{{Match: Match{Status: status(201, 201), Field: "/a"}, Outcome: dispatcher.Dead}}}, rules: []Rule{ok}},
+		"a field of another status": {dest: Destination{Rules: []Rule{{Match: Match{Status: status(400, 400), Field: "/a"}, Outcome: dispatcher.Dead}}}, rules: []Rule{ok}, want: "Rules[1]: " + says},
 		"refused":                   {rules: []Rule{{Match: ok.Match, Outcome: dispatcher.Refused}}},
 		"no text":                   {rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}}},
 	} {

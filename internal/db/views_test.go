@@ -31,7 +31,8 @@ analyze samekey.outbox, samekey.outbox_history; -- and not the queue: the statis
 `
 
 // A lookup through a view reads few rows of an index. The statements have no parameters, as those of psql and of BI
-// tools. With wrong statistics of the queue, which last until the next analyze, it may read each table once.
+// tools. With wrong statistics of the queue, which last until the next analyze, it may read each table once. If they are
+// of an empty queue, all scans of it look equally cheap: it may read the queue once for each of 40 intents of a subject.
 func TestLookupsThroughViewsReadFewRows(t *testing.T) {
 	database := samekeytest.NewDB(t)
 	intents := dbtest.Size(1_000_000, 400_000)
@@ -40,7 +41,7 @@ func TestLookupsThroughViewsReadFewRows(t *testing.T) {
 	}
 	eachPlan(t, database, []statistics{
 		{name: "stale", once: 2 * intents},
-		{name: "of an empty queue", once: 2 * intents, sql: `
+		{name: "of an empty queue", once: 40*2*intents/5 + 2*intents, sql: `
 			update pg_class set reltuples = 0, relpages = 1 where oid = 'samekey.outbox_queue'::regclass;
 			delete from pg_statistic where starelid = 'samekey.outbox_queue'::regclass`},
 		fresh,
