@@ -70,6 +70,7 @@ var functionRights = map[string]string{
 	"bulk_pick":         "",
 	"bulk_plan":         "operator approver",
 	"bulk_replace":      "",
+	"can_sign":          "worker",
 	"call_end":          "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
 	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
 	"cancel":            "operator",

@@ -52,7 +52,7 @@ table samekey.endpoints
     constraint endpoints_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
     constraint endpoints_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
     constraint endpoints_secrets CHECK (((cardinality(secrets) <= 8) AND (octet_length(array_to_string(secrets, ''::text)) <= 4096) AND (array_position(secrets, NULL::text) IS NULL)))
-    constraint endpoints_secrets_form CHECK ((array_to_string(secrets, ' '::text) !~ '(^| )(v1a?,|whsk_|whpk_)'::text))
+    constraint endpoints_secrets_form CHECK (samekey.can_sign(secrets))
     constraint endpoints_stop_reason_length CHECK (((octet_length(stop_reason) >= 1) AND (octet_length(stop_reason) <= 4096)))
     constraint endpoints_stopped CHECK ((((stopped_at IS NULL) = (stop_reason IS NULL)) AND ((stopped_at IS NOT NULL) OR (stopped_by IS NULL))))
     constraint endpoints_stopped_by_length CHECK (((octet_length(stopped_by) >= 1) AND (octet_length(stopped_by) <= 255)))
@@ -1208,6 +1208,12 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.can_sign(secrets text[])
+ RETURNS boolean
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+RETURN (array_to_string(secrets, ' '::text) !~ '(^| )(v1a?,|whpk_|whsk_(?!([A-Za-z0-9+/]{43}=|[A-Za-z0-9+/]{86}==)( |$)))'::text)
+
 CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -1350,7 +1356,7 @@ begin
         ('secrets', case
             when cardinality(secrets) > 8 or octet_length(array_to_string(secrets, '')) > 4096 then 'are too many or too long: at most 8, of 4096 bytes together'
             when array_position(secrets, null) is not null or array_position(secrets, '') is not null then 'must not be empty or null'
-            when array_to_string(secrets, ' ') ~ '(^| )(v1a?,|whsk_|whpk_)' then 'must be of the form whsec_ and base64: v1, is the name of a signature, and whsk_ and whpk_ are ed25519 keys, which cannot sign'
+            when not samekey.can_sign(secrets) then 'must be of the form whsec_ and base64, or whsk_ and the base64 of 32 or 64 bytes: v1, is the name of a signature, and whpk_ is a public key, which cannot sign'
             end)) w (field, wrong)
     where w.wrong is not null
     limit 1;

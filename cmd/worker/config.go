@@ -169,6 +169,7 @@ func readDestination(r *reader, at entry) *destination {
 				dest.WebhookSecrets = append(dest.WebhookSecrets, secret(at))
 			}
 		},
+		"signature":       func(e entry) { dest.Signature = readSignature(r, e) },
 		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
 		"retry_after":     func(e entry) { dest.RetryAfter, _ = r.raw(e) },
 		"http2":           func(e entry) { dest.HTTP2 = readBool(r, e) },

@@ -53,8 +53,8 @@ destinations:
       request: GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
       rules:
         - {status: 200, outcome: delivered}
-  hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
-  hooks: {preset: webhooks, per_endpoint: 2}
+  hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"], signature: [standard, {form: hmac, header: X-Mac, encoding: base64, prefix: "v0="}]}
+  hooks: {preset: webhooks, per_endpoint: 2, signature: github}
   shops: {url: "https://shops.example", endpoint: "{{.Payload.shop}}"}
   posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h, rate: 2.5, break_after: 3, break_delay: 2s, max_break_delay: 5m}
 actions:
@@ -137,6 +137,10 @@ actions:
 	if hook.Vendor.Key.Name != "webhook-id" || strings.Join(hook.WebhookSecrets, " ") != "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" {
 		t.Errorf("%+v", hook.Destination)
 	}
+	forms := []httpvendor.Signature{{Form: "standard"}, {Form: "hmac", Header: "X-Mac", Encoding: "base64", Prefix: "v0="}}
+	if !reflect.DeepEqual(hook.Signature, forms) || !reflect.DeepEqual(c.destinations[5].Signature, []httpvendor.Signature{{Form: "github"}}) {
+		t.Errorf("%+v, %+v", hook.Signature, c.destinations[5].Signature)
+	}
 	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || hooks.Limits.Concurrency != 1000 || hook.Limits.Concurrency != 0 || shops.Endpoint != "{{.Payload.shop}}" {
 		t.Errorf("%q, %+v, %q", hook.Endpoint, hooks.Destination, shops.Endpoint)
 	}
@@ -202,7 +206,7 @@ destinations:
     key_window: 1h
   g: {preset: webhooks, auth: {bearer: s3cret}, endpoint: "{{"}
   h: {preset: webhooks, url: "https://h.example", per_endpoint: 3}
-  i: {preset: webhooks}
+  i: {preset: webhooks, signature: [github, gitlab, {form: hmac, header: X-A, encoding: b64}]}
 actions:
   five: {destination: i, request: POST, class: idempotent_write, key_window: 1h}
   six: {destination: h, request: POST, class: idempotent_write, key_window: 1h}
@@ -258,8 +262,10 @@ FILE:22: destinations.f.webhook_secrets: number 1 is not whsec_ and the base64 o
 FILE:22: destinations.f.break_delay: 2h is outside the range 1ms to 1h
 FILE:27: destinations.g.endpoint: is not a template: 1: unclosed action
 FILE:27: destinations.g.auth: would be sent to every endpoint: each endpoint has its own, see package outbox/endpoints
-FILE:28: destinations.h.webhook_secrets: missing: a receiver of Standard Webhooks accepts only what is signed
+FILE:28: destinations.h.webhook_secrets: missing: a receiver accepts only what is signed
 FILE:28: destinations.h.per_endpoint: 3 is not allowed: no action of the destination has endpoints
+FILE:29: destinations.i.signature[2].form: "gitlab" is not one of standard, github, stripe, hmac
+FILE:29: destinations.i.signature[3].encoding: "b64" is not one of hex, base64
 FILE:31: actions.five.deadline: missing: calls to an endpoint that cannot be reached use up no attempts, so set when to give up
 FILE:35: actions.one.request: is not a template: 1: unclosed action
 FILE:36: actions.one.class: idempotent_write does not fit the vendor, which acts again when a call is repeated: use non_idempotent_write

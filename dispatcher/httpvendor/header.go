@@ -14,15 +14,15 @@ import (
 )
 
 // setHeaders adds headers from the configuration to header, in the order of their names.
-func setHeaders(header http.Header, values map[string]string, keyHeader string, m mistakes) {
+func (c *Client) setHeaders(header http.Header, values map[string]string, m mistakes) {
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		canonical := http.CanonicalHeaderKey(name)
 		field := fmt.Sprintf("Headers[%q]", name)
 		if err := checkHeader(name, values[name]); err != nil {
 			m.add(field, "%v", err)
-		} else if canonical == keyHeader {
-			m.add(field, "carries the delivery key and cannot be set")
+		} else if what := c.carries(name); what != "" {
+			m.add(field, "carries the %s and cannot be set", what)
 		} else if seen[canonical] {
 			m.add(field, "set twice")
 		}

@@ -16,7 +16,7 @@ import (
 type receiver struct {
 	base    *url.URL       // without a user
 	header  http.Header    // not to be changed
-	signer  signer         // nil: calls are not signed
+	signer  *signer        // nil: calls are not signed
 	secrets redact.Secrets // removed from its answers
 }
 
@@ -77,11 +77,11 @@ func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
 			return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, correct)
 		}
 	}
-	signer, hooks, err := newSigner(call.Endpoint.Secrets)
+	signer, hooks, err := newSigner(o.client.forms, call.Endpoint.Secrets)
 	switch {
 	case err != nil:
 		return receiver{}, fmt.Errorf("the endpoint's secrets: %w: %s", err, correct)
-	case signer == nil && o.client.keyHeader == webhookID:
+	case signer == nil && o.client.mustSign():
 		return receiver{}, fmt.Errorf("the endpoint has no secret to sign with: %s", correct)
 	}
 	r := receiver{base: base, header: o.header.Clone(), signer: signer, secrets: o.secrets.With(slices.Concat(userSecrets(base), addressSecrets(base), hooks)...)}

@@ -28,12 +28,16 @@ type Endpoint struct {
 	// more. The worker checks at each call that the address is allowed.
 	URL string
 
-	// Secrets sign each call. Each is a secret of Standard Webhooks, as [NewSecret] returns: "whsec_" and the base64 of
-	// 24 to 64 bytes. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them out.
+	// Secrets sign each call. Each is a secret of Standard Webhooks: "whsec_" and the base64 of 24 to 64 bytes, as
+	// [NewSecret] returns; or "whsk_" and the base64 of an ed25519 private key (its seed of 32 bytes, or 64 bytes), whose
+	// public key the receiver knows. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them
+	// out.
 	Secrets []string
 
-	// OtherSecrets allows any text in Secrets. Set it if a handler of your own signs in another way than Standard
-	// Webhooks. httpvendor cannot sign with such a secret: its intents become dead. It is not stored.
+	// OtherSecrets allows any text in Secrets that has none of the prefixes of Standard Webhooks. Set it if the
+	// destination signs in another form (httpvendor.Destination.Signature), or if a handler of your own signs. If the
+	// destination signs in the form of Standard Webhooks alone, the intents of such a secret become dead. It is not
+	// stored.
 	OtherSecrets bool
 
 	// The following fields are read-only.
@@ -116,12 +120,14 @@ func checkSecret(secret string, other bool) error {
 	if secret == "" || !utf8.ValidString(secret) || strings.ContainsRune(secret, 0) {
 		return errors.New("must be text in valid UTF-8, not empty and without NUL")
 	}
-	if other && !strings.HasPrefix(secret, webhook.SecretPrefix) {
+	_, err := webhook.StandardKey(secret)
+	switch text := webhook.CheckText(secret); {
+	case text != nil:
+		return text
+	case other && !strings.HasPrefix(secret, webhook.SecretPrefix):
 		return nil
-	}
-	_, err := webhook.SecretKey(secret)
-	if err != nil && !other {
-		return fmt.Errorf("%w (OtherSecrets allows any text, for a handler of your own)", err)
+	case err != nil && !other:
+		return fmt.Errorf("%w (OtherSecrets allows any text, for a destination with another form of signatures)", err)
 	}
 	return err
 }

@@ -363,6 +363,12 @@ create table samekey.operation_steps (
 create index operation_steps_parked on samekey.operation_steps (created_at) where status = 'parked';
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Whether secrets can sign. Other libraries hand out texts that cannot: a secret behind the name of a signature, and a
+-- public key. Every intent for their receiver would be dead. An ed25519 private key is 32 or 64 bytes in base64.
+create function samekey.can_sign(secrets text[]) returns boolean
+    language sql immutable parallel safe
+    return array_to_string(secrets, ' ') !~ '(^| )(v1a?,|whpk_|whsk_(?!([A-Za-z0-9+/]{43}=|[A-Za-z0-9+/]{86}==)( |$)))';
+
 -- Webhook receivers: many endpoints behind one destination. Each attempt reads its endpoint's row. Nothing is sent to a
 -- stopped endpoint.
 create table samekey.endpoints (
@@ -384,8 +390,7 @@ create table samekey.endpoints (
     constraint endpoints_name_length        check (octet_length(name) between 1 and 255),
     constraint endpoints_url                check (octet_length(url) <= 2048 and url ~ '^https?://'),
     constraint endpoints_secrets            check (cardinality(secrets) <= 8 and octet_length(array_to_string(secrets, '')) <= 4096 and array_position(secrets, null) is null),
-    -- Other libraries hand out secrets in these forms, which cannot sign: every intent for this receiver would be dead.
-    constraint endpoints_secrets_form       check (array_to_string(secrets, ' ') !~ '(^| )(v1a?,|whsk_|whpk_)'),
+    constraint endpoints_secrets_form       check (samekey.can_sign(secrets)),
     constraint endpoints_stopped            check ((stopped_at is null) = (stop_reason is null) and (stopped_at is not null or stopped_by is null)),
     constraint endpoints_stopped_by_length  check (octet_length(stopped_by) between 1 and 255),
     constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)
@@ -2750,7 +2755,7 @@ begin
         ('secrets', case
             when cardinality(secrets) > 8 or octet_length(array_to_string(secrets, '')) > 4096 then 'are too many or too long: at most 8, of 4096 bytes together'
             when array_position(secrets, null) is not null or array_position(secrets, '') is not null then 'must not be empty or null'
-            when array_to_string(secrets, ' ') ~ '(^| )(v1a?,|whsk_|whpk_)' then 'must be of the form whsec_ and base64: v1, is the name of a signature, and whsk_ and whpk_ are ed25519 keys, which cannot sign'
+            when not samekey.can_sign(secrets) then 'must be of the form whsec_ and base64, or whsk_ and the base64 of 32 or 64 bytes: v1, is the name of a signature, and whpk_ is a public key, which cannot sign'
             end)) w (field, wrong)
     where w.wrong is not null
     limit 1;
