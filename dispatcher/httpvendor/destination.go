@@ -115,8 +115,8 @@ type Destination struct {
 	// Secrets are texts that no stored answer may contain, such as a token in Headers, in case the vendor echoes it.
 	// Each is replaced by "[redacted]", also in its URL-escaped and JSON-escaped forms. These are always replaced: the
 	// password in URL, the values in Auth and WebhookSecrets, the credentials in an Authorization header of the
-	// destination or an action, and of a stored endpoint the secrets, the password, the path and the query. Texts
-	// shorter than 6 bytes are not replaced.
+	// destination or an action, and of a stored endpoint the secrets, the values of its headers, the password, the path
+	// and the query. Texts shorter than 6 bytes are not replaced.
 	Secrets []string
 
 	resolver *net.Resolver // of tests; nil: the system's

@@ -1,4 +1,4 @@
-// Package webhook checks a receiver's URL and secrets, for outbox/endpoints, which stores them, and
+// Package webhook checks a receiver's URL, secrets and headers, for outbox/endpoints, which stores them, and
 // dispatcher/httpvendor, which uses them. Its errors go after the name of a field, and quote nothing.
 package webhook
 

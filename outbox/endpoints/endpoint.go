@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -40,6 +42,14 @@ type Endpoint struct {
 	// stored.
 	OtherSecrets bool
 
+	// Headers are sent with each call and lookup, such as an Authorization that the receiver asks for, or the name of an
+	// environment. They take precedence over the headers of the destination and of the action. Their values may be
+	// credentials: they appear in no log, and are removed from stored answers if they have 6 bytes or more. The headers of
+	// the connection (Host, Content-Length, ...) and those that the worker sets (Content-Type, Idempotency-Key,
+	// Traceparent, those of signatures, ...) are refused. At most 8192 bytes of names and values together. They are
+	// write-only, as Secrets are.
+	Headers map[string]string
+
 	// The following fields are read-only.
 
 	StoppedAt  time.Time // zero: not stopped
@@ -71,6 +81,7 @@ const (
 	maxURL     = 2048
 	maxSecrets = 8
 	maxSecret  = 4096 // of all together
+	maxHeaders = 8192 // of all names and values together
 )
 
 // check returns all mistakes at once. It quotes neither URL nor secrets.
@@ -86,7 +97,29 @@ func (e Endpoint) check() error {
 	if len(e.Secrets) > maxSecrets || length > maxSecret {
 		errs = append(errs, fmt.Errorf("Secrets are %d, of %d bytes together: at most %d, of %d bytes, are allowed", len(e.Secrets), length, maxSecrets, maxSecret))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, checkHeaders(e.Headers)...)...)
+}
+
+// checkHeaders returns errors that quote no value.
+func checkHeaders(headers map[string]string) (errs []error) {
+	length := 0
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		value, lower := headers[name], strings.ToLower(name)
+		length += len(name) + len(value)
+		if err := webhook.CheckReceiverHeader(name, value); err != nil {
+			errs = append(errs, fmt.Errorf("Headers: %w", err))
+		} else if !utf8.ValidString(value) {
+			errs = append(errs, fmt.Errorf("Headers: the value of %q is not valid UTF-8", name))
+		} else if seen[lower] {
+			errs = append(errs, fmt.Errorf("Headers: %q is set twice", name))
+		}
+		seen[lower] = true
+	}
+	if length > maxHeaders {
+		errs = append(errs, fmt.Errorf("Headers have %d bytes, more than %d", length, maxHeaders))
+	}
+	return errs
 }
 
 func checkName(destination, name string) error {
