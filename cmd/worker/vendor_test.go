@@ -217,6 +217,7 @@ actions:
     body: {format: xml}
     rules: {status: 409}
     resend_absent: perhaps
+    schedule: [5s, soon]
   two:
     destination: e
     class: non_idempotent_write
@@ -272,14 +273,15 @@ FILE:36: actions.one.class: idempotent_write does not fit the vendor, which acts
 FILE:37: actions.one.body.format: "xml" is not one of form, json
 FILE:38: actions.one.rules: must be a list (each item begins with - )
 FILE:39: actions.one.resend_absent: "perhaps" is not one of false, true
-FILE:44: actions.two.resend_absent: needs a lookup
-FILE:45: actions.two.key_window: not allowed for non_idempotent_write: only an idempotent_write has one
-FILE:46: actions.two.body.format: missing: a body with template or fields is json or form
-FILE:49: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act
-FILE:54: actions.three.key_window: 2h is longer than the vendor remembers a key, 1h
-FILE:59: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
-FILE:60: actions.three.accepted: 200 is also in delivered
-FILE:66: actions.four.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
+FILE:40: actions.one.schedule[2]: "soon" is not a duration such as 500ms, 20s, 24h or 7d
+FILE:45: actions.two.resend_absent: needs a lookup
+FILE:46: actions.two.key_window: not allowed for non_idempotent_write: only an idempotent_write has one
+FILE:47: actions.two.body.format: missing: a body with template or fields is json or form
+FILE:50: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act
+FILE:55: actions.three.key_window: 2h is longer than the vendor remembers a key, 1h
+FILE:60: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
+FILE:61: actions.three.accepted: 200 is also in delivered
+FILE:67: actions.four.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
 `)
 }
 
@@ -376,7 +378,7 @@ FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and
 FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
 FILE:6: actions.one.clss: unknown field: did you mean "class"?
 FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
-FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
+FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, schedule, settling_delay, timeout
 `)
 }
 

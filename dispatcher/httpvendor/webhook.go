@@ -17,7 +17,7 @@ import "github.com/samekey/samekey/dispatcher"
 //	...
 //	httpvendor.Action{Request: "POST", Policy: dispatcher.Policy{
 //		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 7 * 24 * time.Hour,
-//		Attempts: 20, Backoff: time.Minute, MaxBackoff: 8 * time.Hour}}
+//		Schedule: []time.Duration{5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour, 10 * time.Hour}}}
 //
 // Anything but a 2xx is a failure and is tried again, up to the policy's attempts. With the policy's defaults these end
 // within hours, but receivers expect days. 410 means that the receiver wants no more calls: the intent is dead and the
