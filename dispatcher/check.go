@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -126,9 +127,10 @@ func (p Policy) check(errs *ConfigErrors, item string, declared Policy) {
 	case declared.Lease > maxLease:
 		errs.Add(item, "Lease", "%v is longer than %v", p.Lease, maxLease)
 	}
-	if p.Attempts < 1 || p.Attempts > maxAttempts {
+	if len(p.Schedule) == 0 && (p.Attempts < 1 || p.Attempts > maxAttempts) {
 		errs.Add(item, "Attempts", "%d is outside the range 1 to %d", p.Attempts, maxAttempts)
 	}
+	p.checkSchedule(errs, item, declared)
 	errs.checkRange(item, "Backoff", p.Backoff, minDelay, maxBackoff)
 	switch {
 	case p.MaxBackoff < p.Backoff:
@@ -154,6 +156,27 @@ func (p Policy) check(errs *ConfigErrors, item string, declared Policy) {
 	}
 }
 
+// checkSchedule adds what is wrong with a list of waits, which replaces three other fields.
+func (p Policy) checkSchedule(errs *ConfigErrors, item string, declared Policy) {
+	if len(p.Schedule) == 0 {
+		return
+	}
+	for _, other := range []struct {
+		field string
+		set   bool
+	}{{"Attempts", declared.Attempts != 0}, {"Backoff", declared.Backoff != 0}, {"MaxBackoff", declared.MaxBackoff != 0}} {
+		if other.set {
+			errs.Add(item, other.field, "not allowed with %s, which lists all waits and so the number of attempts: remove one of them", GoName("Schedule"))
+		}
+	}
+	if len(p.Schedule) >= maxAttempts {
+		errs.Add(item, "Schedule", "has %d waits, more than %d", len(p.Schedule), maxAttempts-1)
+	}
+	for i, wait := range p.Schedule {
+		errs.checkRange(item, fmt.Sprintf("Schedule[%d]", i+1), wait, minDelay, maxBackoff)
+	}
+}
+
 // checkRepeats adds what the class does not allow of the fields about repeating a call.
 func (p Policy) checkRepeats(errs *ConfigErrors, item string) {
 	if p.ResendAbsent && p.Class != NonIdempotentWrite {
@@ -166,6 +189,9 @@ func (p Policy) checkRepeats(errs *ConfigErrors, item string) {
 		errs.Add(item, "KeyWindow", "not allowed for %v: only an %v has one", p.Class, IdempotentWrite)
 	case p.Class == IdempotentWrite && p.KeyWindow == 0:
 		errs.Add(item, "KeyWindow", "missing: set how long the vendor remembers a key (%v is a value), here or for its %s", Forever, GoName("Destination"))
+	case p.Class == IdempotentWrite && p.horizon() > p.KeyWindow && len(p.Schedule) > 0:
+		errs.Add(item, "KeyWindow", "%v is shorter than the %v that all attempts can take, with a margin of %v: shorten %s, or lower %s (%v)",
+			p.KeyWindow, p.horizon(), windowMargin, GoName("Schedule"), GoName("Timeout"), p.Timeout)
 	case p.Class == IdempotentWrite && p.horizon() > p.KeyWindow:
 		errs.Add(item, "KeyWindow", "%v is shorter than the %v that all attempts can take, with a margin of %v: lower %s (%d), %s (%v), %s (%v) or %s (%v)",
 			p.KeyWindow, p.horizon(), windowMargin, GoName("Attempts"), p.Attempts, GoName("Timeout"), p.Timeout,

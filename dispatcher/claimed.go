@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -88,7 +89,7 @@ func (c *claim) call() Call {
 	}
 	if c.endpoint != nil { // other calls of the same claim use it too
 		endpoint := c.endpoint.Endpoint
-		endpoint.Secrets = slices.Clone(endpoint.Secrets)
+		endpoint.Secrets, endpoint.Headers = slices.Clone(endpoint.Secrets), maps.Clone(endpoint.Headers)
 		call.Endpoint = &endpoint
 	}
 	call.CarriedKey = or(c.CarriedKey, c.DeliveryKey.String())

@@ -32,14 +32,14 @@ func (a *action) afterSend(row *db.OutboxQueueClaimRow, o Outcome) settlement {
 		return a.accepted(s, o, p.SettlingDelay)
 	case outcomeUnsent:
 		s.status, s.outcome, s.clearSent, s.wasSent = statusPending, outcomeUnsent, row.FirstSend || !repeatable, false
-		s.response.Code, s.delay = o.code("unsent"), p.delay(int(row.Attempt))
+		s.response.Code, s.delay = o.code("unsent"), p.wait(int(row.Attempt))
 	case outcomeRetry:
 		// The vendor did not act: no attempt is used, and a write that may not be repeated counts as unsent.
 		s.status, s.outcome, s.clearSent = statusPending, outcomeRetry, !repeatable
-		s.response.Code, s.delay = o.code("retry_after"), p.delay(int(row.Attempt))
+		s.response.Code, s.delay = o.code("retry_after"), p.wait(int(row.Attempt))
 	case outcomeDenied:
 		s.status, s.outcome, s.clearSent = statusPending, outcomeRetry, row.FirstSend || !repeatable
-		s.response.Code, s.delay = o.code("denied"), p.delay(int(row.Attempt))
+		s.response.Code, s.delay = o.code("denied"), p.wait(int(row.Attempt))
 	case outcomeDead, outcomeGone:
 		s.status, s.outcome, s.clearSent, s.leaveOrder = statusDead, outcomeDead, !repeatable, p.PassFailed
 		s.response.Code = o.code("dead")
@@ -83,10 +83,10 @@ func (a *action) afterLookup(row *db.OutboxQueueClaimRow, o Outcome) settlement 
 	case o.kind == outcomeUnsent || o.kind == outcomeRetry || o.kind == outcomeDenied:
 		// The vendor could not be asked, and no attempt is used.
 		s.status, s.outcome, s.response.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
-		s.attemptsUsed, s.delay = int(row.AttemptsUsed), p.delay(int(row.Attempt))
+		s.attemptsUsed, s.delay = int(row.AttemptsUsed), p.wait(int(row.Attempt))
 	case o.kind == outcomeFailed && s.attemptsUsed < p.Attempts:
 		s.status, s.outcome, s.response.Code = statusUnknown, outcomeRetry, o.code("lookup_failed")
-		s.delay = p.delay(s.attemptsUsed)
+		s.delay = p.wait(s.attemptsUsed)
 	case o.kind == outcomeFailed:
 		s.status, s.outcome, s.leaveOrder, s.response.Code = statusParked, outcomeUnknown, p.PassFailed, o.code("lookup_failed")
 	default: // it cannot tell: unknown, stuck, dead, or no outcome
@@ -127,7 +127,7 @@ func (a *action) unknown(s settlement) settlement {
 	case s.attemptsUsed >= p.Attempts:
 		s.status, s.leaveOrder = statusDead, p.PassFailed
 	default:
-		s.status, s.delay = statusPending, p.delay(s.attemptsUsed)
+		s.status, s.delay = statusPending, p.wait(s.attemptsUsed)
 	}
 	return s
 }

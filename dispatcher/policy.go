@@ -40,6 +40,14 @@ type Policy struct {
 	// Each wait is drawn between zero and this length (full jitter). Defaults: 1 s and 10 min; 1 ms to 30 days.
 	Backoff, MaxBackoff time.Duration
 
+	// Schedule lists the waits between attempts, instead of Attempts, Backoff and MaxBackoff: after the attempt number n
+	// it waits for Schedule[n-1] and up to a tenth more, so that intents that failed together do not come back together.
+	// The intent is dead after the attempt that follows the last wait. A vendor's longer Retry-After is respected. Waits
+	// after attempts that do not count (see Attempts) take the list's values in the same order, and then repeat the
+	// last one. An Apply and an Attention function that fail keep the default backoff. Default: none; each 1 ms to 30
+	// days, at most 999.
+	Schedule []time.Duration
+
 	// Deadline is the age, counted from the insert, at which an intent is dead instead of sent. An intent's own
 	// deadline applies too. Default: none; at least 1 s.
 	Deadline time.Duration
@@ -114,7 +122,10 @@ func (p Policy) withDefaults() Policy {
 	p.SettlingDelay = or(p.SettlingDelay, 5*time.Second)
 	p.ResponseCap = or(p.ResponseCap, 64<<10)
 	p.CompletionTime = or(p.CompletionTime, 24*time.Hour)
-	if p.Attempts == 0 {
+	switch {
+	case p.Attempts == 0 && len(p.Schedule) > 0:
+		p.Attempts = len(p.Schedule) + 1
+	case p.Attempts == 0:
 		p.Attempts = defaultAttempts
 		for p.Class == IdempotentWrite && p.Attempts > 1 && p.horizon() > p.KeyWindow {
 			p.Attempts--
@@ -135,17 +146,29 @@ func or[T comparable](value, fallback T) T {
 func (p Policy) horizon() time.Duration {
 	total := time.Duration(p.Attempts)*p.Timeout + windowMargin
 	for n := 1; n < p.Attempts; n++ {
-		total += p.ceiling(n)
+		shortest, spread := p.waits(n)
+		total += shortest + spread
 	}
 	return total
 }
 
-// ceiling is the longest wait after n attempts.
-func (p Policy) ceiling(n int) time.Duration {
-	return backoff.Ceiling(p.Backoff, p.MaxBackoff, n)
+// waits returns the shortest wait after n attempts, and how much longer it can be.
+func (p Policy) waits(n int) (shortest, spread time.Duration) {
+	if len(p.Schedule) > 0 {
+		wait := p.Schedule[min(max(n, 1), len(p.Schedule))-1]
+		return wait, wait / 10
+	}
+	return 0, backoff.Ceiling(p.Backoff, p.MaxBackoff, max(n, 1)) // full jitter
 }
 
-// delay draws the wait after n attempts: full jitter.
+// wait draws the wait after n attempts.
+func (p Policy) wait(n int) time.Duration {
+	shortest, spread := p.waits(n)
+	return shortest + rand.N(spread+1)
+}
+
+// delay draws the wait after n failures of a function, which calls no vendor.
 func (p Policy) delay(n int) time.Duration {
-	return rand.N(p.ceiling(max(n, 1)) + 1)
+	p.Schedule = nil
+	return p.wait(n)
 }

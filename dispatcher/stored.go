@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"slices"
@@ -35,7 +36,13 @@ func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
 	rows, err := d.core.q.EndpointsForCalls(ctx, p)
 	found := map[string]*storedEndpoint{}
 	for _, row := range rows {
-		found[row.Name] = &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
+		e := &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped}
+		if len(row.Headers) > len("{}") {
+			if err = json.Unmarshal(row.Headers, &e.Headers); err != nil { // the table's CHECK prevents it
+				continue
+			}
+		}
+		found[row.Name] = e
 	}
 	for _, c := range claims {
 		if c.endpoint = found[c.endpointName]; c.endpoint != nil {

@@ -30,7 +30,7 @@ func storedPolicy(class dispatcher.Class) dispatcher.Policy {
 // putEndpoint puts an endpoint of the destination "vendor".
 func (b *bundle) putEndpoint(name, url string) {
 	b.Helper()
-	e := endpoints.Endpoint{Destination: "vendor", Name: name, URL: url, Secrets: []string{endpoints.NewSecret()}}
+	e := endpoints.Endpoint{Destination: "vendor", Name: name, URL: url, Secrets: []string{endpoints.NewSecret()}, Headers: map[string]string{"X-Env": "test"}}
 	if err := endpoints.Put(b.ctx, b.db, e, by); err != nil {
 		b.Fatal(err)
 	}
@@ -87,10 +87,11 @@ func TestCallsDoNotShareTheirEndpoint(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
-		if call.Endpoint.URL != "https://one.example" || call.Endpoint.Secrets[0] == "mine" {
+		if call.Endpoint.URL != "https://one.example" || call.Endpoint.Secrets[0] == "mine" || call.Endpoint.Headers["X-Env"] != "test" {
 			t.Errorf("a call goes to %s", call.Endpoint.URL)
 		}
 		call.Endpoint.Name, call.Endpoint.URL, call.Endpoint.Secrets[0] = "to-2", "https://mine.example", "mine"
+		call.Endpoint.Headers["X-Env"] = "mine"
 		return gone, nil
 	}, storedByPart)
 	b.putEndpoint("to-1", "https://one.example")
@@ -319,12 +320,12 @@ func TestStoredEndpointsNeedADeadline(t *testing.T) {
 }
 
 func TestPrintedCallHasNoSecrets(t *testing.T) {
-	call := dispatcher.Call{ID: uuid.New(), Endpoint: &dispatcher.Endpoint{Name: "to-1", Secrets: dispatcher.Secrets{"whsec_1"}}}
+	call := dispatcher.Call{ID: uuid.New(), Endpoint: &dispatcher.Endpoint{Name: "to-1", Secrets: dispatcher.Secrets{"whsec_1"}, Headers: dispatcher.Headers{"Authorization": "whsec_2"}}}
 	var log bytes.Buffer
 	slog.New(slog.NewTextHandler(&log, nil)).Info("", "endpoint", *call.Endpoint)
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("", "call", call)
-	text := log.String() + fmt.Sprintf("%v %+v %#v %s %q", *call.Endpoint, *call.Endpoint, *call.Endpoint, call.Endpoint.Secrets, call.Endpoint.Secrets)
-	if strings.Contains(text, "whsec_") || strings.Count(text, "[secrets]") < 6 {
+	text := log.String() + fmt.Sprintf("%v %+v %#v %s %q", *call.Endpoint, *call.Endpoint, *call.Endpoint, call.Endpoint.Secrets, call.Endpoint.Headers)
+	if strings.Contains(text, "whsec_") || strings.Count(text, "[secrets]") < 12 {
 		t.Error(text)
 	}
 }

@@ -66,7 +66,17 @@ type Endpoint struct {
 	Name    string
 	URL     string
 	Secrets Secrets // each of them signs the call
+	Headers Headers // are sent with the call
 }
+
+// Headers are a receiver's own headers, which may be credentials. Printed, logged or encoded they read "[secrets]".
+type Headers map[string]string
+
+// Format writes "[secrets]", whatever the verb.
+func (Headers) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(hiddenSecrets)) }
+
+// MarshalText returns "[secrets]".
+func (Headers) MarshalText() ([]byte, error) { return []byte(hiddenSecrets), nil }
 
 // Secrets are the texts that sign a call. Printed, logged or encoded they read "[secrets]".
 type Secrets []string

@@ -24,10 +24,10 @@ where destination = @destination and name = @name;
 -- name: EndpointsForCalls :many
 -- The endpoints that the attempts of a claim need, read right before they start. `offset 0` forces one lookup per name:
 -- without statistics, the planner reads all endpoints of the destination (24 ms for 100,000).
-select e.name, e.url, e.secrets, e.version, e.stopped
+select e.name, e.url, e.secrets, e.headers, e.version, e.stopped
 from unnest(@names::text[]) as n (name)
 cross join lateral (
-    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
+    select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped
     from samekey.endpoints x
     where x.destination = @destination and x.name = n.name
     offset 0

@@ -92,7 +92,7 @@ var workerGrants = []string{
 	`grant select (idem_key, scope, lease_until) on samekey.operations to %s`,
 	`grant select, insert, update, delete on samekey.workers, samekey.outbox_stats to %s`,
 	`grant select on samekey.deployment, samekey.migrations, samekey.river_migration to %s`,
-	`grant execute on function samekey.check_deployment to %s`,
+	`grant execute on function samekey.check_deployment, samekey.can_sign to %s`,
 	`grant execute on function samekey.fair_walk, samekey.fair_pick to %s`,
 	`grant select, insert, update, delete on samekey.river_job, samekey.river_leader, samekey.river_queue, samekey.river_notification to %s`,
 	`grant usage on sequence samekey.river_job_id_seq, samekey.river_notification_id_seq to %s`,

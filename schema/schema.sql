@@ -41,6 +41,7 @@ table samekey.endpoints
     name text collate "C" not null
     url text not null
     secrets text[] not null default '{}'::text[]
+    headers jsonb not null default '{}'::jsonb
     version uuid not null default gen_random_uuid()
     stopped_at timestamp with time zone
     stopped_by text
@@ -50,9 +51,10 @@ table samekey.endpoints
     changed_by text not null default SESSION_USER
     constraint endpoints_pkey PRIMARY KEY (destination, name)
     constraint endpoints_destination_name CHECK ((destination ~ '^[a-z0-9][a-z0-9_-]{0,55}$'::text))
+    constraint endpoints_headers CHECK (((jsonb_typeof(headers) = 'object'::text) AND (octet_length((headers)::text) <= 65536) AND (NOT jsonb_path_exists(headers, '$.*?(@.type() != "string")'::jsonpath))))
     constraint endpoints_name_length CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 255)))
     constraint endpoints_secrets CHECK (((cardinality(secrets) <= 8) AND (octet_length(array_to_string(secrets, ''::text)) <= 4096) AND (array_position(secrets, NULL::text) IS NULL)))
-    constraint endpoints_secrets_form CHECK ((array_to_string(secrets, ' '::text) !~ '(^| )(v1a?,|whsk_|whpk_)'::text))
+    constraint endpoints_secrets_form CHECK (samekey.can_sign(secrets))
     constraint endpoints_stop_reason_length CHECK (((octet_length(stop_reason) >= 1) AND (octet_length(stop_reason) <= 4096)))
     constraint endpoints_stopped CHECK ((((stopped_at IS NULL) = (stop_reason IS NULL)) AND ((stopped_at IS NOT NULL) OR (stopped_by IS NULL))))
     constraint endpoints_stopped_by_length CHECK (((octet_length(stopped_by) >= 1) AND (octet_length(stopped_by) <= 255)))
@@ -1208,6 +1210,12 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.can_sign(secrets text[])
+ RETURNS boolean
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+RETURN (array_to_string(secrets, ' '::text) !~ '(^| )(v1a?,|whpk_|whsk_(?!([A-Za-z0-9+/]{43}=|[A-Za-z0-9+/]{86}==)( |$)))'::text)
+
 CREATE OR REPLACE FUNCTION samekey.cancel(id uuid, actor text, reason text)
  RETURNS text[]
  LANGUAGE plpgsql
@@ -1331,7 +1339,39 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] DEFAULT '{}'::text[])
+CREATE OR REPLACE FUNCTION samekey.endpoint_headers_wrong(headers jsonb)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    select case
+        when jsonb_typeof(headers) <> 'object' then 'must be a JSON object of header names and values'
+        else (
+            select case
+                when octet_length(h.key) > 255 or h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then 'have an invalid name: use letters, digits and -'
+                when lower(h.key) in ('host', 'content-length', 'transfer-encoding', 'connection', 'keep-alive', 'te', 'trailer', 'upgrade', 'expect',
+                                      'accept-encoding', 'proxy-connection', 'proxy-authorization', 'proxy-authenticate')
+                    then format('must not contain "%s": it belongs to the connection', lower(h.key))
+                when lower(h.key) in ('webhook-id', 'webhook-timestamp', 'webhook-signature', 'x-hub-signature-256', 'x-webhook-signature',
+                                      'idempotency-key', 'x-idempotency-key', 'content-type', 'traceparent', 'samekey-attempt')
+                    then format('must not contain "%s": the worker sets it', lower(h.key))
+                when jsonb_typeof(h.value) <> 'string' or (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]'
+                    then format('have an invalid value of "%s": use a string without control characters', lower(h.key))
+                when h.n > 1 then format('contain "%s" twice, in different case: keep one', lower(h.key))
+                when h.length > 8192 then 'have more than 8192 bytes together'
+                end
+            from (
+                select e.key collate "C" as key, e.value, count(*) over (partition by lower(e.key collate "C")) as n,
+                       sum(octet_length(e.key) + octet_length(e.value #>> '{}')) over () as length
+                from jsonb_each(headers) e
+            ) h
+            order by 1 nulls last
+            limit 1)
+        end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] DEFAULT '{}'::text[], headers jsonb DEFAULT '{}'::jsonb)
  RETURNS void
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -1350,17 +1390,18 @@ begin
         ('secrets', case
             when cardinality(secrets) > 8 or octet_length(array_to_string(secrets, '')) > 4096 then 'are too many or too long: at most 8, of 4096 bytes together'
             when array_position(secrets, null) is not null or array_position(secrets, '') is not null then 'must not be empty or null'
-            when array_to_string(secrets, ' ') ~ '(^| )(v1a?,|whsk_|whpk_)' then 'must be of the form whsec_ and base64: v1, is the name of a signature, and whsk_ and whpk_ are ed25519 keys, which cannot sign'
-            end)) w (field, wrong)
+            when not samekey.can_sign(secrets) then 'must be of the form whsec_ and base64, or whsk_ and the base64 of 32 or 64 bytes: v1, is the name of a signature, and whpk_ is a public key, which cannot sign'
+            end),
+        ('headers', samekey.endpoint_headers_wrong(headers))) w (field, wrong)
     where w.wrong is not null
     limit 1;
     if v_wrong is not null then
         raise exception 'samekey: endpoint_put: % %', v_field, v_wrong using errcode = '22023', column = v_field;
     end if;
-    insert into samekey.endpoints as e (destination, name, url, secrets)
-    values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'))
+    insert into samekey.endpoints as e (destination, name, url, secrets, headers)
+    values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'), coalesce(endpoint_put.headers, '{}'))
     on conflict on constraint endpoints_pkey do update
-    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    set url = excluded.url, secrets = excluded.secrets, headers = excluded.headers, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     returning e.xmax = 0 into v_created; -- an updated row has the updating transaction there
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_put.destination, endpoint_put.name, case when v_created then 'created' else 'changed' end, endpoint_put.actor, endpoint_put.reason);

@@ -178,6 +178,7 @@ func readDestination(r *reader, at entry) *destination {
 				dest.WebhookSecrets = append(dest.WebhookSecrets, secret(at))
 			}
 		},
+		"signature":       func(e entry) { dest.Signature = readSignature(r, e) },
 		"headers":         func(e entry) { dest.Headers = readHeaders(r, e, secret) },
 		"retry_after":     func(e entry) { dest.RetryAfter, _ = r.raw(e) },
 		"http2":           func(e entry) { dest.HTTP2 = readBool(r, e) },
@@ -267,6 +268,11 @@ func readAction(r *reader, at entry) *action {
 		"lease":           func(e entry) { p.Lease = r.duration(e) },
 		"attempts":        func(e entry) { p.Attempts = r.number(e, 1, 1000) },
 		"backoff":         func(e entry) { p.Backoff = r.duration(e) },
+		"schedule": func(e entry) {
+			for _, at := range r.list(e) {
+				p.Schedule = append(p.Schedule, r.duration(at))
+			}
+		},
 		"max_backoff":     func(e entry) { p.MaxBackoff = r.duration(e) },
 		"deadline":        func(e entry) { p.Deadline = r.duration(e) },
 		"key_window":      func(e entry) { p.KeyWindow = readWindow(r, e) },

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +107,7 @@ actions:
     destination: bank
     request: POST /pay
     class: idempotent_write
+    schedule: [5s, 5m, 1d]
     response_cap: 1000
     settling_delay: 1s
     ordering: wait
@@ -129,11 +131,12 @@ actions:
 		Class: dispatcher.IdempotentWrite, Timeout: time.Minute, Lease: 90 * time.Second, Attempts: 5, Backoff: 2 * time.Second,
 		MaxBackoff: 90 * time.Second, Deadline: 48 * time.Hour, KeyWindow: 30 * 24 * time.Hour, SettlingDelay: -1, ResponseCap: -1, PassFailed: true,
 	}
-	if pay.Policy != want || pay.Headers["X-A"] != "7" || fmt.Sprint(pay.Delivered, pay.Retry) != "[[200 200] [201 202]] [[409 409]]" {
+	if !reflect.DeepEqual(pay.Policy, want) || pay.Headers["X-A"] != "7" || fmt.Sprint(pay.Delivered, pay.Retry) != "[[200 200] [201 202]] [[409 409]]" {
 		t.Errorf("%+v", pay.Action)
 	}
-	want = dispatcher.Policy{Class: dispatcher.IdempotentWrite, ResponseCap: 1000, SettlingDelay: time.Second}
-	if payOn.Policy != want {
+	want = dispatcher.Policy{Class: dispatcher.IdempotentWrite, ResponseCap: 1000, SettlingDelay: time.Second,
+		Schedule: []time.Duration{5 * time.Second, 5 * time.Minute, 24 * time.Hour}}
+	if !reflect.DeepEqual(payOn.Policy, want) {
 		t.Errorf("%+v", payOn.Policy)
 	}
 }
@@ -190,7 +193,7 @@ FILE:14: actions.charge_card.class: "idempotent" is not one of idempotent_write,
 FILE:15: actions.charge_card.timeout: 2h is outside the range 100ms to 1h
 FILE:16: actions.charge_card.lease: "3" is not a duration such as 500ms, 20s, 24h or 7d
 FILE:18: actions.charge_card.refused[2]: use statuses and ranges of them, such as 200-299, 404
-FILE:20: actions.charge_card.colour: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, payload_version, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
+FILE:20: actions.charge_card.colour: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, payload_version, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, schedule, settling_delay, timeout
 FILE:21: actions.a.key_window: missing: set how long the vendor remembers a key (forever is a value), here or for its destination
 FILE:22: actions.b: empty
 FILE:23: actions.c.lease: 1s must be longer than timeout (30s) by at least 100ms

@@ -104,6 +104,25 @@ func readAuth(r *reader, e entry, auth *httpvendor.Auth, secret func(entry) stri
 	})
 }
 
+// readSignature reads the forms of the signature: a name, a mapping, or a list of them.
+func readSignature(r *reader, e entry) (forms []httpvendor.Signature) {
+	for _, at := range r.list(e) {
+		var s httpvendor.Signature
+		if _, mapping := at.node.(ast.MapNode); mapping {
+			r.fields(at, map[string]func(entry){
+				"form":     func(e entry) { s.Form, _ = r.raw(e) },
+				"header":   func(e entry) { s.Header, _ = r.raw(e) },
+				"encoding": func(e entry) { s.Encoding, _ = r.raw(e) },
+				"prefix":   func(e entry) { s.Prefix, _ = r.raw(e) },
+			})
+		} else if s.Form, _ = r.raw(at); s.Form == "" {
+			return nil
+		}
+		forms = append(forms, s)
+	}
+	return forms
+}
+
 func readBody(r *reader, e entry) (body httpvendor.Body) {
 	r.fields(e, map[string]func(entry){
 		"format": func(e entry) {

@@ -53,8 +53,8 @@ destinations:
       request: GET /ops{{with .Response}}/{{.id}}{{else}}?key={{$.Key}}{{end}}
       rules:
         - {status: 200, outcome: delivered}
-  hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"]}
-  hooks: {preset: webhooks, per_endpoint: 2}
+  hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"], signature: [standard, {form: hmac, header: X-Mac, encoding: base64, prefix: "v0="}]}
+  hooks: {preset: webhooks, per_endpoint: 2, signature: github}
   shops: {url: "https://shops.example", endpoint: "{{.Payload.shop}}"}
   posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h, rate: 2.5, break_after: 3, break_delay: 2s, max_break_delay: 5m}
 actions:
@@ -137,6 +137,10 @@ actions:
 	if hook.Vendor.Key.Name != "webhook-id" || strings.Join(hook.WebhookSecrets, " ") != "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" {
 		t.Errorf("%+v", hook.Destination)
 	}
+	forms := []httpvendor.Signature{{Form: "standard"}, {Form: "hmac", Header: "X-Mac", Encoding: "base64", Prefix: "v0="}}
+	if !reflect.DeepEqual(hook.Signature, forms) || !reflect.DeepEqual(c.destinations[5].Signature, []httpvendor.Signature{{Form: "github"}}) {
+		t.Errorf("%+v, %+v", hook.Signature, c.destinations[5].Signature)
+	}
 	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || hooks.Limits.Concurrency != 1000 || hook.Limits.Concurrency != 0 || shops.Endpoint != "{{.Payload.shop}}" {
 		t.Errorf("%q, %+v, %q", hook.Endpoint, hooks.Destination, shops.Endpoint)
 	}
@@ -202,7 +206,7 @@ destinations:
     key_window: 1h
   g: {preset: webhooks, auth: {bearer: s3cret}, endpoint: "{{"}
   h: {preset: webhooks, url: "https://h.example", per_endpoint: 3}
-  i: {preset: webhooks}
+  i: {preset: webhooks, signature: [github, gitlab, {form: hmac, header: X-A, encoding: b64}]}
 actions:
   five: {destination: i, request: POST, class: idempotent_write, key_window: 1h}
   six: {destination: h, request: POST, class: idempotent_write, key_window: 1h}
@@ -213,6 +217,7 @@ actions:
     body: {format: xml}
     rules: {status: 409}
     resend_absent: perhaps
+    schedule: [5s, soon]
   two:
     destination: e
     class: non_idempotent_write
@@ -258,22 +263,25 @@ FILE:22: destinations.f.webhook_secrets: number 1 is not whsec_ and the base64 o
 FILE:22: destinations.f.break_delay: 2h is outside the range 1ms to 1h
 FILE:27: destinations.g.endpoint: is not a template: 1: unclosed action
 FILE:27: destinations.g.auth: would be sent to every endpoint: each endpoint has its own, see package outbox/endpoints
-FILE:28: destinations.h.webhook_secrets: missing: a receiver of Standard Webhooks accepts only what is signed
+FILE:28: destinations.h.webhook_secrets: missing: a receiver accepts only what is signed
 FILE:28: destinations.h.per_endpoint: 3 is not allowed: no action of the destination has endpoints
+FILE:29: destinations.i.signature[2].form: "gitlab" is not one of standard, github, stripe, hmac
+FILE:29: destinations.i.signature[3].encoding: "b64" is not one of hex, base64
 FILE:31: actions.five.deadline: missing: calls to an endpoint that cannot be reached use up no attempts, so set when to give up
 FILE:35: actions.one.request: is not a template: 1: unclosed action
 FILE:36: actions.one.class: idempotent_write does not fit the vendor, which acts again when a call is repeated: use non_idempotent_write
 FILE:37: actions.one.body.format: "xml" is not one of form, json
 FILE:38: actions.one.rules: must be a list (each item begins with - )
 FILE:39: actions.one.resend_absent: "perhaps" is not one of false, true
-FILE:44: actions.two.resend_absent: needs a lookup
-FILE:45: actions.two.key_window: not allowed for non_idempotent_write: only an idempotent_write has one
-FILE:46: actions.two.body.format: missing: a body with template or fields is json or form
-FILE:49: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act
-FILE:54: actions.three.key_window: 2h is longer than the vendor remembers a key, 1h
-FILE:59: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
-FILE:60: actions.three.accepted: 200 is also in delivered
-FILE:66: actions.four.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
+FILE:40: actions.one.schedule[2]: "soon" is not a duration such as 500ms, 20s, 24h or 7d
+FILE:45: actions.two.resend_absent: needs a lookup
+FILE:46: actions.two.key_window: not allowed for non_idempotent_write: only an idempotent_write has one
+FILE:47: actions.two.body.format: missing: a body with template or fields is json or form
+FILE:50: actions.two.rules[1].outcome: retry is not allowed for a class that forbids repeats: only a 429 proves that the vendor did not act
+FILE:55: actions.three.key_window: 2h is longer than the vendor remembers a key, 1h
+FILE:60: actions.three.lookup.rules[2].outcome: "gone" is not one of absent, accepted, dead, delivered, denied, refused, retry, stuck, unknown
+FILE:61: actions.three.accepted: 200 is also in delivered
+FILE:67: actions.four.lookup: has only one of list and field: list is the array in the answer, and field is where the key is in each of its elements
 `)
 }
 
@@ -370,7 +378,7 @@ FILE:4: destinations.B b: the name must be 1 to 56 of a-z, 0-9, "_" and "-", and
 FILE:6: actions.one.destinatio: unknown field: did you mean "destination"?
 FILE:6: actions.one.clss: unknown field: did you mean "class"?
 FILE:6: actions.one.key_windw: unknown field: did you mean "key_window"?
-FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, payload_version, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, settling_delay, timeout
+FILE:6: actions.one.xx: unknown field: use one of accepted, apply, attempts, attention, backoff, body, class, completion_time, deadline, delivered, destination, fair_by, headers, key_window, lease, lookup, max_backoff, ordering, payload_version, reference, refused, request, resend_absent, response_cap, retry, retry_after, rules, schedule, settling_delay, timeout
 `)
 }
 

@@ -143,7 +143,7 @@ func (c *Client) operation(action Action) *operation {
 		m.add("Request", "%s is not allowed for %v: use the class of a write", method, class)
 	}
 	header := http.Header{}
-	setHeaders(header, action.Headers, c.keyHeader, m)
+	c.setHeaders(header, action.Headers, m)
 	if c.stored() && header.Get("Authorization") != "" {
 		m.add(`Headers["Authorization"]`, "would be sent to every endpoint")
 	}

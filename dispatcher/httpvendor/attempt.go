@@ -95,7 +95,7 @@ func (o *operation) noAnswer(err *noAnswerError) (dispatcher.Outcome, error) {
 }
 
 // request builds the one request of an attempt. If several set the same header, the last one in this order counts: the
-// intent, the destination, the action, the rendered request, samekey.
+// intent, the destination, the action, the endpoint, the rendered request, samekey.
 func (o *operation) request(call *dispatcher.Call, to receiver, s sending) (*http.Request, error) {
 	header := http.Header{"User-Agent": {userAgent}}
 	for name, value := range call.Headers {

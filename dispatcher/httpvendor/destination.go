@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"text/template"
 	"time"
 
@@ -72,10 +73,18 @@ type Destination struct {
 	// Auth authenticates the calls.
 	Auth Auth
 
-	// WebhookSecrets sign each call as Standard Webhooks defines it, see [StandardWebhooks]: "whsec_" and the base64 of
-	// 24 to 64 bytes. With several, for a rotation, each call has a signature by each. The key must be in a header; the
-	// signature covers the key, the time of the attempt by this process's clock, and the body.
+	// WebhookSecrets sign each call, by default as Standard Webhooks defines it, see [StandardWebhooks]: "whsec_" and the
+	// base64 of 24 to 64 bytes, or "whsk_" and the base64 of an ed25519 private key (its seed of 32 bytes, or 64 bytes).
+	// The key of the other forms of Signature is the text of the secret as it stands, with its "whsec_" if it has one.
+	// With several, for a rotation, each call has a signature by each where the form has room for it. The form "standard"
+	// needs the delivery key in a header, and covers that key, the time of the attempt by this process's clock, and the
+	// body.
 	WebhookSecrets []string
+
+	// Signature lists the forms of the signature, for the secrets here and those of stored endpoints. All are sent, so
+	// receivers can move from one to another. A secret signs in each form that it fits. Default: Standard Webhooks, if
+	// there are secrets.
+	Signature []Signature
 
 	// Limits are the destination's limits.
 	Limits dispatcher.Limits
@@ -106,8 +115,8 @@ type Destination struct {
 	// Secrets are texts that no stored answer may contain, such as a token in Headers, in case the vendor echoes it.
 	// Each is replaced by "[redacted]", also in its URL-escaped and JSON-escaped forms. These are always replaced: the
 	// password in URL, the values in Auth and WebhookSecrets, the credentials in an Authorization header of the
-	// destination or an action, and of a stored endpoint the secrets, the password, the path and the query. Texts
-	// shorter than 6 bytes are not replaced.
+	// destination or an action, and of a stored endpoint the secrets, the values of its headers, the password, the path
+	// and the query. Texts shorter than 6 bytes are not replaced.
 	Secrets []string
 
 	resolver *net.Resolver // of tests; nil: the system's
@@ -124,7 +133,8 @@ type Client struct {
 	endpointName *template.Template // nil: there is one receiver
 	secrets      redact.Secrets
 	allowed      allowList
-	signer       signer          // nil: calls are not signed
+	forms        []Signature     // of signatures, with their defaults
+	signer       *signer         // nil: calls are not signed
 	shared       *wirehttp.HTTP2 // several calls at once on each connection; nil: not used
 	reusing      *http.Transport // keeps connections and uses them again
 	single       *http.Transport // each call has a connection of its own
@@ -151,9 +161,9 @@ func New(dest Destination) (*Client, error) {
 		}
 	}
 	c.setKey(m)
-	setHeaders(c.header, dest.Headers, c.keyHeader, m)
-	credentials := c.setAuth(m)
 	hooks := c.setSigner(m)
+	c.setHeaders(c.header, dest.Headers, m)
+	credentials := c.setAuth(m)
 	c.setEndpoint(m)
 	for i, rule := range dest.Rules {
 		rule.check(m.at("Rules", i), ofSends)
@@ -198,25 +208,65 @@ func (c *Client) setKey(m mistakes) {
 
 // setAuth adds the credentials to the headers, and returns what is secret in them.
 func (c *Client) setAuth(m mistakes) (secret []string) {
-	if c.keyHeader != "" && http.CanonicalHeaderKey(c.dest.Auth.Header) == c.keyHeader {
-		m.add("Auth.Header", "carries the delivery key and cannot be set")
+	if what := c.carries(c.dest.Auth.Header); what != "" {
+		m.add("Auth.Header", "carries the %s and cannot be set", what)
 	}
 	return c.dest.Auth.apply(c.header, m)
 }
 
 // setSigner makes the signer of webhooks, and returns what is secret in it.
 func (c *Client) setSigner(m mistakes) (secret []string) {
+	before := len(c.mistakes)
+	sets := map[string]bool{c.keyHeader: c.keyHeader != ""}
+	standard := len(c.dest.Signature) == 0
+	for i, form := range c.dest.Signature {
+		form.check(m.at("Signature", i))
+		c.forms = append(c.forms, form.normal())
+		standard = standard || form.normal().Form == formStandard
+		for _, name := range form.normal().headers() {
+			if sets[name] {
+				m.at("Signature", i).add("Header", "%s carries the delivery key or another signature: choose another header", name)
+			}
+			sets[name] = true
+		}
+	}
+	if standard && c.forms == nil {
+		c.forms = []Signature{Signature{}.normal()}
+	}
+	if len(c.mistakes) > before {
+		return c.dest.WebhookSecrets // what is wrong with them depends on the forms
+	}
 	var err error
-	c.signer, secret, err = newSigner(c.dest.WebhookSecrets)
+	c.signer, secret, err = newSigner(c.forms, c.dest.WebhookSecrets)
 	switch {
 	case err != nil:
 		m.add("WebhookSecrets", "%v", err)
-	case c.signer != nil && c.keyHeader == "":
+	case c.signer != nil && standard && c.keyHeader == "":
 		m.add("WebhookSecrets", "needs the key in a header, by which the receiver recognizes a repeated webhook: see %s", word("Vendor.Key"))
-	case c.signer == nil && c.keyHeader == webhookID && !c.stored():
-		m.add("WebhookSecrets", "missing: a receiver of Standard Webhooks accepts only what is signed")
+	case c.signer == nil && c.mustSign() && !c.stored():
+		m.add("WebhookSecrets", "missing: a receiver accepts only what is signed")
 	}
 	return secret
+}
+
+// mustSign reports whether nothing may be sent without a signature.
+func (c *Client) mustSign() bool { return c.keyHeader == webhookID || len(c.dest.Signature) > 0 }
+
+// carries returns what samekey writes into a header, or "" if it is not samekey's.
+func (c *Client) carries(name string) string {
+	name = http.CanonicalHeaderKey(name)
+	switch name {
+	case "":
+		return ""
+	case c.keyHeader:
+		return "delivery key"
+	}
+	for _, form := range c.forms {
+		if slices.Contains(form.headers(), name) && (c.stored() || c.mustSign() || len(c.dest.WebhookSecrets) > 0) {
+			return "signature"
+		}
+	}
+	return ""
 }
 
 // connect makes the transports.

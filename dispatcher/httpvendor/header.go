@@ -9,20 +9,20 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/internal/redact"
+	"github.com/samekey/samekey/internal/webhook"
 )
 
 // setHeaders adds headers from the configuration to header, in the order of their names.
-func setHeaders(header http.Header, values map[string]string, keyHeader string, m mistakes) {
+func (c *Client) setHeaders(header http.Header, values map[string]string, m mistakes) {
 	seen := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		canonical := http.CanonicalHeaderKey(name)
 		field := fmt.Sprintf("Headers[%q]", name)
 		if err := checkHeader(name, values[name]); err != nil {
 			m.add(field, "%v", err)
-		} else if canonical == keyHeader {
-			m.add(field, "carries the delivery key and cannot be set")
+		} else if what := c.carries(name); what != "" {
+			m.add(field, "carries the %s and cannot be set", what)
 		} else if seen[canonical] {
 			m.add(field, "set twice")
 		}
@@ -31,28 +31,8 @@ func setHeaders(header http.Header, values map[string]string, keyHeader string, 
 	}
 }
 
-// reserved are the headers that say how a request is framed or forwarded. net/http decides them.
-var reserved = map[string]bool{
-	"Host": true, "Content-Length": true, "Transfer-Encoding": true, "Connection": true, "Keep-Alive": true, "Te": true,
-	"Trailer": true, "Upgrade": true, "Expect": true, "Accept-Encoding": true, "Proxy-Connection": true,
-	"Proxy-Authorization": true, "Proxy-Authenticate": true,
-}
-
 // checkHeader returns an error that may hold the name, cleaned, and never the value.
-func checkHeader(name, value string) error {
-	if len(name) > 255 || !names.IsToken(name) {
-		return fmt.Errorf("%.40q is not a valid header name", name)
-	}
-	if reserved[http.CanonicalHeaderKey(name)] {
-		return fmt.Errorf("%q belongs to the connection and cannot be set", name)
-	}
-	for i := range len(value) {
-		if b := value[i]; b < ' ' && b != '\t' || b == 0x7f {
-			return fmt.Errorf("the value of %q has a control character at byte %d", name, i)
-		}
-	}
-	return nil
-}
+func checkHeader(name, value string) error { return webhook.CheckHeader(name, value) }
 
 // takeUser moves "user:password@" from a URL to a header, so that no later URL holds it.
 func takeUser(u *url.URL, header http.Header) {

@@ -70,7 +70,7 @@ func TestMistakesInDestinations(t *testing.T) {
 		{StandardWebhooks(), nil},
 		{StandardWebhooks(webhookSecret), []string{"URL: is missing"}},
 		{hooks(func(dest *Destination) { dest.URL, dest.Endpoint = public, "" }), []string{
-			"WebhookSecrets: missing: a receiver of Standard Webhooks accepts only what is signed"}},
+			"WebhookSecrets: missing: a receiver accepts only what is signed"}},
 		{hooks(func(dest *Destination) {
 			dest.Endpoint, dest.Auth.Bearer, dest.WebhookSecrets = "{{.Part", "s3cret", []string{webhookSecret}
 		}), []string{

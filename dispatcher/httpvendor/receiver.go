@@ -3,6 +3,7 @@ package httpvendor
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -10,13 +11,14 @@ import (
 
 	"github.com/samekey/samekey/dispatcher"
 	"github.com/samekey/samekey/internal/redact"
+	"github.com/samekey/samekey/internal/webhook"
 )
 
 // receiver is where a call goes, with what belongs to this receiver alone.
 type receiver struct {
 	base    *url.URL       // without a user
 	header  http.Header    // not to be changed
-	signer  signer         // nil: calls are not signed
+	signer  *signer        // nil: calls are not signed
 	secrets redact.Secrets // removed from its answers
 }
 
@@ -77,14 +79,28 @@ func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
 			return receiver{}, fmt.Errorf("the endpoint's URL %w: %s", err, correct)
 		}
 	}
-	signer, hooks, err := newSigner(call.Endpoint.Secrets)
+	signer, hooks, err := newSigner(o.client.forms, call.Endpoint.Secrets)
 	switch {
 	case err != nil:
 		return receiver{}, fmt.Errorf("the endpoint's secrets: %w: %s", err, correct)
-	case signer == nil && o.client.keyHeader == webhookID:
+	case signer == nil && o.client.mustSign():
 		return receiver{}, fmt.Errorf("the endpoint has no secret to sign with: %s", correct)
 	}
-	r := receiver{base: base, header: o.header.Clone(), signer: signer, secrets: o.secrets.With(slices.Concat(userSecrets(base), addressSecrets(base), hooks)...)}
+	r := receiver{base: base, header: o.header.Clone(), signer: signer}
+	own := http.Header{}
+	for name, value := range call.Endpoint.Headers {
+		err := webhook.CheckReceiverHeader(name, value)
+		if what := o.client.carries(name); what != "" && err == nil {
+			err = fmt.Errorf("%q carries the %s and cannot be set", name, what)
+		}
+		if err != nil {
+			return receiver{}, fmt.Errorf("the endpoint's headers: %w: %s", err, correct)
+		}
+		own.Set(name, value)
+		hooks = append(hooks, value)
+	}
+	maps.Copy(r.header, own)
+	r.secrets = o.secrets.With(slices.Concat(userSecrets(base), addressSecrets(base), hooks, credentials(own))...)
 	takeUser(r.base, r.header)
 	return r, nil
 }

@@ -148,7 +148,7 @@ func (w *hookWorld) get(id uuid.UUID) outbox.Entry {
 
 // signed reports whether a webhook has a signature for each secret and no other one.
 func signed(h hook, secrets ...string) bool {
-	s, _, err := newSigner(secrets)
+	s, _, err := newSigner(standardForm, secrets)
 	if err != nil {
 		return false
 	}

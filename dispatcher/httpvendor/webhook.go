@@ -1,22 +1,11 @@
 package httpvendor
 
-import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
-	"fmt"
-	"net/http"
-	"strconv"
-	"strings"
-	"time"
-
-	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/webhook"
-)
+import "github.com/samekey/samekey/dispatcher"
 
 // StandardWebhooks is the preset for receivers of webhooks by the specification of that name. The delivery key is the
 // webhook-id, the same at every attempt, by which the receiver recognizes a repeated webhook. webhook-timestamp is the
-// time of the attempt. webhook-signature has one signature for each secret, see [Destination].WebhookSecrets.
+// time of the attempt. webhook-signature has one signature for each secret, see [Destination].WebhookSecrets. Set
+// Signature for receivers that expect another form, such as GitHub's.
 //
 // Without secrets the destination is for many receivers: each intent's part names an endpoint that package
 // outbox/endpoints stores with its URL and secrets. Limits.Concurrency is then 1000, since each receiver that hangs
@@ -28,14 +17,14 @@ import (
 //	...
 //	httpvendor.Action{Request: "POST", Policy: dispatcher.Policy{
 //		Class: dispatcher.IdempotentWrite, KeyWindow: dispatcher.Forever, Deadline: 7 * 24 * time.Hour,
-//		Attempts: 20, Backoff: time.Minute, MaxBackoff: 8 * time.Hour}}
+//		Schedule: []time.Duration{5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour, 10 * time.Hour}}}
 //
 // Anything but a 2xx is a failure and is tried again, up to the policy's attempts. With the policy's defaults these end
 // within hours, but receivers expect days. 410 means that the receiver wants no more calls: the intent is dead and the
 // endpoint is stopped (dispatcher.Gone). How long a receiver remembers an id depends on the receiver, so each action
 // must set Policy.KeyWindow.
 //
-// Signatures are the symmetric ones (v1, HMAC-SHA256), not the specification's ed25519 (v1a).
+// A secret signs by HMAC-SHA256 (v1), and a key that starts with whsk_ by ed25519 (v1a).
 func StandardWebhooks(secrets ...string) Destination {
 	dest := Destination{
 		Vendor:         inHeader("webhook-id", 0, 0, dispatcher.ReplaySuccess),
@@ -59,32 +48,3 @@ func StandardWebhooks(secrets ...string) Destination {
 const manyReceivers = 1000
 
 const webhookID = "Webhook-Id" // canonical
-
-// signer signs calls as Standard Webhooks defines: HMAC-SHA256 over id, time and body, with each of its keys.
-type signer [][]byte
-
-// newSigner reads secrets, "whsec_" and base64. It also returns what is secret in them. The error contains nothing of
-// them.
-func newSigner(secrets []string) (s signer, secret []string, err error) {
-	for i, text := range secrets {
-		key, err := webhook.SecretKey(text)
-		if err != nil {
-			return nil, nil, fmt.Errorf("number %d %w", i+1, err)
-		}
-		s, secret = append(s, key), append(secret, strings.TrimPrefix(text, webhook.SecretPrefix))
-	}
-	return s, secret, nil
-}
-
-func (s signer) sign(header http.Header, id string, at time.Time, body []byte) {
-	stamp := strconv.FormatInt(at.Unix(), 10)
-	signatures := make([]string, len(s))
-	for i, key := range s {
-		mac := hmac.New(sha256.New, key)
-		mac.Write([]byte(id + "." + stamp + "."))
-		mac.Write(body)
-		signatures[i] = "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
-	}
-	header.Set("Webhook-Timestamp", stamp)
-	header.Set("Webhook-Signature", strings.Join(signatures, " "))
-}

@@ -15,9 +15,11 @@ const (
 	olderSecret   = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 )
 
+var standardForm = []Signature{{Form: "standard"}}
+
 // Libraries of several languages are tested with this vector.
 func TestSignatureMatchesTheStandardVector(t *testing.T) {
-	s, _, err := newSigner([]string{webhookSecret})
+	s, _, err := newSigner(standardForm, []string{webhookSecret})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +39,7 @@ func TestWebhookIsSignedAtEachAttempt(t *testing.T) {
 		if err != nil || time.Since(time.Unix(at, 0)).Abs() > time.Minute {
 			t.Errorf("the time is %q", stamp)
 		}
-		s, _, _ := newSigner([]string{webhookSecret, olderSecret})
+		s, _, _ := newSigner(standardForm, []string{webhookSecret, olderSecret})
 		want := http.Header{}
 		s.sign(want, id, time.Unix(at, 0), body)
 		if got != want.Get("Webhook-Signature") || strings.Count(got, "v1,") != 2 {

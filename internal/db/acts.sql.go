@@ -171,7 +171,7 @@ func (q *Queries) ActEndpointDelete(ctx context.Context, arg ActEndpointDeletePa
 }
 
 const ActEndpointPut = `-- name: ActEndpointPut :exec
-select samekey.endpoint_put($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[])
+select samekey.endpoint_put($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[], $7::jsonb)
 `
 
 type ActEndpointPutParams struct {
@@ -181,6 +181,7 @@ type ActEndpointPutParams struct {
 	Actor       string
 	Reason      string
 	Secrets     []string
+	Headers     []byte
 }
 
 func (q *Queries) ActEndpointPut(ctx context.Context, arg ActEndpointPutParams) error {
@@ -191,6 +192,7 @@ func (q *Queries) ActEndpointPut(ctx context.Context, arg ActEndpointPutParams) 
 		arg.Actor,
 		arg.Reason,
 		arg.Secrets,
+		arg.Headers,
 	)
 	return err
 }

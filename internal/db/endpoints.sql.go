@@ -13,10 +13,10 @@ import (
 )
 
 const EndpointsForCalls = `-- name: EndpointsForCalls :many
-select e.name, e.url, e.secrets, e.version, e.stopped
+select e.name, e.url, e.secrets, e.headers, e.version, e.stopped
 from unnest($1::text[]) as n (name)
 cross join lateral (
-    select x.name, x.url, x.secrets, x.version, (x.stopped_at is not null)::boolean as stopped
+    select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped
     from samekey.endpoints x
     where x.destination = $2 and x.name = n.name
     offset 0
@@ -32,6 +32,7 @@ type EndpointsForCallsRow struct {
 	Name    string
 	Url     string
 	Secrets []string
+	Headers []byte
 	Version uuid.UUID
 	Stopped bool
 }
@@ -51,6 +52,7 @@ func (q *Queries) EndpointsForCalls(ctx context.Context, arg EndpointsForCallsPa
 			&i.Name,
 			&i.Url,
 			&i.Secrets,
+			&i.Headers,
 			&i.Version,
 			&i.Stopped,
 		); err != nil {

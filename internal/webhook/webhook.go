@@ -1,8 +1,12 @@
-// Package webhook checks a receiver's URL and secrets, for outbox/endpoints, which stores them, and
+// Package webhook checks a receiver's URL, secrets and headers, for outbox/endpoints, which stores them, and
 // dispatcher/httpvendor, which uses them. Its errors go after the name of a field, and quote nothing.
 package webhook
 
 import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"net/url"
@@ -44,10 +48,13 @@ func isPort(text string) bool {
 	return text == "" || err == nil && port > 0
 }
 
-// SecretPrefix is the prefix of a secret of Standard Webhooks.
-const SecretPrefix = "whsec_"
+// The prefixes of secrets of Standard Webhooks.
+const (
+	SecretPrefix  = "whsec_" // a secret that both sides know
+	PrivatePrefix = "whsk_"  // an ed25519 private key: the receiver knows its public key
+)
 
-// The specification's limits of a secret, in bytes.
+// The specification's limits of a secret that both sides know, in bytes.
 const (
 	minSecret = 24
 	maxSecret = 64
@@ -56,22 +63,73 @@ const (
 // unsignable lists prefixes of secrets from other libraries that cannot sign here, and what to do about them.
 var unsignable = []struct{ prefix, text string }{
 	{"v1,", `starts with "v1,", which is the kind of signature: remove it`},
-	{"v1a,", "starts with v1a, which marks an ed25519 signature; samekey does not sign with ed25519: use a secret that starts with whsec_"},
-	{"whsk_", "starts with whsk_, which is an ed25519 private key; samekey does not sign with ed25519: use a secret that starts with whsec_"},
-	{"whpk_", "starts with whpk_, which is a public key and cannot sign: use a secret that starts with whsec_"},
+	{"v1a,", `starts with "v1a,", which is the kind of signature: remove it`},
+	{"whpk_", "starts with whpk_, which is a public key and cannot sign: use the private key, which starts with whsk_, or a secret that starts with whsec_"},
 }
 
-// SecretKey returns the key in a secret of Standard Webhooks: the base64 of 24 to 64 bytes, with or without whsec_
-// before it. It returns an error for a secret that cannot sign.
-func SecretKey(secret string) ([]byte, error) {
+// CheckText returns an error for a secret that signs in no form: what begins with a known prefix must be what the
+// prefix says.
+func CheckText(secret string) error {
 	for _, form := range unsignable {
 		if strings.HasPrefix(secret, form.prefix) {
-			return nil, errors.New(form.text)
+			return errors.New(form.text)
 		}
 	}
-	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, SecretPrefix))
-	if err != nil || len(key) < minSecret || len(key) > maxSecret {
-		return nil, errors.New("is not whsec_ and the base64 of 24 to 64 bytes")
+	if strings.HasPrefix(secret, PrivatePrefix) {
+		_, err := privateKey(secret)
+		return err
 	}
-	return key, nil
+	return nil
+}
+
+// Key signs in the form of Standard Webhooks.
+type Key struct {
+	shared  []byte
+	private ed25519.PrivateKey // nil: shared signs
+}
+
+// StandardKey returns the key in a secret of Standard Webhooks. That is the base64 of 24 to 64 bytes, with or without
+// whsec_ before it; or whsk_ and the base64 of an ed25519 private key, as its seed of 32 bytes or whole. It returns an
+// error for a secret that cannot sign.
+func StandardKey(secret string) (Key, error) {
+	if err := CheckText(secret); err != nil {
+		return Key{}, err
+	}
+	if strings.HasPrefix(secret, PrivatePrefix) {
+		private, err := privateKey(secret)
+		return Key{private: private}, err
+	}
+	shared, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, SecretPrefix))
+	if err != nil || len(shared) < minSecret || len(shared) > maxSecret {
+		return Key{}, errors.New("is not whsec_ and the base64 of 24 to 64 bytes")
+	}
+	return Key{shared: shared}, nil
+}
+
+// privateKey reads what Ed25519 libraries call a seed, or a seed with its public key behind it.
+func privateKey(secret string) (ed25519.PrivateKey, error) {
+	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, PrivatePrefix))
+	if err != nil || len(key) != ed25519.SeedSize && len(key) != ed25519.PrivateKeySize {
+		return nil, errors.New("is not whsk_ and the base64 of 32 or 64 bytes, an ed25519 private key")
+	}
+	private := ed25519.NewKeyFromSeed(key[:ed25519.SeedSize])
+	if !bytes.Equal(private[:len(key)], key) {
+		return nil, errors.New("starts with whsk_, and its public key, the last 32 of 64 bytes, is not the one of its private key")
+	}
+	return private, nil
+}
+
+// Sign returns the signature of a message, with its kind: v1 for a shared secret, v1a for ed25519.
+func (k Key) Sign(message []byte) string {
+	if k.private != nil {
+		return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(k.private, message))
+	}
+	return "v1," + base64.StdEncoding.EncodeToString(MAC(k.shared, message))
+}
+
+// MAC returns the HMAC-SHA256 of a message.
+func MAC(key, message []byte) []byte {
+	mac := hmac.New(sha256.New, key)
+	mac.Write(message)
+	return mac.Sum(nil)
 }

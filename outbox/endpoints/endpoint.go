@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -28,13 +30,25 @@ type Endpoint struct {
 	// more. The worker checks at each call that the address is allowed.
 	URL string
 
-	// Secrets sign each call. Each is a secret of Standard Webhooks, as [NewSecret] returns: "whsec_" and the base64 of
-	// 24 to 64 bytes. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them out.
+	// Secrets sign each call. Each is a secret of Standard Webhooks: "whsec_" and the base64 of 24 to 64 bytes, as
+	// [NewSecret] returns; or "whsk_" and the base64 of an ed25519 private key (its seed of 32 bytes, or 64 bytes), whose
+	// public key the receiver knows. At most 8, of 4096 bytes together. They are write-only: [Get] and [List] leave them
+	// out.
 	Secrets []string
 
-	// OtherSecrets allows any text in Secrets. Set it if a handler of your own signs in another way than Standard
-	// Webhooks. httpvendor cannot sign with such a secret: its intents become dead. It is not stored.
+	// OtherSecrets allows any text in Secrets that has none of the prefixes of Standard Webhooks. Set it if the
+	// destination signs in another form (httpvendor.Destination.Signature), or if a handler of your own signs. If the
+	// destination signs in the form of Standard Webhooks alone, the intents of such a secret become dead. It is not
+	// stored.
 	OtherSecrets bool
+
+	// Headers are sent with each call and lookup, such as an Authorization that the receiver asks for, or the name of an
+	// environment. They take precedence over the headers of the destination and of the action. Their values may be
+	// credentials: they appear in no log, and are removed from stored answers if they have 6 bytes or more. The headers of
+	// the connection (Host, Content-Length, ...) and those that the worker sets (Content-Type, Idempotency-Key,
+	// Traceparent, those of signatures, ...) are refused. At most 8192 bytes of names and values together. They are
+	// write-only, as Secrets are.
+	Headers map[string]string
 
 	// The following fields are read-only.
 
@@ -67,6 +81,7 @@ const (
 	maxURL     = 2048
 	maxSecrets = 8
 	maxSecret  = 4096 // of all together
+	maxHeaders = 8192 // of all names and values together
 )
 
 // check returns all mistakes at once. It quotes neither URL nor secrets.
@@ -82,7 +97,29 @@ func (e Endpoint) check() error {
 	if len(e.Secrets) > maxSecrets || length > maxSecret {
 		errs = append(errs, fmt.Errorf("Secrets are %d, of %d bytes together: at most %d, of %d bytes, are allowed", len(e.Secrets), length, maxSecrets, maxSecret))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, checkHeaders(e.Headers)...)...)
+}
+
+// checkHeaders returns errors that quote no value.
+func checkHeaders(headers map[string]string) (errs []error) {
+	length := 0
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		value, lower := headers[name], strings.ToLower(name)
+		length += len(name) + len(value)
+		if err := webhook.CheckReceiverHeader(name, value); err != nil {
+			errs = append(errs, fmt.Errorf("Headers: %w", err))
+		} else if !utf8.ValidString(value) {
+			errs = append(errs, fmt.Errorf("Headers: the value of %q is not valid UTF-8", name))
+		} else if seen[lower] {
+			errs = append(errs, fmt.Errorf("Headers: %q is set twice", name))
+		}
+		seen[lower] = true
+	}
+	if length > maxHeaders {
+		errs = append(errs, fmt.Errorf("Headers have %d bytes, more than %d", length, maxHeaders))
+	}
+	return errs
 }
 
 func checkName(destination, name string) error {
@@ -116,12 +153,14 @@ func checkSecret(secret string, other bool) error {
 	if secret == "" || !utf8.ValidString(secret) || strings.ContainsRune(secret, 0) {
 		return errors.New("must be text in valid UTF-8, not empty and without NUL")
 	}
-	if other && !strings.HasPrefix(secret, webhook.SecretPrefix) {
+	_, err := webhook.StandardKey(secret)
+	switch text := webhook.CheckText(secret); {
+	case text != nil:
+		return text
+	case other && !strings.HasPrefix(secret, webhook.SecretPrefix):
 		return nil
-	}
-	_, err := webhook.SecretKey(secret)
-	if err != nil && !other {
-		return fmt.Errorf("%w (OtherSecrets allows any text, for a handler of your own)", err)
+	case err != nil && !other:
+		return fmt.Errorf("%w (OtherSecrets allows any text, for a destination with another form of signatures)", err)
 	}
 	return err
 }

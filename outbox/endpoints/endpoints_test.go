@@ -255,8 +255,8 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	bare := strings.TrimPrefix(good, "whsec_")
 	for secret, want := range map[string]string{
 		"v1," + good:              "kind of signature: remove it",
-		"v1a," + bare:             "ed25519",
-		"whsk_" + bare:            "ed25519",
+		"v1a," + bare:             "kind of signature: remove it",
+		"whsk_" + bare[:20]:       "32 or 64 bytes",
 		"whpk_" + bare:            "public key",
 		"plain-text-secret":       "OtherSecrets",
 		" " + good:                "base64 of 24 to 64 bytes",
@@ -271,7 +271,7 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 			t.Errorf("%q: %v, want %q", secret, err, want)
 		}
 	}
-	for _, secret := range []string{good, bare} {
+	for _, secret := range []string{good, bare, "whsk_" + bare} {
 		e := shop("shop-1")
 		e.Secrets = []string{secret}
 		put(t, on, e)
@@ -282,6 +282,10 @@ func TestPutRefusesASecretThatCannotSign(t *testing.T) {
 	other.Secrets = []string{"whsec_dG9vIHNob3J0"} // it claims the form of Standard Webhooks
 	if err := endpoints.Put(t.Context(), on, other, ada); err == nil {
 		t.Error("a broken whsec_ is taken")
+	}
+	other.Secrets = []string{"whpk_" + bare}
+	if err := endpoints.Put(t.Context(), on, other, ada); err == nil || !strings.Contains(err.Error(), "public key") {
+		t.Errorf("a public key as another secret: %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package endpoints
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -17,18 +18,22 @@ import (
 // ErrNotFound means that the destination has no endpoint with this name: it was never put, or was deleted.
 var ErrNotFound = errors.New("endpoints: no such endpoint")
 
-// Put adds an endpoint, or replaces the URL and the secrets of an existing one. A stopped endpoint stays stopped until
+// Put adds an endpoint, or replaces the URL, the secrets and the headers of an existing one. A stopped endpoint stays stopped until
 // [Start]. by is who changes it, and why: a person, or the customer who registers the receiver. The error lists all
-// mistakes, and contains neither URL nor secrets.
+// mistakes, and contains neither URL nor secrets nor values of headers.
 //
 // All functions in this package take a transaction of yours, including one of database/sql (samekey.SQL), or a pool or
 // a connection, where the change commits by itself. Each change is an [Event] of the endpoint's [History].
 func Put(ctx context.Context, on samekey.Tx, e Endpoint, by outbox.By) error {
 	err := errors.Join(e.check(), by.Validate())
 	if err == nil {
-		secrets := append([]string{}, e.Secrets...)
+		headers := []byte("{}")
+		if len(e.Headers) > 0 {
+			headers, _ = json.Marshal(e.Headers) // never fails
+		}
 		err = db.New(on).ActEndpointPut(ctx, db.ActEndpointPutParams{
-			Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: secrets, Actor: by.Actor, Reason: by.Reason})
+			Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: append([]string{}, e.Secrets...), Headers: headers,
+			Actor: by.Actor, Reason: by.Reason})
 	}
 	if err != nil {
 		return fmt.Errorf("endpoints: put %v: %w", e, err)

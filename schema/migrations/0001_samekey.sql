@@ -363,6 +363,12 @@ create table samekey.operation_steps (
 create index operation_steps_parked on samekey.operation_steps (created_at) where status = 'parked';
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Whether secrets can sign. Other libraries hand out texts that cannot: a secret behind the name of a signature, and a
+-- public key. Every intent for their receiver would be dead. An ed25519 private key is 32 or 64 bytes in base64.
+create function samekey.can_sign(secrets text[]) returns boolean
+    language sql immutable parallel safe
+    return array_to_string(secrets, ' ') !~ '(^| )(v1a?,|whpk_|whsk_(?!([A-Za-z0-9+/]{43}=|[A-Za-z0-9+/]{86}==)( |$)))';
+
 -- Webhook receivers: many endpoints behind one destination. Each attempt reads its endpoint's row. Nothing is sent to a
 -- stopped endpoint.
 create table samekey.endpoints (
@@ -370,6 +376,7 @@ create table samekey.endpoints (
     name        text        collate "C" not null,
     url         text        not null,
     secrets     text[]      not null default '{}', -- they sign each request
+    headers     jsonb       not null default '{}', -- are sent with each request, and may be credentials
     version     uuid        not null default gen_random_uuid(), -- changes with every edit. A 410 to a request that was made
                                                                 -- from an older version does not stop the endpoint
     stopped_at  timestamptz,
@@ -384,8 +391,9 @@ create table samekey.endpoints (
     constraint endpoints_name_length        check (octet_length(name) between 1 and 255),
     constraint endpoints_url                check (octet_length(url) <= 2048 and url ~ '^https?://'),
     constraint endpoints_secrets            check (cardinality(secrets) <= 8 and octet_length(array_to_string(secrets, '')) <= 4096 and array_position(secrets, null) is null),
-    -- Other libraries hand out secrets in these forms, which cannot sign: every intent for this receiver would be dead.
-    constraint endpoints_secrets_form       check (array_to_string(secrets, ' ') !~ '(^| )(v1a?,|whsk_|whpk_)'),
+    constraint endpoints_secrets_form       check (samekey.can_sign(secrets)),
+    constraint endpoints_headers            check (jsonb_typeof(headers) = 'object' and octet_length(headers::text) <= 65536
+                                                   and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")')),
     constraint endpoints_stopped            check ((stopped_at is null) = (stop_reason is null) and (stopped_at is not null or stopped_by is null)),
     constraint endpoints_stopped_by_length  check (octet_length(stopped_by) between 1 and 255),
     constraint endpoints_stop_reason_length check (octet_length(stop_reason) between 1 and 4096)
@@ -2741,12 +2749,44 @@ begin
 end
 $$;
 
--- Adds a webhook receiver, or replaces the URL and the secrets of an existing one. A stopped one stays stopped. The
--- errors (22023) contain neither the URL nor a secret.
+-- Returns what is wrong with the headers of an endpoint, or null. Those of the connection and those that the worker sets
+-- are refused. The text holds no value.
+create function samekey.endpoint_headers_wrong(headers jsonb) returns text
+    language sql immutable parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when jsonb_typeof(headers) <> 'object' then 'must be a JSON object of header names and values'
+        else (
+            select case
+                when octet_length(h.key) > 255 or h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then 'have an invalid name: use letters, digits and -'
+                when lower(h.key) in ('host', 'content-length', 'transfer-encoding', 'connection', 'keep-alive', 'te', 'trailer', 'upgrade', 'expect',
+                                      'accept-encoding', 'proxy-connection', 'proxy-authorization', 'proxy-authenticate')
+                    then format('must not contain "%s": it belongs to the connection', lower(h.key))
+                when lower(h.key) in ('webhook-id', 'webhook-timestamp', 'webhook-signature', 'x-hub-signature-256', 'x-webhook-signature',
+                                      'idempotency-key', 'x-idempotency-key', 'content-type', 'traceparent', 'samekey-attempt')
+                    then format('must not contain "%s": the worker sets it', lower(h.key))
+                when jsonb_typeof(h.value) <> 'string' or (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]'
+                    then format('have an invalid value of "%s": use a string without control characters', lower(h.key))
+                when h.n > 1 then format('contain "%s" twice, in different case: keep one', lower(h.key))
+                when h.length > 8192 then 'have more than 8192 bytes together'
+                end
+            from (
+                select e.key collate "C" as key, e.value, count(*) over (partition by lower(e.key collate "C")) as n,
+                       sum(octet_length(e.key) + octet_length(e.value #>> '{}')) over () as length
+                from jsonb_each(headers) e
+            ) h
+            order by 1 nulls last
+            limit 1)
+        end
+$$;
+
+-- Adds a webhook receiver, or replaces the URL, the secrets and the headers of an existing one. A stopped one stays
+-- stopped. The errors (22023) contain neither the URL nor a secret nor the value of a header.
 --
 -- The functions of endpoints raise no error if there is no such endpoint, but return false: a caller's transaction goes
 -- on. No function returns a secret. Each change is a line of samekey.endpoint_history; the second stop changes nothing.
-create function samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] default '{}') returns void
+create function samekey.endpoint_put(destination text, name text, url text, actor text, reason text, secrets text[] default '{}', headers jsonb default '{}') returns void
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
 as $$
@@ -2763,17 +2803,18 @@ begin
         ('secrets', case
             when cardinality(secrets) > 8 or octet_length(array_to_string(secrets, '')) > 4096 then 'are too many or too long: at most 8, of 4096 bytes together'
             when array_position(secrets, null) is not null or array_position(secrets, '') is not null then 'must not be empty or null'
-            when array_to_string(secrets, ' ') ~ '(^| )(v1a?,|whsk_|whpk_)' then 'must be of the form whsec_ and base64: v1, is the name of a signature, and whsk_ and whpk_ are ed25519 keys, which cannot sign'
-            end)) w (field, wrong)
+            when not samekey.can_sign(secrets) then 'must be of the form whsec_ and base64, or whsk_ and the base64 of 32 or 64 bytes: v1, is the name of a signature, and whpk_ is a public key, which cannot sign'
+            end),
+        ('headers', samekey.endpoint_headers_wrong(headers))) w (field, wrong)
     where w.wrong is not null
     limit 1;
     if v_wrong is not null then
         raise exception 'samekey: endpoint_put: % %', v_field, v_wrong using errcode = '22023', column = v_field;
     end if;
-    insert into samekey.endpoints as e (destination, name, url, secrets)
-    values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'))
+    insert into samekey.endpoints as e (destination, name, url, secrets, headers)
+    values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'), coalesce(endpoint_put.headers, '{}'))
     on conflict on constraint endpoints_pkey do update
-    set url = excluded.url, secrets = excluded.secrets, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    set url = excluded.url, secrets = excluded.secrets, headers = excluded.headers, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     returning e.xmax = 0 into v_created; -- an updated row has the updating transaction there
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_put.destination, endpoint_put.name, case when v_created then 'created' else 'changed' end, endpoint_put.actor, endpoint_put.reason);
