@@ -297,3 +297,44 @@ func ExampleEntry_MarshalJSON() {
 	//   }
 	// } <nil>
 }
+
+// A person's data is deleted before its retention is over. The intent's key stays, so that a repeated request is not
+// executed again.
+func ExampleErase() {
+	ctx := context.Background()
+	pool, done := exampleDB()
+	defer done()
+
+	key, err := samekey.NewKey("order-1", "acme", "orders.create")
+	if err != nil {
+		log.Fatal(err)
+	}
+	in := ChargeCard.Intent(Charge{Order: "order-1", Amount: 500})
+	in.Key, in.Subject = key, "customer/42"
+	by := outbox.By{Actor: "dpo", Reason: "request 7"}
+	var id uuid.UUID
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		id, err = outbox.Insert(ctx, tx, in)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	subject := outbox.Content{Subject: "customer/42"}
+	erased, err := outbox.Erase(ctx, pool, subject, by)
+	if unfinished, ok := errors.AsType[*outbox.UnfinishedError](err); ok {
+		fmt.Println("not finished:", unfinished.Intents)
+	}
+	if err := outbox.Cancel(ctx, pool, id, by); err != nil {
+		log.Fatal(err)
+	}
+	erased, err = outbox.Erase(ctx, pool, subject, by)
+	fmt.Println("erased:", erased.Intents, err)
+	entry, err := outbox.Get(ctx, pool, id)
+	fmt.Println(entry.Status, len(entry.Payload), entry.ErasedAt.IsZero(), err)
+	// Output:
+	// not finished: 1
+	// erased: 1 <nil>
+	// cancelled 0 false <nil>
+}

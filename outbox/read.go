@@ -80,6 +80,10 @@ type Entry struct {
 	ReplacedBy uuid.UUID `json:"replaced_by,omitzero"`
 	Revision   int       `json:"revision,omitzero"`
 
+	// ErasedAt is when its content was erased: see [Erase]. Payload, Headers, Subject, OrderingKey, RequestedBy, Reference
+	// and the answers and errors in History are empty since then.
+	ErasedAt time.Time `json:"erased_at,omitzero"`
+
 	// History is what happened, in order; from Get only.
 	History []Event `json:"history,omitempty"`
 }
@@ -98,7 +102,7 @@ type Sent struct {
 // columns of the view samekey.timeline; for the response see [Entry.MarshalJSON].
 type Event struct {
 	At    time.Time `json:"at,omitzero"`
-	Event string    `json:"event,omitzero"` // attempt, lookup, apply, orphaned, late, approved, rejected, redriven, resolved, cancelled, replaced, restored, held
+	Event string    `json:"event,omitzero"` // attempt, lookup, apply, orphaned, late, approved, rejected, redriven, resolved, cancelled, replaced, restored, held, erased
 
 	Attempt   int       `json:"attempt,omitzero"`
 	Worker    int       `json:"worker,omitzero"`
@@ -165,7 +169,10 @@ func entry(r db.OutboxEntriesRow) Entry {
 		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
 		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
 		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
-		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy, Revision: int(r.Revision),
+		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy, Revision: int(r.Revision), ErasedAt: orZero(r.ErasedAt),
+	}
+	if !e.ErasedAt.IsZero() {
+		e.Payload = nil
 	}
 	if e.Deadline.IsZero() {
 		e.Deadline = time.Time{} // in no time zone

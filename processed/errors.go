@@ -20,6 +20,10 @@ var (
 	// with the same key, to get its answer. An HTTP edge answers 409 with Retry-After.
 	ErrInFlight = errors.New("processed: a request with the same key is still running: try again in a moment")
 
+	// ErrErased means that the request was done before, and that its answer was erased since (outbox.Erase). Nothing was
+	// done again, and the same call fails again. Treat an event as handled. An HTTP edge answers 410.
+	ErrErased = errors.New("processed: the request was done before, and its answer was erased: it is not done again")
+
 	// ErrAmbiguous means that the connection was lost while Run committed, and that it was not possible within five
 	// seconds to find out whether the commit happened. Call again with the same key and request until there is an
 	// answer: that is safe, and the only way to know. Do not use another key for the operation meanwhile.

@@ -14,7 +14,7 @@ import (
 // find scans the row of ProcessedEventsFind. It is nil if there is none.
 func find(row pgx.Row) (*db.ProcessedEventsFindRow, error) {
 	var r db.ProcessedEventsFindRow
-	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.InProgress, &r.Failed, &r.ResponseCode, &r.ResponseHeaders, &r.ResponseBody)
+	err := row.Scan(&r.PayloadHash, &r.HashVersion, &r.InProgress, &r.Erased, &r.Failed, &r.ResponseCode, &r.ResponseHeaders, &r.ResponseBody)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -31,6 +31,9 @@ func (m *memory) replay(record *db.ProcessedEventsFindRow) (answer, error) {
 	}
 	if record.InProgress {
 		return answer{}, m.named(ErrInFlight)
+	}
+	if record.Erased {
+		return answer{}, m.named(ErrErased)
 	}
 	return answer{
 		code: record.ResponseCode, header: record.ResponseHeaders, body: record.ResponseBody, failed: record.Failed, replay: true,

@@ -79,6 +79,19 @@ select p.intents::bigint as intents, p.sample::uuid[] as sample, p.may_have_been
        p.past_deadline::bigint as past_deadline, p.not_patchable::bigint as not_patchable
 from samekey.bulk_plan(@act::text, (@filter::text)::jsonb, @outcome::text, (sqlc.narg('patch')::text)::jsonb, sqlc.narg('deadline')::timestamptz) p;
 
+-- name: ActEraseSubject :one
+select e.intents::int as intents, e.records::int as records, e.skipped::int as skipped, coalesce(e.next::text, '')::text as next
+from samekey.erase_subject(@subject::text, @actor::text, @reason::text, @max_count::int, (sqlc.narg('after')::text)::jsonb) e;
+
+-- name: ActEraseScope :one
+select e.intents::int as intents, e.records::int as records, e.skipped::int as skipped, coalesce(e.next::text, '')::text as next
+from samekey.erase_scope(@scope::text, @actor::text, @reason::text, @max_count::int, (sqlc.narg('after')::text)::jsonb) e;
+
+-- name: ActErasePlan :one
+select p.intents::bigint as intents, p.records::bigint as records, p.unfinished::bigint as unfinished, p.sample::uuid[] as sample,
+       p.requests::bigint as requests
+from samekey.erase_plan(@subject::text, @scope::text) p;
+
 -- name: CauseGroups :many
 select g.status::text as status, g.action::text as action, coalesce(g.code, '')::text as code, coalesce(g.cause, '')::text as cause,
        g.intents::bigint as intents

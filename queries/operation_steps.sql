@@ -13,7 +13,7 @@ select samekey.step_lock(@scope::text, @idem_key::text, @fence::bigint) as locke
 
 -- name: OperationStepsFind :one
 -- The columns are those of ProcessedEventsFind, so a step replays as a record does.
-select p.payload_hash, p.hash_version, false::boolean as in_progress, s.failed, s.code as response_code,
+select p.payload_hash, p.hash_version, false::boolean as in_progress, false::boolean as erased, s.failed, s.code as response_code,
        null::bytea as response_headers, s.result as response_body
 from samekey.operation_steps s
 join samekey.processed_events p on p.idem_key = s.idem_key and p.scope = s.scope

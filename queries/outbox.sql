@@ -167,7 +167,8 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        h.final_status, h.at as finished_at, h.code as finished_code,
        coalesce((select r.reference from samekey.outbox_history r
                  where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference, o.replaces, o.revision,
-       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by,
+       o.erased_at
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'

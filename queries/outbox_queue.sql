@@ -248,7 +248,8 @@ where q.id = u.id and q.attempt = u.attempt and coalesce(q.leased_by, 0) = @work
 -- resolves an intent that is unknown, parked or dead, if it is about the attempt that was sent last: it is that
 -- attempt's own answer, or that of a lookup after it, which has a higher number. A person who resolved the intent as not
 -- sent while it was looked up is corrected so before a redrive sends it again. A worker that is looking the intent up
--- finds that its fence does not match.
+-- finds that its fence does not match. If the intent was erased meanwhile, only outcome and code are kept: see the
+-- interleavings of samekey.erase_subject.
 with recorded as materialized (
     select exists (select from samekey.outbox_history h
                    where h.intent_id = @id::uuid and h.attempt = @attempt::int and h.worker = @worker::int
@@ -263,9 +264,11 @@ with recorded as materialized (
     returning q.id
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt, worker)
-    select @id::uuid, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), nullif(@error::text, ''),
-           nullif(@response_type::text, ''), nullif(@response::bytea, ''), nullif(@reference::text, ''), @attempt::int, @worker::int
-    where exists (select from samekey.outbox o where o.id = @id::uuid) -- otherwise it was pruned
+    select @id::uuid, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), case when k.kept then nullif(@error::text, '') end,
+           case when k.kept then nullif(@response_type::text, '') end, case when k.kept then nullif(@response::bytea, '') end,
+           case when k.kept then nullif(@reference::text, '') end, @attempt::int, @worker::int
+    from samekey.keeps_content(@id::uuid) k (kept)
+    where k.kept is not null -- otherwise it was pruned
       and not (select r.already from recorded r)
     returning intent_id
 )

@@ -13,7 +13,8 @@ select pg_advisory_xact_lock(samekey.key_lock(@scope::text, @idem_key::text));
 -- name: ProcessedEventsFind :one
 -- A statement after the lock: in one statement, the snapshot would be older than the lock. It ignores expires_at: a
 -- record counts until it is pruned together with its intents.
-select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, failed, response_code, response_headers, response_body
+select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, (erased_at is not null)::boolean as erased, failed,
+       response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = @idem_key::text and scope = @scope::text;
 

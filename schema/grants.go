@@ -73,7 +73,7 @@ const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpo
 // pauses and ends what has expired.
 var workerGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor to %s`,
+	`grant execute on function ` + enqueues + `, samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.uuidv7, samekey.key_lock, samekey.ordering_lock, samekey.own_scope, samekey.refuse_scope, samekey.worker_class, samekey.hold_successor, samekey.keeps_content to %s`,
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert (id, action, status, due_at, first_sent_at, last_code, attempt), update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
@@ -117,6 +117,7 @@ var operatorGrants = []string{
 	`grant execute on function samekey.redrive, samekey.resolve, samekey.cancel, samekey.reject, samekey.replace, samekey.pause, samekey.resume to %s`,
 	`grant execute on function samekey.redrive_all, samekey.resolve_all, samekey.cancel_all, samekey.replace_all, samekey.bulk_plan to %s`,
 	`grant execute on function samekey.resolve_step, samekey.abandon_operation to %s`,
+	`grant execute on function samekey.erase_subject, samekey.erase_scope, samekey.erase_plan to %s`,
 	`grant execute on function ` + endpointActs + ` to %s`,
 }
 

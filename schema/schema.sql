@@ -131,6 +131,7 @@ table samekey.outbox
     created_at timestamp with time zone not null default clock_timestamp()
     replaces uuid
     revision smallint not null default 0
+    erased_at timestamp with time zone
     constraint outbox_pkey PRIMARY KEY (id)
     constraint outbox_once UNIQUE (idem_key, scope, action, part, revision)
     CREATE UNIQUE INDEX outbox_replaces ON samekey.outbox USING btree (replaces) WHERE (replaces IS NOT NULL)
@@ -183,7 +184,7 @@ table samekey.outbox_history
     constraint outbox_history_event CHECK (
 CASE
     WHEN (db_user IS NULL) THEN (event = ANY (ARRAY['attempt'::text, 'lookup'::text, 'apply'::text, 'orphaned'::text, 'late'::text, 'restored'::text, 'held'::text]))
-    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'replaced'::text]))
+    ELSE (event = ANY (ARRAY['approved'::text, 'rejected'::text, 'redriven'::text, 'resolved'::text, 'cancelled'::text, 'replaced'::text, 'erased'::text]))
 END)
     constraint outbox_history_final_status CHECK ((final_status = ANY (ARRAY['delivered'::text, 'refused'::text, 'cancelled'::text])))
     constraint outbox_history_outcome CHECK ((outcome = ANY (ARRAY['delivered'::text, 'refused'::text, 'retry'::text, 'unsent'::text, 'unknown'::text, 'dead'::text, 'parked'::text, 'awaiting_approval'::text, 'absent'::text, 'accepted'::text, 'not_sent'::text])))
@@ -293,6 +294,7 @@ table samekey.processed_events  -- with autovacuum_vacuum_scale_factor=0.05
     created_at timestamp with time zone not null default clock_timestamp()
     completed_at timestamp with time zone
     expires_at timestamp with time zone not null
+    erased_at timestamp with time zone
     constraint processed_events_pkey PRIMARY KEY (idem_key, scope)
     constraint processed_events_key CHECK (((octet_length(idem_key) <= 255) AND (idem_key ~ '^[!-~]([ -~]*[!-~])?$'::text) AND (octet_length(scope) <= 255) AND (scope ~ '^[!-~]([ -~]*[!-~])?$'::text)))
     constraint processed_events_length CHECK (((octet_length(payload_hash) = 32) AND (COALESCE(octet_length(response_headers), 0) <= 65536) AND (COALESCE(octet_length(response_body), 0) <= 1048576) AND (COALESCE(octet_length(subject), 0) <= 255)))
@@ -355,6 +357,7 @@ view samekey.intents  -- as its owner
     revision smallint
     replaces uuid
     replaced_by uuid
+    erased_at timestamp with time zone
 
 view samekey.needs_attention  -- as its owner
     id uuid
@@ -561,15 +564,16 @@ CREATE OR REPLACE FUNCTION samekey.act_lock(act text, id uuid, actor text, reaso
  SET search_path TO 'pg_catalog', 'pg_temp'
 AS $function$
 declare
-    v_row   samekey.outbox_queue;
-    v_final text;
+    v_row    samekey.outbox_queue;
+    v_final  text;
+    v_erased boolean;
 begin
     perform samekey.act_check(act, actor, reason);
     perform pg_advisory_xact_lock(samekey.ordering_lock(o.ordering_key))
     from samekey.outbox o where o.id = act_lock.id and o.ordering_key is not null;
     select q.* into v_row from samekey.outbox_queue q where q.id = act_lock.id for update;
     if not found then
-        select coalesce(h.final_status, '') into v_final
+        select coalesce(h.final_status, ''), o.erased_at is not null into v_final, v_erased
         from samekey.outbox o
         left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
         where o.id = act_lock.id;
@@ -577,7 +581,7 @@ begin
             raise exception 'samekey: %: there is no intent %', act, act_lock.id
                 using errcode = 'SK010', hint = 'Its transaction did not commit, or it was pruned after its retention.';
         end if;
-        perform samekey.act_refuse(act, act_lock.id, v_final);
+        perform samekey.act_refuse(act, act_lock.id, v_final, case when v_erased then samekey.erased_hint() end);
     elsif v_row.status <> all (states) then
         perform samekey.act_refuse(act, act_lock.id, v_row.status);
     end if;
@@ -1616,7 +1620,9 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1],
+           bool_or(case when o.erased_at is null then o.payload = enqueue_duplicate.payload
+                        else o.payload = samekey.erased_hash(o.delivery_key, enqueue_duplicate.payload) end) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -1639,6 +1645,298 @@ begin
     return v_id;
 end
 $function$
+
+CREATE OR REPLACE FUNCTION samekey.erasable(id uuid)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ STABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return (select h.intent_id from samekey.outbox_history h where h.intent_id = erasable.id and h.final_status is not null limit 1) is not null
+        and (select q.id from samekey.outbox_queue q where q.id = erasable.id limit 1) is null
+        and (select n.id from samekey.outbox_attention n
+             where n.intent_id = erasable.id and (select a.attention from samekey.actions a where a.action = n.action) limit 1) is null;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_batch(act text, subject text, scope text, actor text, reason text, max_count integer, after jsonb, OUT intents integer, OUT records integer, OUT skipped integer, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_last  uuid;
+    v_found record;
+begin
+    perform samekey.act_check(act, actor, reason);
+    if coalesce(subject, scope, '') = '' then
+        raise exception 'samekey: %: the % is required', act, substring(act from 7) using errcode = '22023', column = substring(act from 7);
+    elsif max_count is null or max_count not between 1 and 10000 then
+        raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
+    elsif after is not null and not (after ? 'intent' or after ? 'key' and after ? 'scope') then
+        raise exception 'samekey: %: after must be null, or what the last call returned as next', act using errcode = '22023', column = 'after';
+    end if;
+    intents := 0;
+    records := 0;
+    if after is null then
+        v_found := samekey.erase_unfinished(subject, scope);
+        perform samekey.erase_refuse(act, v_found.intents, v_found.sample, v_found.requests);
+    end if;
+    if after ? 'key' then
+        select r.records, r.skipped, r.next into records, skipped, next
+        from samekey.erase_records(act, subject, scope, max_count, after ->> 'key', after ->> 'scope') r;
+        return;
+    end if;
+    select i.intents, i.skipped, i.last into intents, skipped, v_last
+    from samekey.erase_intents(act, subject, scope, actor, reason, max_count,
+                               coalesce((after ->> 'intent')::uuid, '00000000-0000-0000-0000-000000000000')) i;
+    next := case when v_last is null then '{"key": "", "scope": ""}' else jsonb_build_object('intent', v_last) end;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_intents(act text, subject text, scope text, actor text, reason text, max_count integer, after_id uuid, OUT intents integer, OUT skipped integer, OUT last uuid)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_walk   constant integer := 10000;
+    v_ids    uuid[];
+    v_locked uuid[];
+    v_busy   uuid[];
+begin
+    if erase_intents.subject is not null then
+        v_ids := array(
+            select o.id from samekey.outbox o
+            where o.subject = erase_intents.subject collate "C" and o.subject is not null and o.id > after_id
+            order by o.id limit max_count);
+    else
+        with page as materialized (
+            select o.id, o.scope, o.erased_at from samekey.outbox o where o.id > after_id order by o.id limit v_walk
+        )
+        select array(select p.id from page p where p.scope = erase_intents.scope collate "C" and p.erased_at is null order by p.id limit max_count),
+               (select p.id from page p order by p.id offset v_walk - 1 limit 1)
+        into v_ids, last;
+    end if;
+    if cardinality(v_ids) = max_count then
+        last := v_ids[max_count];
+    end if;
+    v_locked := array(select o.id from samekey.outbox o where o.id = any (v_ids) and o.erased_at is null order by o.id for update skip locked);
+    -- In a snapshot that is younger than the locks.
+    v_busy := array(select i from unnest(v_locked) i where not samekey.erasable(i) order by i);
+    perform samekey.erase_refuse(act, cardinality(v_busy), v_busy[:10], 0);
+
+    update samekey.outbox o
+    set erased_at = clock_timestamp(), payload = samekey.erased_hash(o.delivery_key, o.payload), headers = '{}',
+        subject = null, ordering_key = null, requested_by = null
+    where o.id = any (v_locked);
+    update samekey.outbox_history h set error = null, response_type = null, response = null, reference = null where h.intent_id = any (v_locked);
+    update samekey.outbox_sends s set request = null, request_type = null, message_id = null where s.intent_id = any (v_locked);
+    update samekey.outbox_attention n set error = null, reason = null, last_error = null where n.intent_id = any (v_locked);
+    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+    select i, 'erased', erase_intents.actor, erase_intents.reason, session_user from unnest(v_locked) i;
+
+    intents := cardinality(v_locked);
+    skipped := (select count(*) from samekey.outbox o where o.id = any (v_ids) and o.id <> all (v_locked) and o.erased_at is null);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_plan(subject text DEFAULT NULL::text, scope text DEFAULT NULL::text, OUT intents bigint, OUT records bigint, OUT unfinished bigint, OUT sample uuid[], OUT requests bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_found record;
+begin
+    erase_plan.subject := nullif(erase_plan.subject, '');
+    erase_plan.scope := nullif(samekey.own_scope(erase_plan.scope), '');
+    if (erase_plan.subject is null) = (erase_plan.scope is null) then
+        raise exception 'samekey: erase_plan: give either a subject or a scope' using errcode = '22023', column = 'subject';
+    end if;
+    v_found := samekey.erase_unfinished(erase_plan.subject, erase_plan.scope);
+    unfinished := v_found.intents;
+    sample := v_found.sample;
+    requests := v_found.requests;
+    if erase_plan.subject is not null then
+        intents := (select count(*) from samekey.outbox o where o.subject = erase_plan.subject collate "C" and o.subject is not null);
+        records := (select count(*) from samekey.processed_events p where p.subject = erase_plan.subject collate "C" and p.subject is not null);
+    else
+        intents := (select count(*) from samekey.outbox o where o.scope = erase_plan.scope collate "C" and o.erased_at is null);
+        records := (select count(*) from samekey.processed_events p where p.scope = erase_plan.scope collate "C" and p.erased_at is null);
+    end if;
+    intents := intents - unfinished;
+    records := records - requests;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_records(act text, subject text, scope text, max_count integer, after_key text, after_scope text, OUT records integer, OUT skipped integer, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET enable_hashjoin TO 'off'
+ SET enable_mergejoin TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_walk   constant integer := 10000;
+    v_keys   text[];
+    v_scopes text[];
+    v_seen   integer;
+    v_busy   bigint;
+begin
+    if erase_records.subject is not null then
+        with mine as materialized ( -- by the index on subject, and not along the primary key
+            select p.idem_key, p.scope from samekey.processed_events p
+            where p.subject = erase_records.subject collate "C" and p.subject is not null
+        ), batch as materialized (
+            select m.idem_key, m.scope from mine m
+            where (m.idem_key, m.scope) > (after_key collate "C", after_scope collate "C")
+            order by m.idem_key, m.scope limit max_count
+        )
+        select array(select b.idem_key from batch b), array(select b.scope from batch b) into v_keys, v_scopes;
+    else
+        with page as materialized (
+            select p.idem_key, p.scope, p.erased_at from samekey.processed_events p
+            where (p.idem_key, p.scope) > (after_key collate "C", after_scope collate "C")
+            order by p.idem_key, p.scope limit v_walk
+        ), batch as materialized (
+            select p.idem_key, p.scope from page p where p.scope = erase_records.scope collate "C" and p.erased_at is null
+            order by p.idem_key, p.scope limit max_count
+        )
+        select array(select b.idem_key from batch b), array(select b.scope from batch b),
+               (select jsonb_build_object('key', p.idem_key, 'scope', p.scope) from page p order by p.idem_key, p.scope offset v_walk - 1 limit 1)
+        into v_keys, v_scopes, next;
+    end if;
+    v_seen := cardinality(v_keys);
+    if v_seen = max_count then
+        next := jsonb_build_object('key', v_keys[max_count], 'scope', v_scopes[max_count]);
+    end if;
+    select coalesce(array_agg(l.idem_key), '{}'), coalesce(array_agg(l.scope), '{}'), count(*) filter (where l.completed_at is null)
+    into v_keys, v_scopes, v_busy
+    from (select p.idem_key, p.scope, p.completed_at
+          from unnest(v_keys, v_scopes) k (idem_key, scope)
+          join samekey.processed_events p on p.idem_key = k.idem_key collate "C" and p.scope = k.scope collate "C"
+          where p.erased_at is null
+          for update of p skip locked) l;
+    perform samekey.erase_refuse(act, 0, null, v_busy);
+
+    update samekey.processed_events p
+    set erased_at = clock_timestamp(), response_headers = null, response_body = null, subject = null
+    from unnest(v_keys, v_scopes) k (idem_key, scope)
+    where p.idem_key = k.idem_key collate "C" and p.scope = k.scope collate "C";
+    update samekey.operation_steps s
+    set result = null, error = null
+    from unnest(v_keys, v_scopes) k (idem_key, scope)
+    where s.idem_key = k.idem_key collate "C" and s.scope = k.scope collate "C";
+    records := cardinality(v_keys);
+    skipped := v_seen - records;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_refuse(act text, intents bigint, sample uuid[], requests bigint)
+ RETURNS void
+ LANGUAGE plpgsql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    if intents > 0 then
+        raise exception 'samekey: %: intents that are not finished: %, such as %', act, intents, array_to_string(sample, ', ')
+            using errcode = 'SK011', constraint = 'unfinished',
+                  hint = 'Finish, cancel or resolve them first, and wait until the application has taken their attention events.';
+    elsif requests > 0 then
+        raise exception 'samekey: %: operations that are not completed: %', act, requests
+            using errcode = 'SK011', constraint = 'unfinished', hint = 'Complete or abandon them first.';
+    end if;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_scope(scope text, actor text, reason text, max_count integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT intents integer, OUT records integer, OUT skipped integer, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select b.* into intents, records, skipped, next
+    from samekey.erase_batch('erase_scope', null, samekey.own_scope(coalesce(scope, '')), actor, reason, max_count, after) b;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_subject(subject text, actor text, reason text, max_count integer DEFAULT 500, after jsonb DEFAULT NULL::jsonb, OUT intents integer, OUT records integer, OUT skipped integer, OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    select b.* into intents, records, skipped, next
+    from samekey.erase_batch('erase_subject', coalesce(subject, ''), null, actor, reason, max_count, after) b;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_unfinished(subject text, scope text, OUT intents bigint, OUT sample uuid[], OUT requests bigint)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_ids uuid[];
+begin
+    if erase_unfinished.subject is not null then
+        v_ids := array(
+            select o.id from samekey.outbox o
+            where o.subject = erase_unfinished.subject collate "C" and o.subject is not null and not samekey.erasable(o.id)
+            order by o.id);
+        requests := (select count(*) from samekey.processed_events p
+                     where p.subject = erase_unfinished.subject collate "C" and p.subject is not null and p.completed_at is null);
+    else
+        v_ids := array(
+            select w.id
+            from (select q.id from samekey.outbox_queue q
+                  union
+                  select n.intent_id from samekey.outbox_attention n join samekey.actions a on a.action = n.action where a.attention) w
+            cross join lateral (select x.scope, x.erased_at from samekey.outbox x where x.id = w.id offset 0) o
+            where o.scope = erase_unfinished.scope collate "C" and o.erased_at is null
+            order by w.id);
+        requests := (select count(*) from samekey.operations p where p.scope = erase_unfinished.scope collate "C");
+    end if;
+    intents := cardinality(v_ids);
+    sample := v_ids[:10];
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erased_hash(delivery_key uuid, payload bytea)
+ RETURNS bytea
+ LANGUAGE plpgsql
+ IMMUTABLE PARALLEL SAFE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return sha256(uuid_send(delivery_key) || payload);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erased_hint()
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$ select 'it is finished, and its content was erased: for another effect, insert an intent under another key or part' $function$
 
 CREATE OR REPLACE FUNCTION samekey.fair_pick(action text, shares text[], quotas integer[], due_from timestamp with time zone)
  RETURNS uuid[]
@@ -1785,7 +2083,8 @@ begin
         from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
     sent := coalesce(sent, true);
-    if sent and not held then -- the application learns that there may be two effects
+    -- The application learns that there may be two effects, unless there is nothing left to tell it about.
+    if sent and not held and samekey.keeps_content(hold_successor.id) then
         perform samekey.note_attention(hold_successor.id, (select o.action from samekey.outbox o where o.id = hold_successor.id), 'cancelled',
             (select h.event from samekey.outbox_history h where h.intent_id = hold_successor.id order by h.id desc limit 1), 'successor_sent');
     end if;
@@ -1911,6 +2210,17 @@ begin
                    with ordinality c (bracket, n)) d);
 exception when invalid_text_representation or character_not_in_repertoire or untranslatable_character or statement_too_complex then
     return false;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.keeps_content(id uuid)
+ RETURNS boolean
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+begin
+    return (select o.erased_at is null from samekey.outbox o where o.id = keeps_content.id for share);
 end
 $function$
 
@@ -2372,6 +2682,9 @@ begin
     -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
+        if not samekey.keeps_content(resolve.id) then
+            perform samekey.act_refuse('resolve', resolve.id, 'cancelled', samekey.erased_hint());
+        end if;
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);

@@ -243,6 +243,114 @@ func (q *Queries) ActEndpointStop(ctx context.Context, arg ActEndpointStopParams
 	return column_1, err
 }
 
+const ActErasePlan = `-- name: ActErasePlan :one
+select p.intents::bigint as intents, p.records::bigint as records, p.unfinished::bigint as unfinished, p.sample::uuid[] as sample,
+       p.requests::bigint as requests
+from samekey.erase_plan($1::text, $2::text) p
+`
+
+type ActErasePlanParams struct {
+	Subject string
+	Scope   string
+}
+
+type ActErasePlanRow struct {
+	Intents    int64
+	Records    int64
+	Unfinished int64
+	Sample     []uuid.UUID
+	Requests   int64
+}
+
+func (q *Queries) ActErasePlan(ctx context.Context, arg ActErasePlanParams) (ActErasePlanRow, error) {
+	row := q.db.QueryRow(ctx, ActErasePlan, arg.Subject, arg.Scope)
+	var i ActErasePlanRow
+	err := row.Scan(
+		&i.Intents,
+		&i.Records,
+		&i.Unfinished,
+		&i.Sample,
+		&i.Requests,
+	)
+	return i, err
+}
+
+const ActEraseScope = `-- name: ActEraseScope :one
+select e.intents::int as intents, e.records::int as records, e.skipped::int as skipped, coalesce(e.next::text, '')::text as next
+from samekey.erase_scope($1::text, $2::text, $3::text, $4::int, ($5::text)::jsonb) e
+`
+
+type ActEraseScopeParams struct {
+	Scope    string
+	Actor    string
+	Reason   string
+	MaxCount int32
+	After    *string
+}
+
+type ActEraseScopeRow struct {
+	Intents int32
+	Records int32
+	Skipped int32
+	Next    string
+}
+
+func (q *Queries) ActEraseScope(ctx context.Context, arg ActEraseScopeParams) (ActEraseScopeRow, error) {
+	row := q.db.QueryRow(ctx, ActEraseScope,
+		arg.Scope,
+		arg.Actor,
+		arg.Reason,
+		arg.MaxCount,
+		arg.After,
+	)
+	var i ActEraseScopeRow
+	err := row.Scan(
+		&i.Intents,
+		&i.Records,
+		&i.Skipped,
+		&i.Next,
+	)
+	return i, err
+}
+
+const ActEraseSubject = `-- name: ActEraseSubject :one
+select e.intents::int as intents, e.records::int as records, e.skipped::int as skipped, coalesce(e.next::text, '')::text as next
+from samekey.erase_subject($1::text, $2::text, $3::text, $4::int, ($5::text)::jsonb) e
+`
+
+type ActEraseSubjectParams struct {
+	Subject  string
+	Actor    string
+	Reason   string
+	MaxCount int32
+	After    *string
+}
+
+type ActEraseSubjectRow struct {
+	Intents int32
+	Records int32
+	Skipped int32
+	Next    string
+}
+
+func (q *Queries) ActEraseSubject(ctx context.Context, arg ActEraseSubjectParams) (ActEraseSubjectRow, error) {
+	row := q.db.QueryRow(ctx, ActEraseSubject,
+		arg.Subject,
+		arg.Actor,
+		arg.Reason,
+		arg.MaxCount,
+		arg.After,
+	)
+	var i ActEraseSubjectRow
+	err := row.Scan(
+		&i.Intents,
+		&i.Records,
+		&i.Skipped,
+		&i.Next,
+	)
+	return i, err
+}
+
 const ActPause = `-- name: ActPause :exec
 select samekey.pause($1::text, $2::text, $3::text, $4::text, $5::timestamptz)
 `

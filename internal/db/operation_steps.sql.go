@@ -71,7 +71,7 @@ func (q *Queries) OperationStepsEnd(ctx context.Context, arg OperationStepsEndPa
 }
 
 const OperationStepsFind = `-- name: OperationStepsFind :one
-select p.payload_hash, p.hash_version, false::boolean as in_progress, s.failed, s.code as response_code,
+select p.payload_hash, p.hash_version, false::boolean as in_progress, false::boolean as erased, s.failed, s.code as response_code,
        null::bytea as response_headers, s.result as response_body
 from samekey.operation_steps s
 join samekey.processed_events p on p.idem_key = s.idem_key and p.scope = s.scope
@@ -90,6 +90,7 @@ type OperationStepsFindRow struct {
 	PayloadHash     []byte
 	HashVersion     int16
 	InProgress      bool
+	Erased          bool
 	Failed          bool
 	ResponseCode    *int32
 	ResponseHeaders []byte
@@ -109,6 +110,7 @@ func (q *Queries) OperationStepsFind(ctx context.Context, arg OperationStepsFind
 		&i.PayloadHash,
 		&i.HashVersion,
 		&i.InProgress,
+		&i.Erased,
 		&i.Failed,
 		&i.ResponseCode,
 		&i.ResponseHeaders,

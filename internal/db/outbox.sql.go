@@ -74,7 +74,8 @@ select o.id, o.scope, o.idem_key, o.action, o.part, o.delivery_key,
        h.final_status, h.at as finished_at, h.code as finished_code,
        coalesce((select r.reference from samekey.outbox_history r
                  where r.intent_id = o.id and r.reference is not null order by r.id desc limit 1), '')::text as reference, o.replaces, o.revision,
-       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by
+       coalesce((select s.id from samekey.outbox s where s.replaces = o.id), '00000000-0000-0000-0000-000000000000')::uuid as replaced_by,
+       o.erased_at
 from samekey.outbox o
 left join samekey.outbox_queue q on q.id = o.id
 left join samekey.outbox_queue w on w.id = o.id and w.key_window_until < 'infinity'
@@ -124,6 +125,7 @@ type OutboxEntriesRow struct {
 	Replaces       *uuid.UUID
 	Revision       int16
 	ReplacedBy     uuid.UUID
+	ErasedAt       *time.Time
 }
 
 // The intents with their current state. The payload is read on request only: a page of payloads can be 1 GB.
@@ -177,6 +179,7 @@ func (q *Queries) OutboxEntries(ctx context.Context, arg OutboxEntriesParams) ([
 			&i.Replaces,
 			&i.Revision,
 			&i.ReplacedBy,
+			&i.ErasedAt,
 		); err != nil {
 			return nil, err
 		}
@@ -725,7 +728,7 @@ const OutboxLoad = `-- name: OutboxLoad :many
 select o.id, o.scope, o.idem_key, o.part, o.subject, o.delivery_key, o.content_type, o.trace_context, o.created_at, o.deadline,
        o.payload, o.headers, coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from unnest($1::uuid[]) as i (id)
-cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = i.id offset 0) o
+cross join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision, erased_at from samekey.outbox x where x.id = i.id offset 0) o
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = i.id offset 0) s on true
 `
 

@@ -169,7 +169,7 @@ select c.id, c.status, c.attempt, c.attempts_used, c.due_at, c.approved_at, c.la
        coalesce(o.created_at, c.now)::timestamptz as created_at, o.payload, o.headers,
        coalesce(s.carried_key, '')::text as carried_key, s.request_type, s.request, s.message_id
 from claimed c
-left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
+left join lateral (select id, scope, idem_key, action, part, delivery_key, payload, content_type, headers, ordering_key, requested_by, written_by, subject, trace_context, due_at, deadline, created_at, replaces, revision, erased_at from samekey.outbox x where x.id = c.id and not c.payload_deferred offset 0) o on true
 left join lateral (select intent_id, carried_key, request_type, request, message_id, created_at from samekey.outbox_sends x where x.intent_id = c.id and not c.payload_deferred offset 0) s on true
 `
 
@@ -942,9 +942,11 @@ with recorded as materialized (
     returning q.id
 ), logged as (
     insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt, worker)
-    select $1::uuid, 'late', nullif($4::text, ''), nullif($5::text, ''), nullif($6::text, ''),
-           nullif($7::text, ''), nullif($8::bytea, ''), nullif($9::text, ''), $2::int, $3::int
-    where exists (select from samekey.outbox o where o.id = $1::uuid) -- otherwise it was pruned
+    select $1::uuid, 'late', nullif($4::text, ''), nullif($5::text, ''), case when k.kept then nullif($6::text, '') end,
+           case when k.kept then nullif($7::text, '') end, case when k.kept then nullif($8::bytea, '') end,
+           case when k.kept then nullif($9::text, '') end, $2::int, $3::int
+    from samekey.keeps_content($1::uuid) k (kept)
+    where k.kept is not null -- otherwise it was pruned
       and not (select r.already from recorded r)
     returning intent_id
 )
@@ -972,7 +974,8 @@ type OutboxQueueSettleLateRow struct {
 // resolves an intent that is unknown, parked or dead, if it is about the attempt that was sent last: it is that
 // attempt's own answer, or that of a lookup after it, which has a higher number. A person who resolved the intent as not
 // sent while it was looked up is corrected so before a redrive sends it again. A worker that is looking the intent up
-// finds that its fence does not match.
+// finds that its fence does not match. If the intent was erased meanwhile, only outcome and code are kept: see the
+// interleavings of samekey.erase_subject.
 func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSettleLateParams) (OutboxQueueSettleLateRow, error) {
 	row := q.db.QueryRow(ctx, OutboxQueueSettleLate,
 		arg.ID,

@@ -54,8 +54,9 @@ select pg_temp.id(3000000 + n), 's', 'finished ' || to_char(n, 'FM0000000'), 'ch
        now(), now() - interval '1 day', case when n %% 2 = 0 then 'booking/' || n %% 10000 end from generate_series(1, %[3]d) n;
 insert into samekey.outbox_history (intent_id, event, outcome, attempt, worker, final_status, reference)
 select pg_temp.id(3000000 + n), 'attempt', 'delivered', 1, 1, 'delivered', case when n %% 2 = 0 then 'ch_' || n end from generate_series(1, %[3]d) n;
-insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, payload_hash, completed_at)
-select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1, sha256(''), now() from generate_series(1, %[3]d) n;
+insert into samekey.processed_events (idem_key, scope, expires_at, hash_version, payload_hash, completed_at, subject)
+select 'finished ' || to_char(n, 'FM0000000'), 's', now() + interval '1 day', 1, sha256(''), now(), case when n %% 2 = 0 then 'booking/' || n %% 10000 end
+from generate_series(1, %[3]d) n;
 
 select count(samekey.enqueue('s', 'due ' || n, 'charge_card', '{}', due_at => now() - interval '1 minute'))
 from generate_series(1, %[4]d) n;
@@ -343,6 +344,13 @@ func (p planner) checkAll() {
 	// A subject has 40 intents at full size, and each of them an event.
 	p.check("list by subject", db.OutboxListBySubject, 200, db.OutboxListBySubjectParams{Subject: "booking/42", Before: uuid.Max, MaxCount: 100})
 	p.check("list by reference", db.OutboxListByReference, 10, db.OutboxListByReferenceParams{Reference: "ch_42", Before: uuid.Max, MaxCount: 100})
+	p.checkReads("erase a subject", `select * from samekey.erase_subject('booking/42', 'ann', 'r')`, 800)
+	p.checkReads("erase its records", `select * from samekey.erase_subject('booking/42', 'ann', 'r', after => '{"key": "", "scope": ""}')`, 500)
+	// A scope is a walk along the primary keys, 10,000 rows at a time.
+	p.checkReads("erase a scope", `select * from samekey.erase_scope('s', 'ann', 'r', 100,
+		jsonb_build_object('intent', lpad(to_hex(3000000), 32, '0')))`, 12_000)
+	p.checkReads("look for a scope", `select * from samekey.erase_scope('none', 'ann', 'r', 100, '{"key": "", "scope": ""}')`, 10_100)
+	p.checkReads("plan an erasure", `select * from samekey.erase_plan('booking/44')`, 800)
 	p.check("find a record", db.ProcessedEventsFind, 5, db.ProcessedEventsFindParams{IdemKey: "finished 0000001", Scope: "s"})
 }
 

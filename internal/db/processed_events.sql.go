@@ -27,7 +27,8 @@ func (q *Queries) ProcessedEventsCheckTransaction(ctx context.Context, began tim
 }
 
 const ProcessedEventsFind = `-- name: ProcessedEventsFind :one
-select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, failed, response_code, response_headers, response_body
+select payload_hash, hash_version, (completed_at is null)::boolean as in_progress, (erased_at is not null)::boolean as erased, failed,
+       response_code, response_headers, response_body
 from samekey.processed_events
 where idem_key = $1::text and scope = $2::text
 `
@@ -41,6 +42,7 @@ type ProcessedEventsFindRow struct {
 	PayloadHash     []byte
 	HashVersion     int16
 	InProgress      bool
+	Erased          bool
 	Failed          bool
 	ResponseCode    *int32
 	ResponseHeaders []byte
@@ -56,6 +58,7 @@ func (q *Queries) ProcessedEventsFind(ctx context.Context, arg ProcessedEventsFi
 		&i.PayloadHash,
 		&i.HashVersion,
 		&i.InProgress,
+		&i.Erased,
 		&i.Failed,
 		&i.ResponseCode,
 		&i.ResponseHeaders,

@@ -47,6 +47,7 @@ const (
 	EventCancelled = "cancelled"
 	EventReplaced  = "replaced" // a successor took its place
 	EventHeld      = "held"     // the intent that it replaces was delivered after all
+	EventErased    = "erased"   // a person had its content erased, once it was finished
 )
 
 // How a call, a lookup, an Apply or a person's decision ended. The history keeps it beside the event.
@@ -75,7 +76,7 @@ var (
 
 // Logged lists the events that have a line in the history.
 var Logged = []string{EventAttempt, EventLookup, EventApply, EventOrphaned, EventLate,
-	EventApproved, EventRejected, EventRedriven, EventResolved, EventCancelled, EventRestored, EventReplaced, EventHeld}
+	EventApproved, EventRejected, EventRedriven, EventResolved, EventCancelled, EventRestored, EventReplaced, EventHeld, EventErased}
 
 // Outcomes lists all outcomes.
 var Outcomes = []string{OutcomeDelivered, OutcomeRefused, OutcomeRetry, OutcomeUnsent, OutcomeUnknown, OutcomeDead, OutcomeParked,

@@ -357,3 +357,17 @@ func (b *bundle) pool(dsn string) *pgxpool.Pool {
 	b.t.Cleanup(func() { b.close(); pool.Close() })
 	return pool
 }
+
+func TestErasedAnswerIs410AndNotRunAgain(t *testing.T) {
+	b := setup(t, httpkey.Options{}, created)
+	first := b.post("k", `{"a":1}`)
+	b.exec(`select samekey.erase_scope(p.scope, 'dpo', 'request 7', after => '{"key": "", "scope": ""}') from samekey.processed_events p`)
+	for range 2 {
+		b.want(b.post("k", `{"a":1}`), http.StatusGone, "answer-erased")
+	}
+	b.want(b.post("k", `{"a":2}`), http.StatusUnprocessableEntity, "key-reused")
+	b.holds(1, 1, 1)
+	if first.status != http.StatusCreated {
+		t.Errorf("the first answer was %d", first.status)
+	}
+}

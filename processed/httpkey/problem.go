@@ -23,6 +23,7 @@ import (
 //	body-too-large     413
 //	replay-forbidden   403  it was done before, and the principal may not see the answer any more
 //	in-flight          409  send the same again, after Retry-After
+//	answer-erased      410  it was done, its answer was erased, and it will not be done again
 //	key-reused         422  a new operation needs a new key
 //	unavailable        503  send the same again, after Retry-After
 //	internal           500  sending the same again is safe, and may not help
@@ -51,6 +52,7 @@ const (
 	codeBodyTooLarge    = "body-too-large"
 	codeReplayForbidden = "replay-forbidden"
 	codeInFlight        = "in-flight"
+	codeAnswerErased    = "answer-erased"
 	codeKeyReused       = "key-reused"
 	codeUnavailable     = "unavailable"
 	codeInternal        = "internal"
@@ -78,6 +80,8 @@ var (
 		Detail: "The request was done before. It was not done again, and its answer is not sent."}
 	problemReused = Problem{Code: codeKeyReused, Title: "The key was used with another request", Status: http.StatusUnprocessableEntity,
 		Detail: "Nothing was done. A new operation needs a new key; the same operation needs the same request as the first time."}
+	problemErased = Problem{Code: codeAnswerErased, Title: "The answer was erased", Status: http.StatusGone,
+		Detail: "The request was done before. It was not done again, and never will be under this key. Read the resource itself for its current state."}
 	problemInFlight = Problem{Code: codeInFlight, Title: "The first request with this key is still running", Status: http.StatusConflict,
 		Detail: "Send the same again, with the same key, after the time in Retry-After.", retrySeconds: 1}
 	problemUnavailable = Problem{Code: codeUnavailable, Title: "There is no answer yet", Status: http.StatusServiceUnavailable,
@@ -156,6 +160,8 @@ func problemOf(err error) Problem {
 		return problemInFlight.after(processed.RetryAfter(err))
 	case errors.Is(err, processed.ErrConflict):
 		return problemReused
+	case errors.Is(err, processed.ErrErased):
+		return problemErased
 	case errors.Is(err, processed.ErrAmbiguous), processed.SafeToRetry(err), isEnded(err):
 		return problemUnavailable
 	}

@@ -64,8 +64,8 @@
 --   hashtextextended(database name, 0)     one bigint    seed 0            samekeytest, in another database
 
 -- ---------------------------------------------------------------------------------------------------------------------
--- An intent (outbox message). The row never changes, so that a claim or a settle, which update outbox_queue, never
--- copies the payload.
+-- An intent (outbox message). A claim or a settle, which update outbox_queue, never copies the payload. The row changes
+-- once at most: samekey.erase_subject and erase_scope empty it.
 --
 -- The table has no CHECKs. samekey.enqueue validates every row, and no role but the owner can insert in another way (a
 -- test of the grants holds this). Ten CHECKs on one row took 85 us, as long as the insert itself.
@@ -89,6 +89,7 @@ create table samekey.outbox (
     created_at    timestamptz not null default clock_timestamp(),
     replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
     revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
+    erased_at     timestamptz,            -- headers, subject, ordering_key and requested_by were erased, and payload is a hash
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
     constraint outbox_once unique (idem_key, scope, action, part, revision)
@@ -211,7 +212,7 @@ create table samekey.outbox_history (
     -- A person's act has its login. Only the functions of the acts can write one: the worker's role may not.
     constraint outbox_history_event check
         (case when db_user is null then event in ('attempt', 'lookup', 'apply', 'orphaned', 'late', 'restored', 'held')
-              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'replaced') end),
+              else event in ('approved', 'rejected', 'redriven', 'resolved', 'cancelled', 'replaced', 'erased') end),
     constraint outbox_history_outcome check (outcome in
         ('delivered', 'refused', 'retry', 'unsent', 'unknown', 'dead', 'parked', 'awaiting_approval',
          'absent', 'accepted', 'not_sent')),
@@ -288,6 +289,7 @@ create table samekey.processed_events (
     created_at       timestamptz not null default clock_timestamp(),
     completed_at     timestamptz,
     expires_at       timestamptz not null,     -- pruned after this
+    erased_at        timestamptz,              -- the answer and the subject were erased: a repeated request is told so
     primary key (idem_key, scope),
 
     -- Two CHECKs, not one per column: each takes 2 to 5 us of an insert. A bound within the regular expression, such as
@@ -799,6 +801,18 @@ begin
 end
 $$;
 
+-- Returns what is stored in place of an erased payload, so that a repeated insert can be compared with it. (A column of
+-- its own made each row look wider, and the plan of reconcile with stale statistics worse.) The delivery key in front
+-- makes the hashes of two equal payloads different.
+create function samekey.erased_hash(delivery_key uuid, payload bytea) returns bytea
+    language plpgsql immutable parallel safe
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return sha256(uuid_send(delivery_key) || payload);
+end
+$$;
+
 -- Handles an intent that exists already: returns its id, or raises. If the intent was replaced, it returns the last
 -- successor: a repeated request has the first payload, and the effect is now the successor's. It runs as a statement of
 -- its own, since the row may be newer than the snapshot of the insert that met it.
@@ -811,7 +825,9 @@ declare
     v_id   uuid;
     v_same boolean;
 begin
-    select (array_agg(o.id order by o.revision desc))[1], bool_or(o.payload = enqueue_duplicate.payload) into v_id, v_same
+    select (array_agg(o.id order by o.revision desc))[1],
+           bool_or(case when o.erased_at is null then o.payload = enqueue_duplicate.payload
+                        else o.payload = samekey.erased_hash(o.delivery_key, enqueue_duplicate.payload) end) into v_id, v_same
     from samekey.outbox o
     where o.idem_key = enqueue_duplicate.idem_key collate "C" and o.scope = enqueue_duplicate.scope collate "C"
       and o.action = enqueue_duplicate.action collate "C" and o.part = enqueue_duplicate.part collate "C";
@@ -1736,6 +1752,23 @@ begin
 end
 $$;
 
+create function samekey.erased_hint() returns text
+    language sql immutable
+    set search_path = pg_catalog, pg_temp
+as $$ select 'it is finished, and its content was erased: for another effect, insert an intent under another key or part' $$;
+
+-- Reports whether the content of an intent is kept: false if it was erased, null if there is no such intent. It is for
+-- events of finished intents (a late answer, a vendor's message) and locks the intent, so that no event brings content
+-- back: see the interleavings of erase_subject. It runs as its owner, since a row lock needs the right to update.
+create function samekey.keeps_content(id uuid) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select o.erased_at is null from samekey.outbox o where o.id = keeps_content.id for share);
+end
+$$;
+
 -- Begins an act: locks the intent's ordering key and its row in the queue, and returns the row. Raises SK010 or SK011
 -- unless the intent is in one of the states.
 create function samekey.act_lock(act text, id uuid, actor text, reason text, states text[]) returns samekey.outbox_queue
@@ -1743,15 +1776,16 @@ create function samekey.act_lock(act text, id uuid, actor text, reason text, sta
     set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_row   samekey.outbox_queue;
-    v_final text;
+    v_row    samekey.outbox_queue;
+    v_final  text;
+    v_erased boolean;
 begin
     perform samekey.act_check(act, actor, reason);
     perform pg_advisory_xact_lock(samekey.ordering_lock(o.ordering_key))
     from samekey.outbox o where o.id = act_lock.id and o.ordering_key is not null;
     select q.* into v_row from samekey.outbox_queue q where q.id = act_lock.id for update;
     if not found then
-        select coalesce(h.final_status, '') into v_final
+        select coalesce(h.final_status, ''), o.erased_at is not null into v_final, v_erased
         from samekey.outbox o
         left join samekey.outbox_history h on h.intent_id = o.id and h.final_status is not null
         where o.id = act_lock.id;
@@ -1759,7 +1793,7 @@ begin
             raise exception 'samekey: %: there is no intent %', act, act_lock.id
                 using errcode = 'SK010', hint = 'Its transaction did not commit, or it was pruned after its retention.';
         end if;
-        perform samekey.act_refuse(act, act_lock.id, v_final);
+        perform samekey.act_refuse(act, act_lock.id, v_final, case when v_erased then samekey.erased_hint() end);
     elsif v_row.status <> all (states) then
         perform samekey.act_refuse(act, act_lock.id, v_row.status);
     end if;
@@ -2096,6 +2130,9 @@ begin
     -- is held. If that comes too late, a warning says so, since the act itself is done.
     if outcome = 'delivered' and exists (select from samekey.outbox s where s.replaces = resolve.id) then
         perform samekey.act_check('resolve', actor, reason);
+        if not samekey.keeps_content(resolve.id) then
+            perform samekey.act_refuse('resolve', resolve.id, 'cancelled', samekey.erased_hint());
+        end if;
         insert into samekey.outbox_history (intent_id, event, outcome, code, response_type, response, reference, actor, reason, db_user)
         values (resolve.id, 'resolved', resolve.outcome, nullif(resolve.code, ''), nullif(resolve.response_type, ''),
                 nullif(resolve.response, ''), nullif(resolve.reference, ''), resolve.actor, resolve.reason, session_user);
@@ -2231,7 +2268,8 @@ begin
         from samekey.outbox_history h where h.intent_id = successor and h.final_status is not null;
     end if;
     sent := coalesce(sent, true);
-    if sent and not held then -- the application learns that there may be two effects
+    -- The application learns that there may be two effects, unless there is nothing left to tell it about.
+    if sent and not held and samekey.keeps_content(hold_successor.id) then
         perform samekey.note_attention(hold_successor.id, (select o.action from samekey.outbox o where o.id = hold_successor.id), 'cancelled',
             (select h.event from samekey.outbox_history h where h.intent_id = hold_successor.id order by h.id desc limit 1), 'successor_sent');
     end if;
@@ -2677,6 +2715,324 @@ as $$
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Erase. What finished intents and completed records contain is dropped, of one subject or of one scope:
+--
+--   outbox            payload, headers, subject, ordering_key, requested_by
+--   outbox_history    error, response, response_type, reference
+--   outbox_sends      request, request_type, message_id
+--   outbox_attention  error, reason, last_error
+--   processed_events  response_headers, response_body, subject
+--   operation_steps   result, error
+--
+-- Ids, scopes, keys, parts, hashes, statuses, codes and times stay, so that no request and no effect is executed again:
+-- a repeated request is told that its answer was erased, and a repeated insert gets the id of its intent. Actors, reasons
+-- and logins of people's acts stay too. Each intent gets a line "erased" in its history.
+--
+-- Each call does one batch in the caller's transaction. Call it again, with next as after, until next is null: intents
+-- first, then records. Rows that another transaction has locked are skipped and counted: call it from the start for those.
+--
+-- How an erasure E interleaves with another transaction T about one of its rows:
+--
+--   T finishes the intent, uncommitted       E sees the row in the queue and refuses
+--   T writes a late answer, uncommitted      T has locked the intent (keeps_content): E skips it. After T's commit, another
+--                                            run erases the answer with the rest
+--   T writes a late answer after E's update  T waits for E's end, sees that the content is gone, and keeps outcome and code.
+--                                            The same holds for a vendor's message about a replaced intent (resolve)
+--   T redrives, cancels or resolves          the intent is unfinished: E refuses, before and after T's commit. Once T has
+--                                            cancelled it, E erases it
+--   T replaces the intent                    likewise; the successor has the same subject and scope, and is unfinished
+--   T is a first attempt (Run, Do, Once)     E does not see its rows. Another run erases them. Stop the writers of a
+--   with the subject or the scope            subject before you erase it
+--   T repeats a request or an insert         it reads the record or the intent in one row version: the answer before E's
+--                                            commit, "erased" after it. A repeated insert gets the same id at any time
+--   T starts or ends an operation            its record is in progress: E refuses. Once T has completed it, E erases it
+--   T prunes                                 E skips the rows that T deletes, and T skips records that E has locked. T waits
+--                                            for E's intents. E changes intents and records in different transactions, so
+--                                            the two never wait for each other
+--   T is another erasure                     each skips what the other has locked
+--   E's session is killed                    nothing of the batch happened. Another run begins with the same rows
+
+-- Counts what refuses an erasure: unfinished intents, with ten ids, and requests in progress. An intent is unfinished if
+-- it has a row in the queue, no finishing event, or an attention event that the application has yet to take. For a scope
+-- it looks at the queue and at the attention events; erase_batch finds the rest.
+create function samekey.erase_unfinished(subject text, scope text, out intents bigint, out sample uuid[], out requests bigint)
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set jit = off
+as $$
+declare
+    v_ids uuid[];
+begin
+    if erase_unfinished.subject is not null then
+        v_ids := array(
+            select o.id from samekey.outbox o
+            where o.subject = erase_unfinished.subject collate "C" and o.subject is not null and not samekey.erasable(o.id)
+            order by o.id);
+        requests := (select count(*) from samekey.processed_events p
+                     where p.subject = erase_unfinished.subject collate "C" and p.subject is not null and p.completed_at is null);
+    else
+        v_ids := array(
+            select w.id
+            from (select q.id from samekey.outbox_queue q
+                  union
+                  select n.intent_id from samekey.outbox_attention n join samekey.actions a on a.action = n.action where a.attention) w
+            cross join lateral (select x.scope, x.erased_at from samekey.outbox x where x.id = w.id offset 0) o
+            where o.scope = erase_unfinished.scope collate "C" and o.erased_at is null
+            order by w.id);
+        requests := (select count(*) from samekey.operations p where p.scope = erase_unfinished.scope collate "C");
+    end if;
+    intents := cardinality(v_ids);
+    sample := v_ids[:10];
+end
+$$;
+
+-- Reports whether an intent is finished, and the application has taken its attention events.
+create function samekey.erasable(id uuid) returns boolean
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return (select h.intent_id from samekey.outbox_history h where h.intent_id = erasable.id and h.final_status is not null limit 1) is not null
+        and (select q.id from samekey.outbox_queue q where q.id = erasable.id limit 1) is null
+        and (select n.id from samekey.outbox_attention n
+             where n.intent_id = erasable.id and (select a.attention from samekey.actions a where a.action = n.action) limit 1) is null;
+end
+$$;
+
+-- Raises SK011, with the constraint "unfinished", if something refuses the erasure.
+create function samekey.erase_refuse(act text, intents bigint, sample uuid[], requests bigint) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if intents > 0 then
+        raise exception 'samekey: %: intents that are not finished: %, such as %', act, intents, array_to_string(sample, ', ')
+            using errcode = 'SK011', constraint = 'unfinished',
+                  hint = 'Finish, cancel or resolve them first, and wait until the application has taken their attention events.';
+    elsif requests > 0 then
+        raise exception 'samekey: %: operations that are not completed: %', act, requests
+            using errcode = 'SK011', constraint = 'unfinished', hint = 'Complete or abandon them first.';
+    end if;
+end
+$$;
+
+-- Erases a batch of finished intents of a subject or of a scope. last is null if no intent is left. A scope has no index,
+-- since each insert would pay for it: a call walks 10,000 rows of the primary key at most. The settings force lookups by
+-- index, whatever the statistics are.
+create function samekey.erase_intents(act text, subject text, scope text, actor text, reason text, max_count integer, after_id uuid,
+    out intents integer, out skipped integer, out last uuid)
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set jit = off
+as $$
+declare
+    v_walk   constant integer := 10000;
+    v_ids    uuid[];
+    v_locked uuid[];
+    v_busy   uuid[];
+begin
+    if erase_intents.subject is not null then
+        v_ids := array(
+            select o.id from samekey.outbox o
+            where o.subject = erase_intents.subject collate "C" and o.subject is not null and o.id > after_id
+            order by o.id limit max_count);
+    else
+        with page as materialized (
+            select o.id, o.scope, o.erased_at from samekey.outbox o where o.id > after_id order by o.id limit v_walk
+        )
+        select array(select p.id from page p where p.scope = erase_intents.scope collate "C" and p.erased_at is null order by p.id limit max_count),
+               (select p.id from page p order by p.id offset v_walk - 1 limit 1)
+        into v_ids, last;
+    end if;
+    if cardinality(v_ids) = max_count then
+        last := v_ids[max_count];
+    end if;
+    v_locked := array(select o.id from samekey.outbox o where o.id = any (v_ids) and o.erased_at is null order by o.id for update skip locked);
+    -- In a snapshot that is younger than the locks.
+    v_busy := array(select i from unnest(v_locked) i where not samekey.erasable(i) order by i);
+    perform samekey.erase_refuse(act, cardinality(v_busy), v_busy[:10], 0);
+
+    update samekey.outbox o
+    set erased_at = clock_timestamp(), payload = samekey.erased_hash(o.delivery_key, o.payload), headers = '{}',
+        subject = null, ordering_key = null, requested_by = null
+    where o.id = any (v_locked);
+    update samekey.outbox_history h set error = null, response_type = null, response = null, reference = null where h.intent_id = any (v_locked);
+    update samekey.outbox_sends s set request = null, request_type = null, message_id = null where s.intent_id = any (v_locked);
+    update samekey.outbox_attention n set error = null, reason = null, last_error = null where n.intent_id = any (v_locked);
+    insert into samekey.outbox_history (intent_id, event, actor, reason, db_user)
+    select i, 'erased', erase_intents.actor, erase_intents.reason, session_user from unnest(v_locked) i;
+
+    intents := cardinality(v_locked);
+    skipped := (select count(*) from samekey.outbox o where o.id = any (v_ids) and o.id <> all (v_locked) and o.erased_at is null);
+end
+$$;
+
+-- The same for records, with their steps. next is null if no record is left.
+create function samekey.erase_records(act text, subject text, scope text, max_count integer, after_key text, after_scope text,
+    out records integer, out skipped integer, out next jsonb)
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set enable_hashjoin = off
+    set enable_mergejoin = off
+    set jit = off
+as $$
+declare
+    v_walk   constant integer := 10000;
+    v_keys   text[];
+    v_scopes text[];
+    v_seen   integer;
+    v_busy   bigint;
+begin
+    if erase_records.subject is not null then
+        with mine as materialized ( -- by the index on subject, and not along the primary key
+            select p.idem_key, p.scope from samekey.processed_events p
+            where p.subject = erase_records.subject collate "C" and p.subject is not null
+        ), batch as materialized (
+            select m.idem_key, m.scope from mine m
+            where (m.idem_key, m.scope) > (after_key collate "C", after_scope collate "C")
+            order by m.idem_key, m.scope limit max_count
+        )
+        select array(select b.idem_key from batch b), array(select b.scope from batch b) into v_keys, v_scopes;
+    else
+        with page as materialized (
+            select p.idem_key, p.scope, p.erased_at from samekey.processed_events p
+            where (p.idem_key, p.scope) > (after_key collate "C", after_scope collate "C")
+            order by p.idem_key, p.scope limit v_walk
+        ), batch as materialized (
+            select p.idem_key, p.scope from page p where p.scope = erase_records.scope collate "C" and p.erased_at is null
+            order by p.idem_key, p.scope limit max_count
+        )
+        select array(select b.idem_key from batch b), array(select b.scope from batch b),
+               (select jsonb_build_object('key', p.idem_key, 'scope', p.scope) from page p order by p.idem_key, p.scope offset v_walk - 1 limit 1)
+        into v_keys, v_scopes, next;
+    end if;
+    v_seen := cardinality(v_keys);
+    if v_seen = max_count then
+        next := jsonb_build_object('key', v_keys[max_count], 'scope', v_scopes[max_count]);
+    end if;
+    select coalesce(array_agg(l.idem_key), '{}'), coalesce(array_agg(l.scope), '{}'), count(*) filter (where l.completed_at is null)
+    into v_keys, v_scopes, v_busy
+    from (select p.idem_key, p.scope, p.completed_at
+          from unnest(v_keys, v_scopes) k (idem_key, scope)
+          join samekey.processed_events p on p.idem_key = k.idem_key collate "C" and p.scope = k.scope collate "C"
+          where p.erased_at is null
+          for update of p skip locked) l;
+    perform samekey.erase_refuse(act, 0, null, v_busy);
+
+    update samekey.processed_events p
+    set erased_at = clock_timestamp(), response_headers = null, response_body = null, subject = null
+    from unnest(v_keys, v_scopes) k (idem_key, scope)
+    where p.idem_key = k.idem_key collate "C" and p.scope = k.scope collate "C";
+    update samekey.operation_steps s
+    set result = null, error = null
+    from unnest(v_keys, v_scopes) k (idem_key, scope)
+    where s.idem_key = k.idem_key collate "C" and s.scope = k.scope collate "C";
+    records := cardinality(v_keys);
+    skipped := v_seen - records;
+end
+$$;
+
+-- For the two acts below: one batch. Without after it begins, and refuses at once if something is unfinished.
+create function samekey.erase_batch(act text, subject text, scope text, actor text, reason text, max_count integer, after jsonb,
+    out intents integer, out records integer, out skipped integer, out next jsonb)
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last  uuid;
+    v_found record;
+begin
+    perform samekey.act_check(act, actor, reason);
+    if coalesce(subject, scope, '') = '' then
+        raise exception 'samekey: %: the % is required', act, substring(act from 7) using errcode = '22023', column = substring(act from 7);
+    elsif max_count is null or max_count not between 1 and 10000 then
+        raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
+    elsif after is not null and not (after ? 'intent' or after ? 'key' and after ? 'scope') then
+        raise exception 'samekey: %: after must be null, or what the last call returned as next', act using errcode = '22023', column = 'after';
+    end if;
+    intents := 0;
+    records := 0;
+    if after is null then
+        v_found := samekey.erase_unfinished(subject, scope);
+        perform samekey.erase_refuse(act, v_found.intents, v_found.sample, v_found.requests);
+    end if;
+    if after ? 'key' then
+        select r.records, r.skipped, r.next into records, skipped, next
+        from samekey.erase_records(act, subject, scope, max_count, after ->> 'key', after ->> 'scope') r;
+        return;
+    end if;
+    select i.intents, i.skipped, i.last into intents, skipped, v_last
+    from samekey.erase_intents(act, subject, scope, actor, reason, max_count,
+                               coalesce((after ->> 'intent')::uuid, '00000000-0000-0000-0000-000000000000')) i;
+    next := case when v_last is null then '{"key": "", "scope": ""}' else jsonb_build_object('intent', v_last) end;
+end
+$$;
+
+-- Erases a batch of what has this subject: intents and records each by their own. The subject is dropped too.
+create function samekey.erase_subject(subject text, actor text, reason text, max_count integer default 500, after jsonb default null,
+    out intents integer, out records integer, out skipped integer, out next jsonb)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select b.* into intents, records, skipped, next
+    from samekey.erase_batch('erase_subject', coalesce(subject, ''), null, actor, reason, max_count, after) b;
+end
+$$;
+
+-- Erases a batch of what has this scope, such as all of a tenant's requests of one operation.
+create function samekey.erase_scope(scope text, actor text, reason text, max_count integer default 500, after jsonb default null,
+    out intents integer, out records integer, out skipped integer, out next jsonb)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select b.* into intents, records, skipped, next
+    from samekey.erase_batch('erase_scope', null, samekey.own_scope(coalesce(scope, '')), actor, reason, max_count, after) b;
+end
+$$;
+
+-- Counts what an erasure would find: give a subject or a scope. It erases nothing as long as unfinished or requests is
+-- not 0. sample has ten unfinished intents. For a scope it reads both tables.
+create function samekey.erase_plan(subject text default null, scope text default null,
+    out intents bigint, out records bigint, out unfinished bigint, out sample uuid[], out requests bigint)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set jit = off
+as $$
+declare
+    v_found record;
+begin
+    erase_plan.subject := nullif(erase_plan.subject, '');
+    erase_plan.scope := nullif(samekey.own_scope(erase_plan.scope), '');
+    if (erase_plan.subject is null) = (erase_plan.scope is null) then
+        raise exception 'samekey: erase_plan: give either a subject or a scope' using errcode = '22023', column = 'subject';
+    end if;
+    v_found := samekey.erase_unfinished(erase_plan.subject, erase_plan.scope);
+    unfinished := v_found.intents;
+    sample := v_found.sample;
+    requests := v_found.requests;
+    if erase_plan.subject is not null then
+        intents := (select count(*) from samekey.outbox o where o.subject = erase_plan.subject collate "C" and o.subject is not null);
+        records := (select count(*) from samekey.processed_events p where p.subject = erase_plan.subject collate "C" and p.subject is not null);
+    else
+        intents := (select count(*) from samekey.outbox o where o.scope = erase_plan.scope collate "C" and o.erased_at is null);
+        records := (select count(*) from samekey.processed_events p where p.scope = erase_plan.scope collate "C" and p.erased_at is null);
+    end if;
+    intents := intents - unfinished;
+    records := records - requests;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Pauses and endpoints.
 
 -- Stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
@@ -3049,7 +3405,8 @@ select s.id,
        o.trace_context,
        o.revision,
        o.replaces,
-       (select n.id from samekey.outbox n where n.replaces = o.id) as replaced_by
+       (select n.id from samekey.outbox n where n.replaces = o.id) as replaced_by,
+       o.erased_at
 from samekey.outbox o
 join (
     select q.id, q.status, q.last_code as code, q.cause, q.attempts_used, q.due_at, q.first_sent_at,
