@@ -19,6 +19,7 @@ type action struct {
 	policy   Policy // with its defaults; see resolve
 	rules    KeyRules
 
+	decode    func(*Call) error
 	send      func(context.Context, *Call) (Outcome, error)
 	lookup    func(context.Context, *Call) (Outcome, error) // nil: none
 	render    func(context.Context, *Call) (Rendered, error)

@@ -181,6 +181,7 @@ func (dl Delivery[T]) erase(from outbox.Action[T]) *action {
 	a := &action{
 		name: from.Name(), version: from.PayloadVersion(), declared: dl.Policy, endpoint: dl.Endpoint, stored: dl.StoredEndpoint, proxied: dl.Proxied,
 		bytes: bytes, form: form{digest(dl.KeyForm), digest(dl.RequestForm)},
+		decode:        func(call *Call) error { _, err := decode(call); return err },
 		applyFunction: dl.ApplyFunction, attentionFunction: dl.AttentionFunction,
 		bothApply:     dl.ApplyFunction != "" && dl.Apply != nil,
 		bothAttention: dl.AttentionFunction != "" && dl.Attention != nil,

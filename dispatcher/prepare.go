@@ -137,14 +137,27 @@ func (d *destination) prepareSend(ctx context.Context, c *claim) (*Call, settlem
 	if s, ok := d.mayCall(ctx, c); !ok {
 		return nil, s
 	}
-	if version := names.PayloadVersion(c.ContentType); version > max(c.action.version, 1) {
+	switch version := names.PayloadVersion(c.ContentType); {
+	case version > max(c.action.version, 1):
 		return nil, d.leftToNewer(ctx, c, version)
+	case version < c.action.version && !c.action.bytes:
+		if err := c.upgrades(); err != nil {
+			return nil, c.action.deadUnsent(&c.OutboxQueueClaimRow, codePayload, err)
+		}
 	}
 	if s, ok := d.storeRequest(ctx, c); !ok {
 		return nil, s
 	}
 	call := c.call()
 	return &call, settlement{}
+}
+
+// upgrades tries the decoder of an earlier version before anything is stored or sent. In a Send its error or panic would be
+// an outcome, and the intent would count as sent: a later release with a correct decoder could not send it.
+func (c *claim) upgrades() error {
+	call := c.call()
+	_, err := guard(func() (struct{}, error) { return struct{}{}, c.action.decode(&call) })
+	return err
 }
 
 // leftToNewer gives back an intent whose payload a later release wrote, which is running beside this one or was rolled

@@ -115,6 +115,38 @@ func TestPayloadsWithoutADecoderAreDeadUnsent(t *testing.T) {
 	}
 }
 
+// Nothing was sent, so any later release may send it: whether the decoder is missing, fails or panics, in Send or Render.
+func TestUndecodablePayloadsCountAsUnsent(t *testing.T) {
+	older := func(version int, decode func(chargeV1) (chargeV2, error)) outbox.Action[chargeV2] {
+		return outbox.NewAction[chargeV2]("charge_card").Version(version, outbox.From(1, decode))
+	}
+	for name, action := range map[string]outbox.Action[chargeV2]{
+		"missing": releaseV2Alone,
+		"fails":   older(2, func(chargeV1) (chargeV2, error) { return chargeV2{}, errors.New("not yet") }),
+		"panics":  older(2, func(chargeV1) (chargeV2, error) { panic("not yet") }),
+	} {
+		for _, renders := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, renders %t", name, renders), func(t *testing.T) {
+				v := &versioned{bundle: setup(t)}
+				id := v.insertOld(5)
+				d, delivery := v.release(), dispatcher.Delivery[chargeV2]{Policy: policyOf(dispatcher.IdempotentWrite),
+					Send: func(context.Context, *dispatcher.Call, chargeV2) (dispatcher.Outcome, error) { panic("sent") }}
+				if renders {
+					delivery.Render = func(context.Context, *dispatcher.Call, chargeV2) (dispatcher.Rendered, error) { panic("rendered") }
+				}
+				dispatcher.Handle(d, action, delivery)
+				v.expect(d, dispatcher.Summary{Dead: 1})
+				if n := v.count(`select count(*) from samekey.outbox_queue where status = 'dead' and last_code = 'payload' and first_sent_at is null`); n != 1 {
+					t.Error("it counts as sent, or has another code")
+				}
+				v.redrive(id)
+				v.expect(v.v2(older(3, func(old chargeV1) (chargeV2, error) { return chargeV2{old.Amount * 100}, nil })), delivered)
+				v.wantSent("500 cents application/json")
+			})
+		}
+	}
+}
+
 // During a rollout, and after a rollback, workers of the earlier release leave the later release's payloads alone.
 func TestLaterPayloadsWaitForTheirRelease(t *testing.T) {
 	v := &versioned{bundle: setup(t)}

@@ -29,8 +29,8 @@ type Older[T any] struct {
 
 // From returns what [Action.Version] needs to read payloads of an earlier version: the payload is decoded into an Old,
 // and upgrade makes a T of it. upgrade must depend on its argument alone, and must not change once it is in use: an
-// attempt that is made again calls it again. An error of upgrade makes the intent dead before anything is sent, with
-// the code "payload"; do not quote the payload in it.
+// attempt that is made again calls it again. An error or a panic of upgrade makes the intent dead, unsent, with the
+// code "payload"; do not quote the payload in it.
 func From[Old, T any](version int, upgrade func(Old) (T, error)) Older[T] {
 	return Older[T]{version, func(payload []byte) (made T, err error) {
 		old, err := decodeJSON[Old](payload)
