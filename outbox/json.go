@@ -67,7 +67,8 @@ type eventJSON struct {
 //     Sent ("request", ..).
 //
 // The JSON has the key, the payload and the vendor's answers in full, as they are stored. (The worker's credentials were
-// redacted before an answer or an error was stored.) So do not log it: a slog line of an Entry has its id and state only.
+// redacted before an answer or an error was stored.) So do not log it. A slog line of an Entry, a Sent, an Event or a Page
+// has no content; one of a slice of them has.
 func (e Entry) MarshalJSON() ([]byte, error) {
 	j := entryJSON{ID: e.ID, Scope: e.Key.Scope, Key: e.Key.Value, plainEntry: plainEntry(e), Sent: e.Sent, History: e.History}
 	j.Payload, j.PayloadText, j.PayloadBase64 = shown(e.Payload, e.ContentType)
@@ -95,6 +96,19 @@ func (e Entry) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("id", e.ID.String()), slog.String("action", e.Action), slog.String("status", string(e.Status)),
 		slog.String("code", e.Code), slog.Any("key", e.Key))
 }
+
+// LogValue logs the type of the request, and no content.
+func (s Sent) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("request_type", s.RequestType))
+}
+
+// LogValue logs the event, its outcome and its code, and no content.
+func (e Event) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("event", e.Event), slog.String("outcome", e.Outcome), slog.String("code", e.Code))
+}
+
+// LogValue logs the number of entries.
+func (p Page) LogValue() slog.Value { return slog.GroupValue(slog.Int("entries", len(p.Entries))) }
 
 // MarshalJSON encodes what was sent: see [Entry.MarshalJSON].
 func (s Sent) MarshalJSON() ([]byte, error) {

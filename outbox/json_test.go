@@ -334,13 +334,19 @@ func sameWords(t *testing.T, name string, members, columns map[string]any, onlyJ
 
 func TestLogOfAnEntryHasNoContent(t *testing.T) {
 	var b bytes.Buffer
-	slog.New(slog.NewJSONHandler(&b, nil)).Info("look", "intent", fullEntry())
-	for _, content := range []string{"order-1", "acme", "12345678901234567890", "overloaded", "booking", "ann", "Gateway"} {
+	for _, log := range []*slog.Logger{slog.New(slog.NewJSONHandler(&b, nil)), slog.New(slog.NewTextHandler(&b, nil))} {
+		e := fullEntry()
+		log.Info("look", "intent", e, "sent", e.Sent, "page", outbox.Page{Entries: []outbox.Entry{e}})
+		for _, event := range e.History {
+			log.Info("look", "event", event)
+		}
+	}
+	for _, content := range []string{"order-1", "acme", "12345678901234567890", "overloaded", "booking", "ann", "Gateway", "retry", "amount", "97 109 111 117", "60 104 116 109", "dashboard", "k25"} {
 		if strings.Contains(b.String(), content) {
 			t.Errorf("the log line has %q:\n%s", content, b.String())
 		}
 	}
-	if !strings.Contains(b.String(), `"action":"charge_card","status":"dead","code":"503","key":"key:`) {
+	if !strings.Contains(b.String(), `"action":"charge_card","status":"dead","code":"503","key":"key:`) || !strings.Contains(b.String(), "event.event=lookup event.outcome=unknown event.code=200") {
 		t.Errorf("the log line is\n%s", b.String())
 	}
 }
