@@ -18,15 +18,15 @@ const maxStored = 10_000
 // the payload. Run it against a copy of production's table, or against rows that an earlier release wrote, before you
 // deploy a change of T or an [outbox.Action.Version].
 //
-// It reads the last 10,000 intents of the action, finished ones too, as far as they are not pruned. db needs the right to
-// read samekey.outbox, as the worker's and the operator's roles have it.
+// It reads the last 10,000 intents of the action, finished ones too, as far as they are neither pruned nor
+// erased. db needs the right to read samekey.outbox, as the worker's and the operator's roles have it.
 func DecodeStored[T any](t testing.TB, db interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, action outbox.Action[T]) []T {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	rows, err := db.Query(ctx, `select id, content_type, payload from samekey.outbox where action = $1 order by id desc limit $2`, action.Name(), maxStored)
+	rows, err := db.Query(ctx, `select id, content_type, payload from samekey.outbox where action = $1 and erased_at is null order by id desc limit $2`, action.Name(), maxStored)
 	if err != nil {
 		t.Fatalf("samekeytest: read the payloads of %s: %v", action.Name(), err)
 	}

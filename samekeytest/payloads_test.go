@@ -23,6 +23,11 @@ func TestDecodeStoredNamesWhatDoesNotDecode(t *testing.T) {
 	if _, err := db.Exec(t.Context(), `select samekey.enqueue('tenant/refunds', 'new', 'refund', '{"Cents":7}', content_type => 'application/json; payload-version=2')`); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := db.Exec(t.Context(), `
+		select samekey.enqueue('tenant/refunds', 'erased', 'refund', '{"Total":9}'::text);
+		update samekey.outbox set erased_at = now(), payload = '\x00' where idem_key = 'erased'`); err != nil {
+		t.Fatal(err)
+	}
 	action := outbox.NewAction[refund]("refund").Version(2, outbox.From(1, func(old refundV1) (refund, error) { return refund{old.Total * 100}, nil }))
 	failed := &recorder{TB: t}
 	got := samekeytest.DecodeStored(failed, db, action)
