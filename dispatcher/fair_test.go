@@ -119,10 +119,10 @@ func TestOneIntentWaitsForOneCallOfABurst(t *testing.T) {
 		}
 	}
 	b.insertFor("small", 1)
-	first := 0 // calls of big that begin before; on a busy machine a walk rests meanwhile
+	first := 0 // calls of big that begin before; on a busy machine a walk rests for half a second
 	for v.endOne("big"); v.next() == "big"; v.endOne("big") {
-		if first++; first == 20 {
-			t.Fatal("20 calls of big begin before the one of small, of 400")
+		if first++; first == 200 {
+			t.Fatal("200 calls of big begin before the one of small, of 400")
 		}
 	}
 	v.endOne("small") // work-conserving: its slot goes to the others
