@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/samekey/samekey/internal/appfunction"
 	"github.com/samekey/samekey/internal/names"
 )
 
@@ -34,6 +35,9 @@ func (c Config) check(errs *ConfigErrors) {
 	errs.checkRange(itemConfig, "SweepInterval", c.SweepInterval, minSweep, maxSweep)
 	errs.checkRange(itemConfig, "StopTimeout", c.StopTimeout, minStop, maxStop)
 	errs.checkRange(itemConfig, "Retention", c.Retention, minRetention, maxRetention)
+	if c.ArchiveFunction != "" && !appfunction.IsName(c.ArchiveFunction) {
+		errs.Add(itemConfig, "ArchiveFunction", "%q %v", c.ArchiveFunction, appfunction.ErrName)
+	}
 }
 
 // checkRange adds a mistake where a duration is less than low or more than high.
@@ -85,8 +89,8 @@ func (a *action) checkFunctionNames(errs *ConfigErrors, item string) {
 		switch {
 		case f.both:
 			errs.Add(item, f.field, "not allowed together with %s: set one of them", GoName(f.goField))
-		case f.name != "" && !functionName.MatchString(f.name):
-			errs.Add(item, f.field, "%q %v", f.name, errFunctionName)
+		case f.name != "" && !appfunction.IsName(f.name):
+			errs.Add(item, f.field, "%q %v", f.name, appfunction.ErrName)
 		}
 	}
 }

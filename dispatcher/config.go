@@ -35,6 +35,11 @@ type Config struct {
 	// Retention is how long a finished intent without a processed record is kept. (An intent with a record is kept as
 	// long as the record, see processed.Request.) Default 72 h; 1 minute to 10 years.
 	Retention time.Duration
+
+	// ArchiveFunction names an SQL function of the application, with its schema, such as "shop.archive". A worker calls
+	// it with what it is about to prune, in the transaction that prunes: see processed.Pruning. The rules for its owner
+	// and its rights are those of [Delivery].ApplyFunction; a worker that finds them broken does not start. Default: none.
+	ArchiveFunction string
 }
 
 func (c *Config) withDefaults() Config {

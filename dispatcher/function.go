@@ -4,23 +4,18 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"regexp"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/samekey/samekey/internal/appfunction"
 	"github.com/samekey/samekey/internal/jsonvalue"
 )
 
 // An Apply or an Attention written in SQL. The function has one argument of type jsonb, which describes the intent.
 // [Delivery].ApplyFunction documents its members.
-
-// functionName is a function's name with its schema, in the form that needs no quotes.
-var functionName = regexp.MustCompile(`^[a-z_][a-z0-9_$]{0,62}\.[a-z_][a-z0-9_$]{0,62}$`)
 
 // callFunction calls a function in the transaction of an Apply or an Attention.
 func callFunction(ctx context.Context, tx pgx.Tx, name string, event any) error {
@@ -28,15 +23,10 @@ func callFunction(ctx context.Context, tx pgx.Tx, name string, event any) error 
 	if err != nil {
 		return fmt.Errorf("describe the intent to the function %s: %w", name, err)
 	}
-	if _, err := tx.Exec(ctx, "select "+quotedFunction(name)+"($1::pg_catalog.jsonb)", string(argument)); err != nil {
+	if _, err := tx.Exec(ctx, "select "+appfunction.Quoted(name)+"($1::pg_catalog.jsonb)", string(argument)); err != nil {
 		return &functionError{name, err}
 	}
 	return nil
-}
-
-func quotedFunction(name string) string {
-	schema, function, _ := strings.Cut(name, ".")
-	return pgx.Identifier{schema, function}.Sanitize()
 }
 
 // functionError is an error that a function raised, or its call.
@@ -136,6 +126,3 @@ func orNull(text string) *string {
 	}
 	return &text
 }
-
-// errFunctionName is the reason against a name that is not a function's.
-var errFunctionName = errors.New("is not the name of an SQL function with its schema, in small letters, such as shop.charge_settled")

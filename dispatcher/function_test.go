@@ -20,8 +20,9 @@ import (
 // shop is a bundle with a worker's role and a role of the application, which owns the functions.
 type shop struct {
 	*attended
-	roles schema.Roles
-	d     func(options ...option) *dispatcher.Dispatcher // of the worker's role
+	roles   schema.Roles
+	archive string                                         // of the next dispatcher
+	d       func(options ...option) *dispatcher.Dispatcher // of the worker's role
 }
 
 func setupShop(t *testing.T) *shop {
@@ -31,7 +32,7 @@ func setupShop(t *testing.T) *shop {
 	s.roles, _, dsn = dbtest.Logins(t, s.db)
 	pool := dbtest.Pool(t, dsn)
 	s.d = func(options ...option) *dispatcher.Dispatcher {
-		d := s.dispatcherOn(pool, dispatcher.Config{})
+		d := s.dispatcherOn(pool, dispatcher.Config{ArchiveFunction: s.archive})
 		d.Destination("vendor", dispatcher.Limits{})
 		handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), s.send, options...)
 		handle(d, "send_receipt", policyOf(dispatcher.IdempotentWrite), s.post)
@@ -229,12 +230,12 @@ func TestFunctionsAreCheckedAtTheStart(t *testing.T) {
 		"of a worker":         {`grant WORKER to APP`, []string{`which has the rights of the worker: alter function`}},
 		"not granted":         {`revoke execute on function shop.told(jsonb) from WORKER`, []string{`the worker may not call shop.told: grant usage on schema shop to "WORKER"; grant execute on function shop.told(jsonb) to "WORKER"`}},
 		"schema not granted":  {`revoke usage on schema shop from WORKER`, []string{`the worker may not call shop.told`}},
-		"everyone's":          {`grant execute on function shop.told(jsonb) to public`, []string{`every role may call shop.told, and so report an answer that no vendor gave: revoke execute on function shop.told(jsonb) from public`}},
+		"everyone's":          {`grant execute on function shop.told(jsonb) to public`, []string{`every role may call shop.told, and so tell it what never happened: revoke execute on function shop.told(jsonb) from public`}},
 		"all of it": {`drop function shop.told(jsonb); create function shop.told(event jsonb) returns void language sql as ''`, []string{
 			`would run with the rights`, `no search_path of its own`, `a superuser`, `every role may call`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &shop{&attended{bundle: s.with(t)}, s.roles, s.d}
+			s := &shop{attended: &attended{bundle: s.with(t)}, roles: s.roles, d: s.d}
 			s.exec(`drop schema if exists shop cascade`)
 			s.exec(`create schema shop`)
 			s.exec(`create table shop.events (event jsonb)`)
@@ -301,5 +302,50 @@ func TestFunctionNamesAreChecked(t *testing.T) {
 	if err := d.Check(); err == nil || !strings.Contains(err.Error(), "ApplyFunction: not allowed together with Apply") ||
 		!strings.Contains(err.Error(), "AttentionFunction: not allowed together with Attention") {
 		t.Errorf("both: %v", err)
+	}
+}
+
+// The worker's role prunes: what it may not read or call, the archive does not get.
+func TestWorkerArchivesWhatItPrunes(t *testing.T) {
+	s := setupShop(t)
+	s.function(record)
+	d := s.d()
+	s.answers(dispatcher.Delivered(dispatcher.Response{Code: "200"}))
+	id := s.insert("charge_card")
+	s.expect(d, dispatcher.Summary{Delivered: 1})
+	s.exec(`update samekey.outbox_history set at = clock_timestamp() - interval '80 hours', key_window_until = null`)
+	s.archive = "shop.told"
+
+	s.exec(`alter table shop.events add constraint small check (length(event::text) < 10)`)
+	d = s.d()
+	if err := d.Upkeep(s.ctx, "forget"); err != nil {
+		t.Fatal(err)
+	}
+	line := s.logs.Line("the archive function failed")
+	if !strings.Contains(line, "level=ERROR") || !strings.Contains(line, "function=shop.told") || !strings.Contains(line, "small") || strings.Contains(line, "order-1") {
+		t.Errorf("%q", line)
+	}
+	if n := s.count(`select count(*) from samekey.outbox where id = $1`, id); n != 1 {
+		t.Error("the intent was pruned")
+	}
+
+	s.exec(`alter table shop.events drop constraint small`)
+	if err := d.Upkeep(s.ctx, "forget"); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.count(`select count(*) from samekey.outbox`); n != 0 {
+		t.Error("the intent was not pruned")
+	}
+	events := s.events()
+	if len(events) != 1 || len(events[0]["intents"].([]any)) != 1 || events[0]["intents"].([]any)[0].(map[string]any)["id"] != id.String() {
+		t.Errorf("the function got %v", events)
+	}
+	if who := value[string](s.bundle, `select who from shop.events`); who != s.roles.App {
+		t.Errorf("the function ran as %s, want its owner %s", who, s.roles.App)
+	}
+
+	s.exec(`alter function shop.told(jsonb) security invoker`)
+	if err := d.Run(s.ctx); err == nil || !strings.Contains(err.Error(), "ArchiveFunction") || !strings.Contains(err.Error(), "security definer") {
+		t.Errorf("Run: %v", err)
 	}
 }

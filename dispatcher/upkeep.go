@@ -71,7 +71,7 @@ func (u *upkeep) statistics(ctx context.Context) error {
 // out.
 func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
 	began := time.Now()
-	pruned, err := processed.Prune(ctx, u.core.pool, processed.Pruning{IntentRetain: retention})
+	pruned, err := processed.Prune(ctx, u.core.pool, processed.Pruning{IntentRetain: retention, ArchiveFunction: u.core.config.ArchiveFunction})
 	if pruned.Records+pruned.Intents > 0 {
 		u.core.log.InfoContext(ctx, "dispatcher: pruned", slog.Int64("records", pruned.Records), slog.Int64("intents", pruned.Intents),
 			slog.Int64("kept", pruned.Kept), slog.Duration("took", time.Since(began)))
@@ -79,6 +79,11 @@ func (u *upkeep) prune(ctx context.Context, retention time.Duration) error {
 	if pruned.Abandoned > 0 {
 		u.core.log.ErrorContext(ctx, "dispatcher: operations are past their retention and not completed; see docs/steps.md",
 			slog.Int64("operations", pruned.Abandoned))
+	}
+	if failed, ok := errors.AsType[*processed.ArchiveError](err); ok && ctx.Err() == nil {
+		u.core.log.ErrorContext(ctx, "dispatcher: the archive function failed; its rows were kept, and the next prune calls it again: correct the function",
+			slog.String("function", failed.Function), slog.String("error", errorText(failed.Err)))
+		return nil
 	}
 	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("dispatcher: %w", err)

@@ -43,7 +43,9 @@ func newWorker(c *core, ready func(context.Context, *pgx.Conn, look) error, draw
 			w.attender.add(action, mayApply)
 		}
 	}
-	check := func(ctx context.Context, conn *pgx.Conn) error { return checkFunctions(ctx, conn, actions) }
+	check := func(ctx context.Context, conn *pgx.Conn) error {
+		return checkFunctions(ctx, conn, c.config.ArchiveFunction, actions)
+	}
 	w.sweeper = newSweeper(c, w.destinations, w.settler, w.applier, w.attender)
 	w.session = &session{identity: &c.self, pool: c.pool, ready: ready, log: c.log, name: clean(c.config.Name, 255),
 		actions: w.destinations.actions(), attention: w.destinations.attended(), fairBy: w.destinations.fairBy(), check: check, draw: drawID,

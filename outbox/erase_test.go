@@ -422,8 +422,14 @@ func TestEraseAndPruneMeet(t *testing.T) {
 		}
 	}
 	tx := begin(t, on)
-	if _, err := outbox.Erase(t.Context(), tx, subject, dpo); err != nil {
-		t.Fatal(err)
+	dbtest.Exec(t, tx, `select from samekey.processed_events for update`) // as a prune does before it deletes
+	if done, err := outbox.Erase(t.Context(), on, subject, dpo); err == nil || done != (outbox.Erased{Intents: 1}) {
+		t.Errorf("while a prune looks: %+v, %v", done, err)
+	}
+	commit(t, tx)
+	tx = begin(t, on)
+	if done, err := outbox.Erase(t.Context(), tx, subject, dpo); err != nil || done != (outbox.Erased{Records: 1}) {
+		t.Fatalf("%+v, %v", done, err)
 	}
 	prune(processed.Pruned{}) // the record is locked
 	commit(t, tx)

@@ -2,6 +2,7 @@ package processed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -23,6 +24,16 @@ type Pruning struct {
 	// IntentRetain is how long a finished intent without a record is kept; such intents are written outside Run and Do.
 	// 1 minute to 10 years, 0 for 72 hours. A negative value keeps them, and saves a look at every intent.
 	IntentRetain time.Duration
+
+	// ArchiveFunction names an SQL function of the application, with its schema, such as "shop.archive". Prune calls it
+	// with what it is about to delete, in the same transaction, so each row is handed over at least once before it is
+	// gone. If the function fails, its rows are kept and Prune returns an [*ArchiveError].
+	//
+	// It has one argument of type jsonb: {"intents": [..], "records": [..]}, at most 500 rows and, unless one alone is
+	// larger, 4 MiB. docs/retention.md has their members. It must be security definer with a search_path of its own, and
+	// its owner neither a superuser, nor the role of the pool, nor the owner of samekey's tables; otherwise Prune
+	// deletes nothing. Default: none.
+	ArchiveFunction string
 }
 
 // Pruned counts what Prune did.
@@ -66,7 +77,11 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 		return done, fmt.Errorf("processed: Pruning.IntentRetain is %s: give %s to %s, zero for %s, or a negative value to keep such intents",
 			how.IntentRetain, minRetain, maxRetain, defaultRetain)
 	}
-	if err := done.records(ctx, pool, int32(how.Batch)); err != nil {
+	to := archive(how.ArchiveFunction)
+	if err := to.check(ctx, pool); err != nil {
+		return done, err
+	}
+	if err := done.records(ctx, pool, int32(how.Batch), to); err != nil {
 		return done, fmt.Errorf("processed: prune records: %w", err)
 	}
 	var err error
@@ -76,7 +91,7 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, how Pruning) (Pruned, error)
 	if how.IntentRetain < 0 {
 		return done, nil
 	}
-	if err := done.orphans(ctx, pool, int32(how.Batch), how.IntentRetain); err != nil {
+	if err := done.orphans(ctx, pool, int32(how.Batch), how.IntentRetain, to); err != nil {
 		return done, fmt.Errorf("processed: prune intents without a record: %w", err)
 	}
 	return done, nil
@@ -108,13 +123,18 @@ const maxOrphans = 1000
 //
 // None of these loses an effect, or does one twice within the retention.
 
-func (done *Pruned) records(ctx context.Context, pool *pgxpool.Pool, batch int32) error {
-	page := db.ProcessedEventsPruneParams{MaxCount: batch}
+func (done *Pruned) records(ctx context.Context, pool *pgxpool.Pool, batch int32, to archive) error {
+	if to != "" {
+		batch = min(batch, archivePage)
+	}
+	page := db.ProcessedEventsPruneParams{MaxCount: batch, OnlyPick: to != ""}
 	for {
 		var seen db.ProcessedEventsPruneRow
-		err := inBatch(ctx, pool, func(q *db.Queries) (err error) {
-			seen, err = q.ProcessedEventsPrune(ctx, page)
-			return err
+		err := inBatch(ctx, pool, func(tx pgx.Tx) (err error) {
+			if seen, err = db.New(tx).ProcessedEventsPrune(ctx, page); err != nil {
+				return err
+			}
+			return to.handOver(ctx, tx, doomed{ids: seen.Ids, keys: seen.Keys, scopes: seen.Scopes})
 		})
 		if err != nil {
 			return err
@@ -129,16 +149,19 @@ func (done *Pruned) records(ctx context.Context, pool *pgxpool.Pool, batch int32
 	}
 }
 
-func (done *Pruned) orphans(ctx context.Context, pool *pgxpool.Pool, batch int32, retain time.Duration) error {
+func (done *Pruned) orphans(ctx context.Context, pool *pgxpool.Pool, batch int32, retain time.Duration, to archive) error {
 	after := uuid.Nil
 	batch = min(batch, maxOrphans)
 	for {
 		var seen db.ProcessedEventsPruneOrphansRow
-		err := inBatch(ctx, pool, func(q *db.Queries) (err error) {
-			seen, err = q.ProcessedEventsPruneOrphans(ctx, db.ProcessedEventsPruneOrphansParams{
-				After: after, MaxCount: batch, RetainUs: retain.Microseconds(),
+		err := inBatch(ctx, pool, func(tx pgx.Tx) (err error) {
+			seen, err = db.New(tx).ProcessedEventsPruneOrphans(ctx, db.ProcessedEventsPruneOrphansParams{
+				After: after, MaxCount: batch, RetainUs: retain.Microseconds(), OnlyPick: to != "",
 			})
-			return err
+			if err != nil {
+				return err
+			}
+			return to.handOver(ctx, tx, doomed{ids: seen.Ids})
 		})
 		if err != nil {
 			return err
@@ -162,15 +185,15 @@ const byIndex = "set local enable_seqscan = off; set local enable_bitmapscan = o
 // The first page of a call steps over the index entries that earlier calls left dead, until a vacuum removes them.
 // After a million deletes on a busy server this took longer than a statement timeout of 5 s. A cancelled scan has
 // marked the entries that it met, and the next scan passes them quickly, so another attempt gets further.
-func inBatch(ctx context.Context, pool *pgxpool.Pool, do func(*db.Queries) error) error {
+func inBatch(ctx context.Context, pool *pgxpool.Pool, do func(pgx.Tx) error) error {
 	for try := 1; ; try++ {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, byIndex); err != nil {
 				return err
 			}
-			return do(db.New(tx))
+			return do(tx)
 		})
-		if sqlstate.Of(err) != sqlstate.Cancelled || try == maxTries || ctx.Err() != nil {
+		if _, ofFunction := errors.AsType[*ArchiveError](err); ofFunction || sqlstate.Of(err) != sqlstate.Cancelled || try == maxTries || ctx.Err() != nil {
 			return err
 		}
 	}

@@ -61,6 +61,9 @@ on conflict (idem_key, scope) do nothing;
 -- has taken their attention events. A window of 'infinity' (Forever) is capped by the retention, which has passed. Pages
 -- follow a cursor, so a record that must stay does not block the next ones. Another pruner has the rows that are locked.
 --
+-- With only_pick it deletes nothing and returns what it would delete, locked until the transaction ends: for an archive.
+-- ProcessedEventsPruneDelete then deletes it.
+--
 -- The scalar subqueries with a limit and the arrays force index lookups regardless of statistics. The planner may
 -- turn an EXISTS into a hash of the whole history.
 with page as materialized (
@@ -92,28 +95,33 @@ with page as materialized (
     select array(select unnest(j.ids) from judged j where j.doomed) as ids,
            array(select j.idem_key from judged j where j.doomed) as keys,
            array(select j.scope from judged j where j.doomed) as scopes
+), gone as materialized (
+    select d.* from doomed d where not @only_pick::boolean
 ), history as (
-    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from gone d)::uuid[])
 ), attention as ( -- of actions without an Attention function
-    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from gone d)::uuid[])
 ), sends as (
-    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from gone d)::uuid[])
 ), intents as (
-    delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox o where o.id = any ((select d.ids from gone d)::uuid[])
 ), steps as (
     delete from samekey.operation_steps s
-    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
-                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    using (select unnest((select d.keys from gone d)::text[]) as idem_key,
+                  unnest((select d.scopes from gone d)::text[]) as scope) k
     where s.idem_key = k.idem_key and s.scope = k.scope
 ), records as (
     delete from samekey.processed_events p
-    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
-                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    using (select unnest((select d.keys from gone d)::text[]) as idem_key,
+                  unnest((select d.scopes from gone d)::text[]) as scope) k
     where p.idem_key = k.idem_key and p.scope = k.scope
 )
 select (select count(*) from page)::int as seen,
        cardinality(d.keys)::int as records,
        cardinality(d.ids)::int as intents,
+       (case when @only_pick::boolean then d.ids end)::uuid[] as ids,
+       (case when @only_pick::boolean then d.keys end)::text[] as keys,
+       (case when @only_pick::boolean then d.scopes end)::text[] as scopes,
        coalesce(last.expires_at, @after_expires::timestamptz)::timestamptz as last_expires,
        coalesce(last.idem_key, '')::text as last_key,
        coalesce(last.scope, '')::text as last_scope
@@ -167,16 +175,58 @@ with page as materialized (
     where i.finished
 ), doomed as materialized (
     select array(select unnest(j.ids) from judged j) as ids
+), gone as materialized (
+    select d.* from doomed d where not @only_pick::boolean
 ), history as (
-    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from gone d)::uuid[])
 ), attention as ( -- of actions without an Attention function
-    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from gone d)::uuid[])
 ), sends as (
-    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from gone d)::uuid[])
 ), intents as (
-    delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox o where o.id = any ((select d.ids from gone d)::uuid[])
 )
 select (select count(*) from page)::int as seen,
        cardinality(d.ids)::int as intents,
+       (case when @only_pick::boolean then d.ids end)::uuid[] as ids,
        coalesce((select g.id from page g order by g.id desc limit 1), @after)::uuid as last
 from doomed d;
+
+-- name: ProcessedEventsPruneDelete :exec
+-- Deletes what only_pick returned, in the same transaction: records with their steps, and intents with all that belongs
+-- to them.
+with history as (
+    delete from samekey.outbox_history h where h.intent_id = any (@ids::uuid[])
+), attention as (
+    delete from samekey.outbox_attention n where n.intent_id = any (@ids::uuid[])
+), sends as (
+    delete from samekey.outbox_sends s where s.intent_id = any (@ids::uuid[])
+), intents as (
+    delete from samekey.outbox o where o.id = any (@ids::uuid[])
+), steps as (
+    delete from samekey.operation_steps s
+    using (select unnest(@keys::text[]) as idem_key, unnest(@scopes::text[]) as scope) k
+    where s.idem_key = k.idem_key and s.scope = k.scope
+)
+delete from samekey.processed_events p
+using (select unnest(@keys::text[]) as idem_key, unnest(@scopes::text[]) as scope) k
+where p.idem_key = k.idem_key and p.scope = k.scope;
+
+-- What an archive gets is handed over in parts, so the sizes are read first.
+
+-- name: ArchiveIntentSizes :many
+select o.id, (octet_length(o.payload)
+        + coalesce((select sum(coalesce(octet_length(h.response), 0) + coalesce(octet_length(h.error), 0))
+                    from samekey.outbox_history h where h.intent_id = o.id), 0)
+        + coalesce((select octet_length(s.request) from samekey.outbox_sends s where s.intent_id = o.id), 0))::bigint as bytes
+from samekey.outbox o
+where o.id = any (@ids::uuid[])
+order by o.id;
+
+-- name: ProcessedEventsSizes :many
+select p.idem_key, p.scope, (coalesce(octet_length(p.response_body), 0) + coalesce(octet_length(p.response_headers), 0)
+        + coalesce((select sum(coalesce(octet_length(s.result), 0)) from samekey.operation_steps s
+                    where s.idem_key = p.idem_key and s.scope = p.scope), 0))::bigint as bytes
+from (select unnest(@keys::text[]) as idem_key, unnest(@scopes::text[]) as scope) k
+join samekey.processed_events p on p.idem_key = k.idem_key and p.scope = k.scope
+order by p.idem_key, p.scope;

@@ -119,6 +119,7 @@ func (r *reader) lineOf(path string, otherwise int) int {
 var fileNames = map[string]string{
 	"PassFailed":        "ordering",
 	"ApplyFunction":     "apply",
+	"ArchiveFunction":   "archive",
 	"AttentionFunction": "attention",
 	"Vendor":            "key",
 	"Vendor.Key":        "key",

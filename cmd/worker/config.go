@@ -138,6 +138,7 @@ func (c *config) readWorker(r *reader, at entry) {
 		"sweep_interval": func(e entry) { c.worker.SweepInterval = r.duration(e) },
 		"stop_timeout":   func(e entry) { c.worker.StopTimeout = r.duration(e) },
 		"retention":      func(e entry) { c.worker.Retention = r.duration(e) },
+		"archive":        func(e entry) { c.worker.ArchiveFunction, _, _ = r.text(e) },
 	})
 }
 

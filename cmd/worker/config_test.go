@@ -75,7 +75,7 @@ actions:
 
 func TestFieldsAreRead(t *testing.T) {
 	c, err := loadText(t, `
-worker: {name: "w-${env:POD}", sweep_interval: 1s, stop_timeout: 10s, retention: 7d}
+worker: {name: "w-${env:POD}", sweep_interval: 1s, stop_timeout: 10s, retention: 7d, archive: shop.archive}
 destinations:
   bank:
     url: "https://${env:BANK_USER}:${env:BANK_PASSWORD}@bank.example/api?cost=$$5"

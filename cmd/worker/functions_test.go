@@ -12,7 +12,7 @@ import (
 )
 
 func TestFunctionNamesInTheFile(t *testing.T) {
-	c, err := loadText(t, `
+	c, err := loadText(t, `worker: {archive: archive}
 destinations: {vendor: {url: "https://vendor.example", key_window: 24h}}
 actions:
   charge_card:
@@ -29,6 +29,7 @@ actions:
     atention: shop.refund_needs_attention
 `, nil)
 	wantMistakes(t, c, err, `
+FILE:1: worker.archive: "archive" is not the name of an SQL function with its schema, in small letters, such as shop.charge_settled
 FILE:8: actions.charge_card.apply: "charge_settled" is not the name of an SQL function with its schema, in small letters, such as shop.charge_settled
 FILE:9: actions.charge_card.attention: "shop.Charge" is not the name of an SQL function with its schema, in small letters, such as shop.charge_settled
 FILE:14: actions.refund.apply: empty: remove the field to get its default
@@ -42,7 +43,8 @@ func TestWorkerRefusesFunctionsWithItsRights(t *testing.T) {
 	roles, _, workerDSN := dbtest.Logins(t, db)
 	dbtest.Exec(t, db, `create schema shop`)
 	dbtest.Exec(t, db, `create function shop.settled(event jsonb) returns void language sql as ''`)
-	config := writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL)+`  refund:
+	archiving := strings.Replace(oneVendor, "stop_timeout: 1s", "stop_timeout: 1s, archive: shop.settled", 1)
+	config := writeFile(t, "worker.yaml", fmt.Sprintf(archiving, vendor.URL)+`  refund:
     {destination: vendor, request: POST /v1/refunds, class: idempotent_write, timeout: 20s,
      apply: shop.settled,
      attention: shop.nobody}
@@ -59,6 +61,7 @@ func TestWorkerRefusesFunctionsWithItsRights(t *testing.T) {
 		config + `:9: actions.refund.apply: shop.settled belongs to "postgres", a superuser: alter function shop.settled(jsonb) owner to a role of the application`,
 		config + `:9: actions.refund.apply: the worker may not call shop.settled: grant usage on schema shop to "` + roles.Worker + `"; grant execute on function shop.settled(jsonb) to "` + roles.Worker + `"`,
 		config + `:9: actions.refund.apply: every role may call shop.settled`,
+		config + `:2: worker.archive: shop.settled would run with the rights of the worker: alter function shop.settled(jsonb) security definer`,
 		config + `:10: actions.refund.attention: there is no function shop.nobody(jsonb): create it`,
 	} {
 		if !strings.Contains(p.log.String(), want+"\n") && !strings.Contains(p.log.String(), want+",") {
@@ -81,7 +84,7 @@ func TestWorkerRefusesFunctionsWithItsRights(t *testing.T) {
 	} {
 		dbtest.Exec(t, db, sql)
 	}
-	p = start(t, env, "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(oneVendor, vendor.URL)+`  refund:
+	p = start(t, env, "run", "-config", writeFile(t, "worker.yaml", fmt.Sprintf(archiving, vendor.URL)+`  refund:
     {destination: vendor, request: POST /v1/refunds, class: idempotent_write, timeout: 20s, apply: shop.settled}
 `))
 	p.waitReady(t, 200)

@@ -12,6 +12,43 @@ import (
 	"github.com/google/uuid"
 )
 
+const ArchiveIntentSizes = `-- name: ArchiveIntentSizes :many
+
+select o.id, (octet_length(o.payload)
+        + coalesce((select sum(coalesce(octet_length(h.response), 0) + coalesce(octet_length(h.error), 0))
+                    from samekey.outbox_history h where h.intent_id = o.id), 0)
+        + coalesce((select octet_length(s.request) from samekey.outbox_sends s where s.intent_id = o.id), 0))::bigint as bytes
+from samekey.outbox o
+where o.id = any ($1::uuid[])
+order by o.id
+`
+
+type ArchiveIntentSizesRow struct {
+	ID    uuid.UUID
+	Bytes int64
+}
+
+// What an archive gets is handed over in parts, so the sizes are read first.
+func (q *Queries) ArchiveIntentSizes(ctx context.Context, ids []uuid.UUID) ([]ArchiveIntentSizesRow, error) {
+	rows, err := q.db.Query(ctx, ArchiveIntentSizes, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ArchiveIntentSizesRow
+	for rows.Next() {
+		var i ArchiveIntentSizesRow
+		if err := rows.Scan(&i.ID, &i.Bytes); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ProcessedEventsCheckTransaction = `-- name: ProcessedEventsCheckTransaction :one
 select case when now() = $1::timestamptz then clock_timestamp()
             else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end::timestamptz as at
@@ -176,10 +213,10 @@ with page as materialized (
     select p.idem_key, p.scope, p.expires_at
     from samekey.processed_events p
     where p.expires_at < (select clock_timestamp())
-      and (p.expires_at, p.idem_key, p.scope) > ($1::timestamptz, $2::text, $3::text)
+      and (p.expires_at, p.idem_key, p.scope) > ($2::timestamptz, $3::text, $4::text)
       and p.completed_at is not null
     order by p.expires_at, p.idem_key, p.scope
-    limit $4
+    limit $5
     for update skip locked
 ), judged as materialized (
     select g.idem_key, g.scope, i.ids, coalesce(i.finished, true) as doomed
@@ -201,29 +238,34 @@ with page as materialized (
     select array(select unnest(j.ids) from judged j where j.doomed) as ids,
            array(select j.idem_key from judged j where j.doomed) as keys,
            array(select j.scope from judged j where j.doomed) as scopes
+), gone as materialized (
+    select d.ids, d.keys, d.scopes from doomed d where not $1::boolean
 ), history as (
-    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from gone d)::uuid[])
 ), attention as ( -- of actions without an Attention function
-    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from gone d)::uuid[])
 ), sends as (
-    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from gone d)::uuid[])
 ), intents as (
-    delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox o where o.id = any ((select d.ids from gone d)::uuid[])
 ), steps as (
     delete from samekey.operation_steps s
-    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
-                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    using (select unnest((select d.keys from gone d)::text[]) as idem_key,
+                  unnest((select d.scopes from gone d)::text[]) as scope) k
     where s.idem_key = k.idem_key and s.scope = k.scope
 ), records as (
     delete from samekey.processed_events p
-    using (select unnest((select d.keys from doomed d)::text[]) as idem_key,
-                  unnest((select d.scopes from doomed d)::text[]) as scope) k
+    using (select unnest((select d.keys from gone d)::text[]) as idem_key,
+                  unnest((select d.scopes from gone d)::text[]) as scope) k
     where p.idem_key = k.idem_key and p.scope = k.scope
 )
 select (select count(*) from page)::int as seen,
        cardinality(d.keys)::int as records,
        cardinality(d.ids)::int as intents,
-       coalesce(last.expires_at, $1::timestamptz)::timestamptz as last_expires,
+       (case when $1::boolean then d.ids end)::uuid[] as ids,
+       (case when $1::boolean then d.keys end)::text[] as keys,
+       (case when $1::boolean then d.scopes end)::text[] as scopes,
+       coalesce(last.expires_at, $2::timestamptz)::timestamptz as last_expires,
        coalesce(last.idem_key, '')::text as last_key,
        coalesce(last.scope, '')::text as last_scope
 from doomed d
@@ -233,6 +275,7 @@ left join lateral (
 `
 
 type ProcessedEventsPruneParams struct {
+	OnlyPick     bool
 	AfterExpires time.Time
 	AfterKey     string
 	AfterScope   string
@@ -243,6 +286,9 @@ type ProcessedEventsPruneRow struct {
 	Seen        int32
 	Records     int32
 	Intents     int32
+	Ids         []uuid.UUID
+	Keys        []string
+	Scopes      []string
 	LastExpires time.Time
 	LastKey     string
 	LastScope   string
@@ -253,10 +299,14 @@ type ProcessedEventsPruneRow struct {
 // has taken their attention events. A window of 'infinity' (Forever) is capped by the retention, which has passed. Pages
 // follow a cursor, so a record that must stay does not block the next ones. Another pruner has the rows that are locked.
 //
+// With only_pick it deletes nothing and returns what it would delete, locked until the transaction ends: for an archive.
+// ProcessedEventsPruneDelete then deletes it.
+//
 // The scalar subqueries with a limit and the arrays force index lookups regardless of statistics. The planner may
 // turn an EXISTS into a hash of the whole history.
 func (q *Queries) ProcessedEventsPrune(ctx context.Context, arg ProcessedEventsPruneParams) (ProcessedEventsPruneRow, error) {
 	row := q.db.QueryRow(ctx, ProcessedEventsPrune,
+		arg.OnlyPick,
 		arg.AfterExpires,
 		arg.AfterKey,
 		arg.AfterScope,
@@ -267,6 +317,9 @@ func (q *Queries) ProcessedEventsPrune(ctx context.Context, arg ProcessedEventsP
 		&i.Seen,
 		&i.Records,
 		&i.Intents,
+		&i.Ids,
+		&i.Keys,
+		&i.Scopes,
 		&i.LastExpires,
 		&i.LastKey,
 		&i.LastScope,
@@ -274,13 +327,45 @@ func (q *Queries) ProcessedEventsPrune(ctx context.Context, arg ProcessedEventsP
 	return i, err
 }
 
+const ProcessedEventsPruneDelete = `-- name: ProcessedEventsPruneDelete :exec
+with history as (
+    delete from samekey.outbox_history h where h.intent_id = any ($3::uuid[])
+), attention as (
+    delete from samekey.outbox_attention n where n.intent_id = any ($3::uuid[])
+), sends as (
+    delete from samekey.outbox_sends s where s.intent_id = any ($3::uuid[])
+), intents as (
+    delete from samekey.outbox o where o.id = any ($3::uuid[])
+), steps as (
+    delete from samekey.operation_steps s
+    using (select unnest($1::text[]) as idem_key, unnest($2::text[]) as scope) k
+    where s.idem_key = k.idem_key and s.scope = k.scope
+)
+delete from samekey.processed_events p
+using (select unnest($1::text[]) as idem_key, unnest($2::text[]) as scope) k
+where p.idem_key = k.idem_key and p.scope = k.scope
+`
+
+type ProcessedEventsPruneDeleteParams struct {
+	Keys   []string
+	Scopes []string
+	Ids    []uuid.UUID
+}
+
+// Deletes what only_pick returned, in the same transaction: records with their steps, and intents with all that belongs
+// to them.
+func (q *Queries) ProcessedEventsPruneDelete(ctx context.Context, arg ProcessedEventsPruneDeleteParams) error {
+	_, err := q.db.Exec(ctx, ProcessedEventsPruneDelete, arg.Keys, arg.Scopes, arg.Ids)
+	return err
+}
+
 const ProcessedEventsPruneOrphans = `-- name: ProcessedEventsPruneOrphans :one
 with page as materialized (
     select o.id, o.idem_key, o.scope, o.action, o.part, o.revision
     from samekey.outbox o
-    where o.id > $1
+    where o.id > $2
     order by o.id
-    limit $2
+    limit $3
 ), heads as materialized (
     select array(
         select g.id from page g
@@ -303,7 +388,7 @@ with page as materialized (
         select array_agg(o.id) as ids,
                bool_and((select h.intent_id from samekey.outbox_history h
                          where h.intent_id = o.id and h.final_status is not null
-                           and h.at < (select clock_timestamp()) - (interval '1 microsecond' * $3::bigint)
+                           and h.at < (select clock_timestamp()) - (interval '1 microsecond' * $4::bigint)
                            and (h.key_window_until is null or h.key_window_until = 'infinity' or h.key_window_until < (select clock_timestamp()))
                          limit 1) is not null
                         and (select q.id from samekey.outbox_queue q where q.id = o.id limit 1) is null
@@ -316,22 +401,26 @@ with page as materialized (
     where i.finished
 ), doomed as materialized (
     select array(select unnest(j.ids) from judged j) as ids
+), gone as materialized (
+    select d.ids from doomed d where not $1::boolean
 ), history as (
-    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_history h where h.intent_id = any ((select d.ids from gone d)::uuid[])
 ), attention as ( -- of actions without an Attention function
-    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_attention n where n.intent_id = any ((select d.ids from gone d)::uuid[])
 ), sends as (
-    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox_sends s where s.intent_id = any ((select d.ids from gone d)::uuid[])
 ), intents as (
-    delete from samekey.outbox o where o.id = any ((select d.ids from doomed d)::uuid[])
+    delete from samekey.outbox o where o.id = any ((select d.ids from gone d)::uuid[])
 )
 select (select count(*) from page)::int as seen,
        cardinality(d.ids)::int as intents,
-       coalesce((select g.id from page g order by g.id desc limit 1), $1)::uuid as last
+       (case when $1::boolean then d.ids end)::uuid[] as ids,
+       coalesce((select g.id from page g order by g.id desc limit 1), $2)::uuid as last
 from doomed d
 `
 
 type ProcessedEventsPruneOrphansParams struct {
+	OnlyPick bool
 	After    uuid.UUID
 	MaxCount int32
 	RetainUs int64
@@ -340,6 +429,7 @@ type ProcessedEventsPruneOrphansParams struct {
 type ProcessedEventsPruneOrphansRow struct {
 	Seen    int32
 	Intents int32
+	Ids     []uuid.UUID
 	Last    uuid.UUID
 }
 
@@ -347,9 +437,19 @@ type ProcessedEventsPruneOrphansRow struct {
 // the last one was finished longer ago than the retention. The lock of the key keeps other transactions away; if the
 // key is in use, the next prune tries again.
 func (q *Queries) ProcessedEventsPruneOrphans(ctx context.Context, arg ProcessedEventsPruneOrphansParams) (ProcessedEventsPruneOrphansRow, error) {
-	row := q.db.QueryRow(ctx, ProcessedEventsPruneOrphans, arg.After, arg.MaxCount, arg.RetainUs)
+	row := q.db.QueryRow(ctx, ProcessedEventsPruneOrphans,
+		arg.OnlyPick,
+		arg.After,
+		arg.MaxCount,
+		arg.RetainUs,
+	)
 	var i ProcessedEventsPruneOrphansRow
-	err := row.Scan(&i.Seen, &i.Intents, &i.Last)
+	err := row.Scan(
+		&i.Seen,
+		&i.Intents,
+		&i.Ids,
+		&i.Last,
+	)
 	return i, err
 }
 
@@ -364,6 +464,46 @@ select set_config('lock_timeout', least(nullif(extract(epoch from current_settin
 func (q *Queries) ProcessedEventsSetLockTimeout(ctx context.Context, withinMs int64) error {
 	_, err := q.db.Exec(ctx, ProcessedEventsSetLockTimeout, withinMs)
 	return err
+}
+
+const ProcessedEventsSizes = `-- name: ProcessedEventsSizes :many
+select p.idem_key, p.scope, (coalesce(octet_length(p.response_body), 0) + coalesce(octet_length(p.response_headers), 0)
+        + coalesce((select sum(coalesce(octet_length(s.result), 0)) from samekey.operation_steps s
+                    where s.idem_key = p.idem_key and s.scope = p.scope), 0))::bigint as bytes
+from (select unnest($1::text[]) as idem_key, unnest($2::text[]) as scope) k
+join samekey.processed_events p on p.idem_key = k.idem_key and p.scope = k.scope
+order by p.idem_key, p.scope
+`
+
+type ProcessedEventsSizesParams struct {
+	Keys   []string
+	Scopes []string
+}
+
+type ProcessedEventsSizesRow struct {
+	IdemKey string
+	Scope   string
+	Bytes   int64
+}
+
+func (q *Queries) ProcessedEventsSizes(ctx context.Context, arg ProcessedEventsSizesParams) ([]ProcessedEventsSizesRow, error) {
+	rows, err := q.db.Query(ctx, ProcessedEventsSizes, arg.Keys, arg.Scopes)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []ProcessedEventsSizesRow
+	for rows.Next() {
+		var i ProcessedEventsSizesRow
+		if err := rows.Scan(&i.IdemKey, &i.Scope, &i.Bytes); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const ProcessedEventsTryLock = `-- name: ProcessedEventsTryLock :one

@@ -3033,6 +3033,85 @@ end
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
+-- Archive. What is pruned can be handed to a function of the application before: see queries/processed_events.sql.
+
+-- Returns bytes as jsonb, or null if they are not JSON that jsonb can hold. A number such as 1e1000, whose jsonb has a
+-- digit for each zero, counts as such.
+create function samekey.archive_json(content bytea) returns jsonb
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_text text;
+begin
+    v_text := convert_from(content, 'UTF8');
+    return case when v_text !~ '[0-9][eE][+-]?[0-9]{3}' then v_text::jsonb end;
+exception when data_exception or program_limit_exceeded or statement_too_complex then
+    return null;
+end
+$$;
+
+-- Returns bytes as members of an object: name if they fit jsonb, else name_base64.
+create function samekey.archive_bytes(name text, content bytea) returns jsonb
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_json jsonb := samekey.archive_json(content);
+begin
+    return jsonb_build_object(name, v_json,
+        name || '_base64', case when v_json is null then translate(encode(content, 'base64'), e'\n', '') end);
+end
+$$;
+
+-- Returns intents with their history, and records with their steps, for an archive. The members have the names of the
+-- views samekey.intents and samekey.timeline; those without a value are null.
+create function samekey.archive_batch(ids uuid[], keys text[], scopes text[]) returns jsonb
+    language plpgsql stable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return jsonb_build_object(
+        'intents', (
+            select coalesce(jsonb_agg(jsonb_build_object(
+                'id', o.id, 'scope', o.scope, 'key', o.idem_key, 'action', o.action, 'part', o.part, 'subject', o.subject,
+                'status', f.final_status, 'code', f.code, 'finished_at', f.at, 'created_at', o.created_at, 'due_at', o.due_at,
+                'deadline', o.deadline, 'delivery_key', o.delivery_key, 'ordering_key', o.ordering_key, 'requested_by', o.requested_by,
+                'written_by', o.written_by, 'trace_context', o.trace_context, 'revision', o.revision, 'replaces', o.replaces,
+                'erased_at', o.erased_at, 'content_type', o.content_type, 'headers', o.headers,
+                'sent', (select jsonb_build_object('carried_key', s.carried_key, 'request_type', s.request_type, 'message_id', s.message_id,
+                                                   'created_at', s.created_at) || samekey.archive_bytes('request', s.request)
+                         from samekey.outbox_sends s where s.intent_id = o.id),
+                'history', (select jsonb_agg(jsonb_build_object(
+                                'id', h.id, 'at', h.at, 'event', h.event, 'outcome', h.outcome, 'final_status', h.final_status, 'code', h.code,
+                                'error', h.error, 'reference', h.reference, 'attempt', h.attempt, 'worker', h.worker, 'started_at', h.started_at,
+                                'actor', h.actor, 'reason', h.reason, 'db_user', h.db_user, 'response_type', h.response_type)
+                                || samekey.archive_bytes('response', h.response) order by h.id)
+                            from samekey.outbox_history h where h.intent_id = o.id))
+                || samekey.archive_bytes('payload', case when o.erased_at is null then o.payload end) order by o.id), '[]')
+            from samekey.outbox o
+            left join samekey.outbox_history f on f.intent_id = o.id and f.final_status is not null
+            where o.id = any (archive_batch.ids)),
+        'records', (
+            select coalesce(jsonb_agg(jsonb_build_object(
+                'scope', p.scope, 'key', p.idem_key, 'subject', p.subject, 'payload_hash', encode(p.payload_hash, 'hex'), 'hash_version', p.hash_version,
+                'failed', p.failed, 'code', p.response_code, 'created_at', p.created_at, 'completed_at', p.completed_at,
+                'expires_at', p.expires_at, 'erased_at', p.erased_at,
+                'steps', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'position', s.position, 'name', s.name, 'status', s.status, 'failed', s.failed, 'code', s.code,
+                              'delivery_key', s.delivery_key, 'sends', s.sends, 'first_sent_at', s.first_sent_at, 'error', s.error,
+                              'resolved_at', s.resolved_at, 'resolved_by', s.resolved_by, 'resolved_db_user', s.resolved_db_user,
+                              'resolved_reason', s.resolved_reason, 'created_at', s.created_at, 'finished_at', s.finished_at)
+                              || samekey.archive_bytes('result', s.result) order by s.position), '[]')
+                          from samekey.operation_steps s where s.idem_key = p.idem_key and s.scope = p.scope))
+                || samekey.archive_bytes('response', p.response_body) || samekey.archive_bytes('response_headers', p.response_headers)
+                order by p.idem_key, p.scope), '[]')
+            from unnest(archive_batch.keys, archive_batch.scopes) k (idem_key, scope)
+            join samekey.processed_events p on p.idem_key = k.idem_key collate "C" and p.scope = k.scope collate "C"));
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------------------
 -- Pauses and endpoints.
 
 -- Stops the calls to a destination, or of one of its actions, on all workers. Calls and lookups stop starting within a
