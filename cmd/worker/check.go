@@ -119,6 +119,7 @@ func (r *reader) lineOf(path string, otherwise int) int {
 // ca_file.
 var fileNames = map[string]string{
 	"PassFailed":        "ordering",
+	"StopEndpointAfter": "stop_after",
 	"ApplyFunction":     "apply",
 	"AttentionFunction": "attention",
 	"Vendor":            "key",
