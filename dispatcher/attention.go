@@ -128,8 +128,12 @@ func (r *attentionRunner) failed(ctx context.Context, e *attentionEvent, err err
 
 // value is what the function is told.
 func (e *attentionEvent) value() Attention {
+	call := e.claim.call()
+	if e.Endpoint != nil {
+		call.Endpoint = &Endpoint{Name: *e.Endpoint}
+	}
 	return Attention{
-		Call: e.claim.call(), Status: outbox.Status(e.Status), Now: outbox.Status(e.NowStatus), At: e.At,
+		Call: call, Status: outbox.Status(e.Status), Now: outbox.Status(e.NowStatus), At: e.At,
 		Event: e.Event, Code: text(e.Code), Error: text(e.Error), Actor: text(e.Actor), Reason: text(e.Reason),
 	}
 }

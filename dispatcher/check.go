@@ -238,6 +238,9 @@ func (l Limits) check(errs *ConfigErrors, item string, endpoints bool) {
 	case l.PerEndpoint > 0 && !endpoints:
 		errs.Add(item, "PerEndpoint", "%d is not allowed: no action of the destination has endpoints", l.PerEndpoint)
 	}
+	if l.StopEndpointAfter != 0 {
+		errs.checkRange(item, "StopEndpointAfter", l.StopEndpointAfter, minStopEndpoint, maxStopEndpoint)
+	}
 }
 
 func (l Limits) checkBreaker(errs *ConfigErrors, item string, with Limits) {

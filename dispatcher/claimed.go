@@ -66,6 +66,7 @@ type storedEndpoint struct {
 	Endpoint
 	version uuid.UUID
 	stopped bool
+	failing time.Duration // since its first failure after the last success; negative: it is not failing
 }
 
 // loaded takes what the claim left out.

@@ -31,7 +31,8 @@ func (d *destination) attempt(c *claim) settlement {
 	s.took = took
 	c.reference = or(s.reference, c.reference)
 	d.observe(c, s.response.Code, outcome)
-	d.stopIfGone(c, outcome)
+	works, fails := serves(outcome)
+	d.noteEndpoint(c, outcome, works, fails)
 	return s
 }
 

@@ -30,6 +30,7 @@ type destination struct {
 	breaker   *limit.Breaker   // of the actions without endpoints
 	endpoints *limit.Endpoints // of the others
 	mixed     bool             // some or all of the actions have endpoints
+	stopAfter time.Duration    // see Limits.StopEndpointAfter
 
 	poked     chan struct{} // something was flagged
 	stints    chan stint    // River's jobs offer to drain
@@ -53,7 +54,7 @@ func newDestination(c *core, a *account) *destination {
 		slots: newSlots(l.Concurrency), poked: make(chan struct{}, 1), due: map[string]bool{},
 		stints: make(chan stint), tries: make([]tries, len(a.actions)), load: newLoadBudget(),
 		rate: limit.NewRate(l.Rate, l.Burst), breaker: limit.NewBreaker(breaker), endpoints: limit.NewEndpoints(l.PerEndpoint, breaker),
-		mixed: a.hasEndpoints(), turns: make([]*turns, len(a.actions)), busy: newShareCounts(),
+		mixed: a.hasEndpoints(), stopAfter: l.StopEndpointAfter, turns: make([]*turns, len(a.actions)), busy: newShareCounts(),
 	}
 	for i, action := range a.actions {
 		if action.policy.FairBy != "" {

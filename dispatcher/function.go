@@ -79,6 +79,8 @@ type functionAttention struct {
 	Error  *string   `json:"error"`
 	Actor  *string   `json:"actor"`
 	Reason *string   `json:"reason"`
+
+	Endpoint string `json:"endpoint,omitempty"`
 }
 
 // applyFunction makes the Apply that calls a function.
@@ -95,8 +97,12 @@ func applyFunction(name string) func(context.Context, pgx.Tx, Settled) error {
 // attentionFunction makes the Attention that calls a function.
 func attentionFunction(name string) func(context.Context, pgx.Tx, Attention) error {
 	return func(ctx context.Context, tx pgx.Tx, at Attention) error {
+		endpoint := ""
+		if at.Call.Endpoint != nil {
+			endpoint = at.Call.Endpoint.Name
+		}
 		return callFunction(ctx, tx, name, functionAttention{
-			functionIntent: intentFor(&at.Call, at.Code), Status: string(at.Status), Now: string(at.Now), At: at.At,
+			Endpoint: endpoint, functionIntent: intentFor(&at.Call, at.Code), Status: string(at.Status), Now: string(at.Now), At: at.At,
 			Event: at.Event, Error: orNull(at.Error), Actor: orNull(at.Actor), Reason: orNull(at.Reason),
 		})
 	}

@@ -47,6 +47,14 @@ type Limits struct {
 	// PerEndpoint is the largest number of calls in progress to one endpoint in this process; see [Delivery].Endpoint.
 	// Default 4, or Concurrency if that is less. It is used only by actions with an Endpoint.
 	PerEndpoint int
+
+	// StopEndpointAfter stops a stored endpoint that has failed for this long without a success in between, as
+	// [Gone] does. The endpoint fails if an attempt ends without a connection, without an answer, or with one that means
+	// [Retry], [Denied], [Unknown] or [Stuck]. [Delivered], [Refused] and [Accepted] are successes. Attempts that were not
+	// made, lookups, and [Dead], which is about one intent, do not count. A healthy endpoint costs no write. The failed
+	// attempt after that time stops the endpoint, so it needs intents that are still tried then. All workers must use the
+	// same value. Default: an endpoint is never stopped for failing; 1 min to 90 days.
+	StopEndpointAfter time.Duration
 }
 
 const (
@@ -59,6 +67,9 @@ const (
 	maxRate        = 100_000
 	maxBurst       = 1_000_000
 	maxBreak       = time.Hour
+
+	minStopEndpoint = time.Minute
+	maxStopEndpoint = 90 * 24 * time.Hour
 
 	// burstTime is how much of the rate a default burst holds.
 	burstTime = 100 * time.Millisecond

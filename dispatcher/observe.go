@@ -76,6 +76,18 @@ func healthOf(o Outcome, lookup bool) limit.Health {
 	return limit.Good
 }
 
+// serves reports whether an attempt shows that its endpoint works, and whether it shows that the endpoint fails. Dead is
+// about one intent, and shows neither.
+func serves(o Outcome) (works, fails bool) {
+	switch o.kind {
+	case outcomeDelivered, outcomeRefused, outcomeAccepted:
+		return true, false
+	case outcomeDead, outcomeGone:
+		return false, false
+	}
+	return false, healthOf(o, false) != limit.NoSign
+}
+
 // leave ends a claim's visit.
 func (d *destination) leave(c *claim) {
 	v := &c.visit

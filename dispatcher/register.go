@@ -118,6 +118,9 @@ func (d *Dispatcher) Check() error {
 		dest := d.destinations[name]
 		for _, limits := range dest.given {
 			limits.check(&errs, itemDestination(name), dest.hasEndpoints() || len(dest.actions) == 0)
+			if limits.StopEndpointAfter != 0 && len(dest.actions) > 0 && !slices.ContainsFunc(dest.actions, func(a *action) bool { return a.stored }) {
+				errs.Add(itemDestination(name), "StopEndpointAfter", "not allowed: no action of the destination has stored endpoints")
+			}
 		}
 	}
 	d.resolve()

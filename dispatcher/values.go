@@ -104,7 +104,8 @@ type Settled struct {
 	Resolved bool          // recorded by a person or an event (outbox.Resolve), and not by a call of a worker
 }
 
-// Attention is what an Attention function is told: its intent came to rest, or a person cancelled it.
+// Attention is what an Attention function is told: its intent came to rest, or a person cancelled it. One event is about
+// an endpoint instead, see Event.
 type Attention struct {
 	Call // its Attempt is 0
 
@@ -119,6 +120,10 @@ type Attention struct {
 	// "held". With the Code "successor_sent", the intent was delivered after it had been replaced, and its successor may
 	// have been sent too: look for two effects at the vendor. With the Code "delivered_after_cancel" and the Event "late",
 	// the vendor acted although a person had cancelled the intent as not sent.
+	//
+	// "endpoint_stopped" is about a stored endpoint, whose name is Call.Endpoint.Name: an attempt of this intent stopped
+	// it, by a [Gone] or after Limits.StopEndpointAfter. Status is then empty, Reason tells why, and the intent has events
+	// of its own. It is told once for each stop.
 	Event         string
 	Code, Error   string // of the attempt or lookup; Error may quote the vendor: do not log it
 	Actor, Reason string // of the person; empty if a worker found it

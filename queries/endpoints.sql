@@ -5,6 +5,16 @@
 --   the endpoint is deleted and created again meanwhile     as above: the version is a new one
 --   two attempts get a 410 at once                          the second finds the endpoint stopped
 --   a person stops the endpoint during attempts             they end normally; no attempt starts after it
+--   two attempts fail at once, neither saw it failing        the first sets failing_since, the second finds it set
+--   the endpoint is put or started during an attempt        failing_since is cleared with a new version: a failure or a
+--                                                           success of the old version writes nothing
+--   a failure finds it failing for too long; a success of    the stop compares failing_since again under the row's lock: it
+--   the same version is written meanwhile                   is null, and nothing is stopped
+--   the stop first, then the success                        the success writes nothing: the endpoint is stopped
+--   a slow success that began before the first failure      it read a healthy row and writes nothing. The next success
+--                                                           clears failing_since. If none comes, the first failure after
+--                                                           StopEndpointAfter stops the endpoint
+--   the worker is killed before failing_since is written    the next failed attempt writes it
 --   the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
 --                                                           stopped
 
@@ -24,22 +34,43 @@ where destination = @destination and name = @name;
 -- name: EndpointsForCalls :many
 -- The endpoints that the attempts of a claim need, read right before they start. `offset 0` forces one lookup per name:
 -- without statistics, the planner reads all endpoints of the destination (24 ms for 100,000).
-select e.name, e.url, e.secrets, e.headers, e.version, e.stopped
+select e.name, e.url, e.secrets, e.headers, e.version, e.stopped, e.failing_seconds
 from unnest(@names::text[]) as n (name)
 cross join lateral (
-    select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped
+    select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped,
+           coalesce(extract(epoch from clock_timestamp() - x.failing_since), -1)::float8 as failing_seconds
     from samekey.endpoints x
     where x.destination = @destination and x.name = n.name
     offset 0
 ) e;
 
--- name: EndpointsStopGone :execrows
--- The receiver stops itself with a 410 to a request that was made from this version.
+-- name: EndpointsStop :execrows
+-- An attempt stops its endpoint, if it is the version that was called: by a 410, or if it has failed since
+-- failing_us ago or longer (0: a 410). The application is told once, through the intent of the attempt.
 with stopped as (
     update samekey.endpoints e
-    set stopped_at = clock_timestamp(), stop_reason = @reason, changed_at = clock_timestamp(), changed_by = session_user
+    set stopped_at = clock_timestamp(), changed_at = clock_timestamp(), changed_by = session_user,
+        stop_reason = case when @failing_us::bigint = 0 then @reason::text
+                           else 'failing since ' || to_char(e.failing_since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || @reason::text end
     where e.destination = @destination and e.name = @name and e.version = @version and e.stopped_at is null
+      and (@failing_us::bigint = 0 or e.failing_since <= clock_timestamp() - interval '1 microsecond' * @failing_us::bigint)
     returning e.destination, e.name, e.stop_reason
+), told as (
+    insert into samekey.outbox_attention (intent_id, first_id, action, event, endpoint, code, reason)
+    select @intent_id, @intent_id, a.action, 'endpoint_stopped', s.name, 'endpoint_stopped', s.stop_reason
+    from stopped s join samekey.actions a on a.action = @action and a.attention
 )
 insert into samekey.endpoint_history (destination, name, event, reason)
 select s.destination, s.name, 'stopped', s.stop_reason from stopped s;
+
+-- name: EndpointsFailing :exec
+-- The first failed attempt since the last success.
+update samekey.endpoints e
+set failing_since = clock_timestamp()
+where e.destination = @destination and e.name = @name and e.version = @version and e.failing_since is null and e.stopped_at is null;
+
+-- name: EndpointsWorks :exec
+-- A success of an endpoint that was failing when the attempt read it.
+update samekey.endpoints e
+set failing_since = null
+where e.destination = @destination and e.name = @name and e.version = @version and e.failing_since is not null and e.stopped_at is null;

@@ -28,6 +28,9 @@
 --                                                  OutboxQueueFinish does
 --   no worker has had the function for 10 minutes  samekey.actions.attention is false: no rows are written, no Apply waits
 --                                                  for rows, and prune deletes them (see WorkersHeartbeat)
+--   an attempt stops its endpoint, by a 410 or     EndpointsStop writes a row about the endpoint, in the statement of the
+--   by failing for too long                        stop: once, since only one attempt finds the endpoint not stopped. It
+--                                                  holds no row of the intent, and says nothing of its status
 --   the action is paused                           the rows wait, as its Applies do
 --   the database belongs to another deployment     the rows wait, as everything does
 
@@ -37,7 +40,7 @@
 --
 -- `offset 0` keeps the lookup of an older row a filter. The planner expects half of the rows to pass it, so it reads the
 -- index in order and stops at the first row. For other forms it expects one in 200, and sorts all that is due.
-select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
+select a.id, a.intent_id, coalesce(a.status, '')::text as status, a.endpoint, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
                 (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
@@ -53,7 +56,7 @@ for update of a skip locked;
 
 -- name: OutboxAttentionOfIntent :one
 -- The first row of an intent and of those that it replaces, if it is due, locked.
-select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
+select a.id, a.intent_id, coalesce(a.status, '')::text as status, a.endpoint, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
                 (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,

@@ -62,7 +62,7 @@ var appGrants = []string{
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 
-const endpointsWithoutSecrets = `grant select (destination, name, url, version, stopped_at, stopped_by, stop_reason, created_at, changed_at, changed_by) on samekey.endpoints to %s`
+const endpointsWithoutSecrets = `grant select (destination, name, url, version, failing_since, stopped_at, stopped_by, stop_reason, created_at, changed_at, changed_by) on samekey.endpoints to %s`
 
 const endpointActs = `samekey.endpoint_put, samekey.endpoint_stop, samekey.endpoint_start, samekey.endpoint_delete`
 
@@ -84,7 +84,7 @@ var workerGrants = []string{
 	`grant execute on function samekey.note_attention to %s`,
 	`grant select, insert, update on samekey.rate_limits to %s`,
 	`grant select, insert (destination, paused_at, paused_by, reason, river_queue_created_at), update (ended_at, ended_by, end_reason, river_queue_created_at), delete on samekey.pauses to %s`,
-	`grant select, update (stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
+	`grant select, update (failing_since, stopped_at, stop_reason, changed_at, changed_by) on samekey.endpoints to %s`,
 	`grant select (at), insert (destination, name, event, reason), delete on samekey.endpoint_history to %s`,
 	`grant select, insert, delete on samekey.processed_events to %s`,
 	`grant update (expires_at) on samekey.processed_events to %s`,

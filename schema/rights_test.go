@@ -17,7 +17,7 @@ var tableRights = map[string]string{
 	"actions":    "; INSERT, SELECT, UPDATE; SELECT; SELECT",
 	"deployment": "; SELECT; SELECT; SELECT",
 	"endpoints": "SELECT(" + endpointColumns + ")" +
-		"; SELECT, UPDATE(changed_at changed_by stop_reason stopped_at)" +
+		"; SELECT, UPDATE(changed_at changed_by failing_since stop_reason stopped_at)" +
 		"; SELECT(" + endpointColumns + "); SELECT(" + endpointColumns + ")",
 	"endpoint_history": "SELECT" +
 		"; DELETE, INSERT(destination event name reason), SELECT(at); SELECT; SELECT",
@@ -55,7 +55,7 @@ var tableRights = map[string]string{
 	"workers":                   "; DELETE, INSERT, SELECT, UPDATE; SELECT; SELECT",
 }
 
-const endpointColumns = "changed_at changed_by created_at destination name stop_reason stopped_at stopped_by url version"
+const endpointColumns = "changed_at changed_by created_at destination failing_since name stop_reason stopped_at stopped_by url version"
 
 // functionRights lists the roles that may call each function. A function without a row here fails TestRightsOfEachRole.
 var functionRights = map[string]string{

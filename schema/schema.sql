@@ -43,6 +43,7 @@ table samekey.endpoints
     secrets text[] not null default '{}'::text[]
     headers jsonb not null default '{}'::jsonb
     version uuid not null default gen_random_uuid()
+    failing_since timestamp with time zone
     stopped_at timestamp with time zone
     stopped_by text
     stop_reason text
@@ -142,8 +143,9 @@ table samekey.outbox_attention
     intent_id uuid not null
     first_id uuid not null
     action text collate "C" not null
-    status text collate "C" not null
+    status text collate "C"
     event text collate "C" not null
+    endpoint text collate "C"
     code text collate "C"
     error text
     actor text
@@ -153,6 +155,7 @@ table samekey.outbox_attention
     attempts_used integer not null default 0
     last_error text
     constraint outbox_attention_pkey PRIMARY KEY (id)
+    constraint outbox_attention_about CHECK ((((status IS NULL) = (endpoint IS NOT NULL)) AND ((endpoint IS NOT NULL) = (event = 'endpoint_stopped'::text))))
     constraint outbox_attention_status CHECK ((status = ANY (ARRAY['dead'::text, 'parked'::text, 'awaiting_approval'::text, 'cancelled'::text])))
     CREATE INDEX outbox_attention_due ON samekey.outbox_attention USING btree (action, due_at, id)
     CREATE INDEX outbox_attention_first ON samekey.outbox_attention USING btree (first_id, id)
@@ -1482,7 +1485,7 @@ begin
     insert into samekey.endpoints as e (destination, name, url, secrets, headers)
     values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'), coalesce(endpoint_put.headers, '{}'))
     on conflict on constraint endpoints_pkey do update
-    set url = excluded.url, secrets = excluded.secrets, headers = excluded.headers, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    set url = excluded.url, secrets = excluded.secrets, headers = excluded.headers, failing_since = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     returning e.xmax = 0 into v_created; -- an updated row has the updating transaction there
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_put.destination, endpoint_put.name, case when v_created then 'created' else 'changed' end, endpoint_put.actor, endpoint_put.reason);
@@ -1498,7 +1501,7 @@ AS $function$
 begin
     perform samekey.act_check('endpoint_start', actor, reason);
     update samekey.endpoints e
-    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    set stopped_at = null, stopped_by = null, stop_reason = null, failing_since = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
     if not found then
         return false;

@@ -118,6 +118,7 @@ func (r *reader) lineOf(path string, otherwise int) int {
 // ca_file.
 var fileNames = map[string]string{
 	"PassFailed":        "ordering",
+	"StopEndpointAfter": "stop_after",
 	"ApplyFunction":     "apply",
 	"ArchiveFunction":   "archive",
 	"AttentionFunction": "attention",

@@ -191,6 +191,7 @@ func readDestination(r *reader, at entry) *destination {
 		"rate":            func(e entry) { dest.Limits.Rate = readRate(r, e) },
 		"burst":           func(e entry) { dest.Limits.Burst = r.number(e, 1, 1_000_000) },
 		"per_endpoint":    func(e entry) { dest.Limits.PerEndpoint = r.number(e, 1, 10_000) },
+		"stop_after":      func(e entry) { dest.Limits.StopEndpointAfter = r.duration(e) },
 		"break_after":     func(e entry) { dest.Limits.BreakAfter = readBreakAfter(r, e) },
 		"break_delay":     func(e entry) { dest.Limits.BreakDelay = r.duration(e) },
 		"max_break_delay": func(e entry) { dest.Limits.MaxBreakDelay = r.duration(e) },

@@ -54,7 +54,7 @@ destinations:
       rules:
         - {status: 200, outcome: delivered}
   hook: {url: "https://hook.example", preset: webhooks, webhook_secrets: ["whsec_${env:HOOK}", "${env:HOOK}"], signature: [standard, {form: hmac, header: X-Mac, encoding: base64, prefix: "v0="}]}
-  hooks: {preset: webhooks, per_endpoint: 2, signature: github}
+  hooks: {preset: webhooks, per_endpoint: 2, signature: github, stop_after: 5d}
   shops: {url: "https://shops.example", endpoint: "{{.Payload.shop}}"}
   posted: {url: "https://posted.example", key: {field: ref}, key_window: 1h, rate: 2.5, break_after: 3, break_delay: 2s, max_break_delay: 5m}
 actions:
@@ -141,7 +141,7 @@ actions:
 	if !reflect.DeepEqual(hook.Signature, forms) || !reflect.DeepEqual(c.destinations[5].Signature, []httpvendor.Signature{{Form: "github"}}) {
 		t.Errorf("%+v, %+v", hook.Signature, c.destinations[5].Signature)
 	}
-	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || hooks.Limits.Concurrency != 1000 || hook.Limits.Concurrency != 0 || shops.Endpoint != "{{.Payload.shop}}" {
+	if hooks, shops := c.destinations[5], c.destinations[6]; hook.Endpoint != "" || hooks.Endpoint != "{{.Part}}" || hooks.Limits.PerEndpoint != 2 || hooks.Limits.StopEndpointAfter != 5*24*time.Hour || hooks.Limits.Concurrency != 1000 || hook.Limits.Concurrency != 0 || shops.Endpoint != "{{.Payload.shop}}" {
 		t.Errorf("%q, %+v, %q", hook.Endpoint, hooks.Destination, shops.Endpoint)
 	}
 	charge, send := c.actions[1], c.actions[2]

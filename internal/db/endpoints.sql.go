@@ -12,11 +12,30 @@ import (
 	"github.com/google/uuid"
 )
 
+const EndpointsFailing = `-- name: EndpointsFailing :exec
+update samekey.endpoints e
+set failing_since = clock_timestamp()
+where e.destination = $1 and e.name = $2 and e.version = $3 and e.failing_since is null and e.stopped_at is null
+`
+
+type EndpointsFailingParams struct {
+	Destination string
+	Name        string
+	Version     uuid.UUID
+}
+
+// The first failed attempt since the last success.
+func (q *Queries) EndpointsFailing(ctx context.Context, arg EndpointsFailingParams) error {
+	_, err := q.db.Exec(ctx, EndpointsFailing, arg.Destination, arg.Name, arg.Version)
+	return err
+}
+
 const EndpointsForCalls = `-- name: EndpointsForCalls :many
-select e.name, e.url, e.secrets, e.headers, e.version, e.stopped
+select e.name, e.url, e.secrets, e.headers, e.version, e.stopped, e.failing_seconds
 from unnest($1::text[]) as n (name)
 cross join lateral (
-    select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped
+    select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped,
+           coalesce(extract(epoch from clock_timestamp() - x.failing_since), -1)::float8 as failing_seconds
     from samekey.endpoints x
     where x.destination = $2 and x.name = n.name
     offset 0
@@ -29,12 +48,13 @@ type EndpointsForCallsParams struct {
 }
 
 type EndpointsForCallsRow struct {
-	Name    string
-	Url     string
-	Secrets []string
-	Headers []byte
-	Version uuid.UUID
-	Stopped bool
+	Name           string
+	Url            string
+	Secrets        []string
+	Headers        []byte
+	Version        uuid.UUID
+	Stopped        bool
+	FailingSeconds float64
 }
 
 // The endpoints that the attempts of a claim need, read right before they start. `offset 0` forces one lookup per name:
@@ -55,6 +75,7 @@ func (q *Queries) EndpointsForCalls(ctx context.Context, arg EndpointsForCallsPa
 			&i.Headers,
 			&i.Version,
 			&i.Stopped,
+			&i.FailingSeconds,
 		); err != nil {
 			return nil, err
 		}
@@ -137,6 +158,16 @@ type EndpointsListRow struct {
 //	the endpoint is deleted and created again meanwhile     as above: the version is a new one
 //	two attempts get a 410 at once                          the second finds the endpoint stopped
 //	a person stops the endpoint during attempts             they end normally; no attempt starts after it
+//	two attempts fail at once, neither saw it failing        the first sets failing_since, the second finds it set
+//	the endpoint is put or started during an attempt        failing_since is cleared with a new version: a failure or a
+//	                                                        success of the old version writes nothing
+//	a failure finds it failing for too long; a success of    the stop compares failing_since again under the row's lock: it
+//	the same version is written meanwhile                   is null, and nothing is stopped
+//	the stop first, then the success                        the success writes nothing: the endpoint is stopped
+//	a slow success that began before the first failure      it read a healthy row and writes nothing. The next success
+//	                                                        clears failing_since. If none comes, the first failure after
+//	                                                        StopEndpointAfter stops the endpoint
+//	the worker is killed before failing_since is written    the next failed attempt writes it
 //	the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
 //	                                                        stopped
 //
@@ -170,34 +201,66 @@ func (q *Queries) EndpointsList(ctx context.Context, arg EndpointsListParams) ([
 	return items, nil
 }
 
-const EndpointsStopGone = `-- name: EndpointsStopGone :execrows
+const EndpointsStop = `-- name: EndpointsStop :execrows
 with stopped as (
     update samekey.endpoints e
-    set stopped_at = clock_timestamp(), stop_reason = $1, changed_at = clock_timestamp(), changed_by = session_user
-    where e.destination = $2 and e.name = $3 and e.version = $4 and e.stopped_at is null
+    set stopped_at = clock_timestamp(), changed_at = clock_timestamp(), changed_by = session_user,
+        stop_reason = case when $1::bigint = 0 then $2::text
+                           else 'failing since ' || to_char(e.failing_since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') || ': ' || $2::text end
+    where e.destination = $3 and e.name = $4 and e.version = $5 and e.stopped_at is null
+      and ($1::bigint = 0 or e.failing_since <= clock_timestamp() - interval '1 microsecond' * $1::bigint)
     returning e.destination, e.name, e.stop_reason
+), told as (
+    insert into samekey.outbox_attention (intent_id, first_id, action, event, endpoint, code, reason)
+    select $6, $6, a.action, 'endpoint_stopped', s.name, 'endpoint_stopped', s.stop_reason
+    from stopped s join samekey.actions a on a.action = $7 and a.attention
 )
 insert into samekey.endpoint_history (destination, name, event, reason)
 select s.destination, s.name, 'stopped', s.stop_reason from stopped s
 `
 
-type EndpointsStopGoneParams struct {
-	Reason      *string
+type EndpointsStopParams struct {
+	FailingUs   int64
+	Reason      string
 	Destination string
 	Name        string
 	Version     uuid.UUID
+	IntentID    uuid.UUID
+	Action      string
 }
 
-// The receiver stops itself with a 410 to a request that was made from this version.
-func (q *Queries) EndpointsStopGone(ctx context.Context, arg EndpointsStopGoneParams) (int64, error) {
-	result, err := q.db.Exec(ctx, EndpointsStopGone,
+// An attempt stops its endpoint, if it is the version that was called: by a 410, or if it has failed since
+// failing_us ago or longer (0: a 410). The application is told once, through the intent of the attempt.
+func (q *Queries) EndpointsStop(ctx context.Context, arg EndpointsStopParams) (int64, error) {
+	result, err := q.db.Exec(ctx, EndpointsStop,
+		arg.FailingUs,
 		arg.Reason,
 		arg.Destination,
 		arg.Name,
 		arg.Version,
+		arg.IntentID,
+		arg.Action,
 	)
 	if err != nil {
 		return 0, err
 	}
 	return result.RowsAffected(), nil
+}
+
+const EndpointsWorks = `-- name: EndpointsWorks :exec
+update samekey.endpoints e
+set failing_since = null
+where e.destination = $1 and e.name = $2 and e.version = $3 and e.failing_since is not null and e.stopped_at is null
+`
+
+type EndpointsWorksParams struct {
+	Destination string
+	Name        string
+	Version     uuid.UUID
+}
+
+// A success of an endpoint that was failing when the attempt read it.
+func (q *Queries) EndpointsWorks(ctx context.Context, arg EndpointsWorksParams) error {
+	_, err := q.db.Exec(ctx, EndpointsWorks, arg.Destination, arg.Name, arg.Version)
+	return err
 }

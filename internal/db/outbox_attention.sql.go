@@ -67,7 +67,7 @@ func (q *Queries) OutboxAttentionFailed(ctx context.Context, arg OutboxAttention
 
 const OutboxAttentionNext = `-- name: OutboxAttentionNext :one
 
-select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
+select a.id, a.intent_id, coalesce(a.status, '')::text as status, a.endpoint, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
                 (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
@@ -91,6 +91,7 @@ type OutboxAttentionNextRow struct {
 	ID           int64
 	IntentID     uuid.UUID
 	Status       string
+	Endpoint     *string
 	Event        string
 	Code         *string
 	Error        *string
@@ -133,6 +134,9 @@ type OutboxAttentionNextRow struct {
 //	                                               OutboxQueueFinish does
 //	no worker has had the function for 10 minutes  samekey.actions.attention is false: no rows are written, no Apply waits
 //	                                               for rows, and prune deletes them (see WorkersHeartbeat)
+//	an attempt stops its endpoint, by a 410 or     EndpointsStop writes a row about the endpoint, in the statement of the
+//	by failing for too long                        stop: once, since only one attempt finds the endpoint not stopped. It
+//	                                               holds no row of the intent, and says nothing of its status
 //	the action is paused                           the rows wait, as its Applies do
 //	the database belongs to another deployment     the rows wait, as everything does
 //
@@ -148,6 +152,7 @@ func (q *Queries) OutboxAttentionNext(ctx context.Context, arg OutboxAttentionNe
 		&i.ID,
 		&i.IntentID,
 		&i.Status,
+		&i.Endpoint,
 		&i.Event,
 		&i.Code,
 		&i.Error,
@@ -163,7 +168,7 @@ func (q *Queries) OutboxAttentionNext(ctx context.Context, arg OutboxAttentionNe
 }
 
 const OutboxAttentionOfIntent = `-- name: OutboxAttentionOfIntent :one
-select a.id, a.intent_id, a.status, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
+select a.id, a.intent_id, coalesce(a.status, '')::text as status, a.endpoint, a.event, a.code, a.error, a.actor, a.reason, a.at, a.attempts_used,
        pg_current_xact_id()::text as began,
        coalesce((select q.status from samekey.outbox_queue q where q.id = a.intent_id),
                 (select h.final_status from samekey.outbox_history h where h.intent_id = a.intent_id and h.final_status is not null), '')::text as now_status,
@@ -186,6 +191,7 @@ type OutboxAttentionOfIntentRow struct {
 	ID           int64
 	IntentID     uuid.UUID
 	Status       string
+	Endpoint     *string
 	Event        string
 	Code         *string
 	Error        *string
@@ -206,6 +212,7 @@ func (q *Queries) OutboxAttentionOfIntent(ctx context.Context, intentID uuid.UUI
 		&i.ID,
 		&i.IntentID,
 		&i.Status,
+		&i.Endpoint,
 		&i.Event,
 		&i.Code,
 		&i.Error,

@@ -29,7 +29,8 @@
 //
 // # Stop an endpoint
 //
-// A receiver that answers 410 stops its endpoint; a person does so with [Stop]. After that no call starts. Intents for
+// A receiver that answers 410 stops its endpoint, and so does one that fails for longer than the destination's
+// Limits.StopEndpointAfter; a person does so with [Stop]. After that no call starts. Intents for
 // the endpoint become dead, unsent, with the code "endpoint_stopped", so nothing is lost. When the receiver is back,
 // [Start] the endpoint and redrive them:
 //

@@ -53,7 +53,7 @@ type Endpoint struct {
 	// The following fields are read-only.
 
 	StoppedAt  time.Time // zero: not stopped
-	StoppedBy  string    // the person; empty if the receiver's answer stopped it
+	StoppedBy  string    // the person; empty if the receiver stopped it, by its answer or by failing
 	StopReason string
 	CreatedAt  time.Time
 	ChangedAt  time.Time

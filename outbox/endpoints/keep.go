@@ -51,8 +51,8 @@ func Stop(ctx context.Context, on samekey.Tx, destination, name string, by outbo
 }
 
 // Start allows calls to a stopped endpoint again. Intents that became dead meanwhile stay dead until a redrive
-// (outbox.RedriveAll with Code "endpoint_stopped"). If it is not stopped, a 410 to a call that was made before does not
-// stop it. [ErrNotFound] means that there is no such endpoint.
+// (outbox.RedriveAll with Code "endpoint_stopped"). If it is not stopped, the answers to calls that were made before do
+// not stop it. [ErrNotFound] means that there is no such endpoint.
 func Start(ctx context.Context, on samekey.Tx, destination, name string, by outbox.By) error {
 	return change("start", destination, name, by, func() (bool, error) {
 		return db.New(on).ActEndpointStart(ctx, db.ActEndpointStartParams{Destination: destination, Name: name, Actor: by.Actor, Reason: by.Reason})
@@ -123,8 +123,8 @@ type Event struct {
 	// Event is what happened: "created", "changed", "stopped", "started" or "deleted".
 	Event string
 
-	// Actor is the person or the program, as the caller of the act named them. Empty: the receiver stopped the endpoint
-	// by its answer.
+	// Actor is the person or the program, as the caller of the act named them. Empty: the receiver stopped the endpoint,
+	// by its answer or by failing for too long.
 	Actor  string
 	Reason string
 

@@ -256,8 +256,9 @@ create table samekey.outbox_attention (
     intent_id     uuid        not null,
     first_id      uuid        not null,     -- the intent, or the first one of those that it replaces
     action        text        collate "C" not null,
-    status        text        collate "C" not null,
-    event         text        collate "C" not null, -- what led there, as in outbox_history
+    status        text        collate "C",  -- null: the event is about an endpoint
+    event         text        collate "C" not null, -- what led there, as in outbox_history; or endpoint_stopped
+    endpoint      text        collate "C",  -- the endpoint that an attempt of the intent stopped
     code          text        collate "C",
     error         text,
     actor         text,                     -- the person who did it; null: a worker
@@ -267,7 +268,8 @@ create table samekey.outbox_attention (
     attempts_used integer     not null default 0, -- calls of the function that failed
     last_error    text,                     -- of the last one
 
-    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled'))
+    constraint outbox_attention_status check (status in ('dead', 'parked', 'awaiting_approval', 'cancelled')),
+    constraint outbox_attention_about  check ((status is null) = (endpoint is not null) and (endpoint is not null) = (event = 'endpoint_stopped'))
 );
 create index outbox_attention_due on samekey.outbox_attention (action, due_at, id);
 create index outbox_attention_intent on samekey.outbox_attention (intent_id);
@@ -381,8 +383,9 @@ create table samekey.endpoints (
     headers     jsonb       not null default '{}', -- are sent with each request, and may be credentials
     version     uuid        not null default gen_random_uuid(), -- changes with every edit. A 410 to a request that was made
                                                                 -- from an older version does not stop the endpoint
+    failing_since timestamptz,            -- the first failed attempt since the last success, see Limits.StopEndpointAfter
     stopped_at  timestamptz,
-    stopped_by  text,                     -- null if the receiver stopped it, by a 410
+    stopped_by  text,                     -- null if the receiver stopped it, by a 410 or by failing for too long
     stop_reason text,
     created_at  timestamptz not null default clock_timestamp(),
     changed_at  timestamptz not null default clock_timestamp(),
@@ -408,7 +411,7 @@ create table samekey.endpoint_history (
     name        text        collate "C" not null,
     at          timestamptz not null default clock_timestamp(),
     event       text        collate "C" not null,
-    actor       text,                     -- the person, as the caller named them; null: the receiver stopped it, by a 410
+    actor       text,                     -- the person, as the caller named them; null: the receiver stopped it, by a 410 or by failing
     reason      text        not null,
     db_user     text        not null default session_user, -- the login
     primary key (destination, name, id),
@@ -3249,7 +3252,7 @@ begin
     insert into samekey.endpoints as e (destination, name, url, secrets, headers)
     values (endpoint_put.destination, endpoint_put.name, endpoint_put.url, coalesce(endpoint_put.secrets, '{}'), coalesce(endpoint_put.headers, '{}'))
     on conflict on constraint endpoints_pkey do update
-    set url = excluded.url, secrets = excluded.secrets, headers = excluded.headers, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    set url = excluded.url, secrets = excluded.secrets, headers = excluded.headers, failing_since = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     returning e.xmax = 0 into v_created; -- an updated row has the updating transaction there
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_put.destination, endpoint_put.name, case when v_created then 'created' else 'changed' end, endpoint_put.actor, endpoint_put.reason);
@@ -3284,8 +3287,8 @@ begin
 end
 $$;
 
--- Allows calls to a stopped endpoint again. Its dead intents stay dead until they are redriven. If it is not stopped, a
--- 410 to a call that was made before does not stop it.
+-- Allows calls to a stopped endpoint again. Its dead intents stay dead until they are redriven. One that is not stopped
+-- gets a new version too: answers to calls from before do not stop it, and it counts as failing since no time.
 create function samekey.endpoint_start(destination text, name text, actor text, reason text) returns boolean
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -3293,7 +3296,7 @@ as $$
 begin
     perform samekey.act_check('endpoint_start', actor, reason);
     update samekey.endpoints e
-    set stopped_at = null, stopped_by = null, stop_reason = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
+    set stopped_at = null, stopped_by = null, stop_reason = null, failing_since = null, version = gen_random_uuid(), changed_at = clock_timestamp(), changed_by = session_user
     where e.destination = endpoint_start.destination collate "C" and e.name = endpoint_start.name collate "C";
     if not found then
         return false;
