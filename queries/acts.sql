@@ -31,7 +31,7 @@ select samekey.pause(@destination::text, @actor::text, @reason::text, @action::t
 select samekey.resume(@destination::text, @actor::text, @reason::text, @action::text);
 
 -- name: ActEndpointPut :exec
-select samekey.endpoint_put(@destination::text, @name::text, @url::text, @actor::text, @reason::text, @secrets::text[], @headers::jsonb);
+select samekey.endpoint_put(@destination::text, @name::text, @url::text, @actor::text, @reason::text, @secrets::text[], (@headers::text)::jsonb);
 
 -- name: ActEndpointStop :one
 select samekey.endpoint_stop(@destination::text, @name::text, @actor::text, @reason::text)::boolean;

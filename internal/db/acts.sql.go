@@ -171,7 +171,7 @@ func (q *Queries) ActEndpointDelete(ctx context.Context, arg ActEndpointDeletePa
 }
 
 const ActEndpointPut = `-- name: ActEndpointPut :exec
-select samekey.endpoint_put($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[], $7::jsonb)
+select samekey.endpoint_put($1::text, $2::text, $3::text, $4::text, $5::text, $6::text[], ($7::text)::jsonb)
 `
 
 type ActEndpointPutParams struct {
@@ -181,7 +181,7 @@ type ActEndpointPutParams struct {
 	Actor       string
 	Reason      string
 	Secrets     []string
-	Headers     []byte
+	Headers     string
 }
 
 func (q *Queries) ActEndpointPut(ctx context.Context, arg ActEndpointPutParams) error {

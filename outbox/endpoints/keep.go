@@ -32,7 +32,7 @@ func Put(ctx context.Context, on samekey.Tx, e Endpoint, by outbox.By) error {
 			headers, _ = json.Marshal(e.Headers) // never fails
 		}
 		err = db.New(on).ActEndpointPut(ctx, db.ActEndpointPutParams{
-			Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: append([]string{}, e.Secrets...), Headers: headers,
+			Destination: e.Destination, Name: e.Name, Url: e.URL, Secrets: append([]string{}, e.Secrets...), Headers: string(headers),
 			Actor: by.Actor, Reason: by.Reason})
 	}
 	if err != nil {
