@@ -215,8 +215,8 @@ func (m *modal) endpoints(on samekey.Tx) {
 	}
 	m.ok("start", endpoints.Start(ctx, on, "webhooks", "shop", ada))
 	m.ok("delete", endpoints.Delete(ctx, on, "webhooks", "shop", ada))
-	events, err := endpoints.History(ctx, on, "webhooks", "shop", 0, 10)
-	if err != nil || len(events) != 4 {
+	events, err := endpoints.History(ctx, on, "webhooks", "shop", 0, 4)
+	if err != nil || len(events) != 4 || events[0].Event != "deleted" || events[3].Event != "created" {
 		m.Errorf("history of an endpoint: %v, %v", events, err)
 	}
 }
