@@ -12,7 +12,7 @@ import (
 
 // Each Go field has a name in the file, so that a mistake in it can be explained there.
 func TestFieldsHaveNamesInTheFile(t *testing.T) {
-	notInTheFile := []string{"Policy", "Limits", "Match", "Secrets", "Logger", "Key", "Place"}
+	notInTheFile := []string{"Policy", "Limits", "Match", "Secrets", "Credentials", "Logger", "Key", "Place"}
 	known := func(text, path string) string {
 		_, err := loadText(t, text, nil)
 		if err == nil || !strings.Contains(err.Error(), path+".unknown: unknown field: use one of ") {

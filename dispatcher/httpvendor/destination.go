@@ -2,6 +2,7 @@ package httpvendor
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
@@ -72,6 +72,15 @@ type Destination struct {
 	// Auth authenticates the calls.
 	Auth Auth
 
+	// Credentials returns credentials that change, such as a token of a vault: see [Credentials] for what they replace. It
+	// is called at the start of an attempt or lookup if there are none yet, if they are over, and after an answer that
+	// means dispatcher.Denied, at most once a second. Shortly before they are over it is called while attempts go on with
+	// what they have. One call runs at a time, in a goroutine of its own, and ctx ends after 30 s; attempts that wait for
+	// it wait no longer than their own time. After an error, intents without credentials are unsent with the code
+	// "credentials" and use no attempt. The error's text, without URLs and known secrets, is logged and stored: put no
+	// secret into it. Default: the credentials do not change.
+	Credentials func(ctx context.Context) (Credentials, error)
+
 	// WebhookSecrets sign each call as Standard Webhooks defines it, see [StandardWebhooks]: "whsec_" and the base64 of
 	// 24 to 64 bytes. With several, for a rotation, each call has a signature by each. The key must be in a header; the
 	// signature covers the key, the time of the attempt by this process's clock, and the body.
@@ -116,15 +125,13 @@ type Destination struct {
 // Client makes calls to one destination. It is safe for concurrent use.
 type Client struct {
 	dest      Destination
-	base      *url.URL
-	header    http.Header
-	keyHeader string // canonical; empty: the key is not in a header
+	account             // of the configuration; changing is what calls carry
+	changing  *changing // nil: the credentials do not change
+	keyHeader string    // canonical; empty: the key is not in a header
 	lookup    *lookup
 
 	endpointName *template.Template // nil: there is one receiver
-	secrets      redact.Secrets
 	allowed      allowList
-	signer       signer          // nil: calls are not signed
 	shared       *wirehttp.HTTP2 // several calls at once on each connection; nil: not used
 	reusing      *http.Transport // keeps connections and uses them again
 	single       *http.Transport // each call has a connection of its own
@@ -138,7 +145,19 @@ type Client struct {
 // not nil even then, so that the destination's actions can be checked as well: [Delivery] passes the mistakes on, and
 // dispatcher.Dispatcher.Check returns them.
 func New(dest Destination) (*Client, error) {
-	c := &Client{dest: dest, base: &url.URL{}, header: http.Header{}}
+	c := &Client{dest: dest}
+	m := c.check()
+	if dest.Credentials != nil {
+		c.changing = &changing{of: c, pause: fetchPause}
+	}
+	c.connect(m)
+	return c, c.mistakes.Err()
+}
+
+// check checks the destination, and makes of it what calls carry.
+func (c *Client) check() mistakes {
+	dest := c.dest
+	c.account = account{base: &url.URL{}, header: http.Header{}}
 	m := mistakes{all: &c.mistakes, item: fmt.Sprintf("destination %q", dest.Name)}
 	if dest.Name == "" {
 		m.add("Name", "missing")
@@ -169,8 +188,7 @@ func New(dest Destination) (*Client, error) {
 	}
 	c.secrets = newSecrets(c.base, c.header, dest.Secrets).With(credentials...).With(hooks...)
 	takeUser(c.base, c.header)
-	c.connect(m)
-	return c, c.mistakes.Err()
+	return m
 }
 
 // setKey decides where the key goes. The dispatcher checks the rest of the vendor's description.
@@ -213,7 +231,7 @@ func (c *Client) setSigner(m mistakes) (secret []string) {
 		m.add("WebhookSecrets", "%v", err)
 	case c.signer != nil && c.keyHeader == "":
 		m.add("WebhookSecrets", "needs the key in a header, by which the receiver recognizes a repeated webhook: see %s", word("Vendor.Key"))
-	case c.signer == nil && c.keyHeader == webhookID && !c.stored():
+	case c.signer == nil && c.keyHeader == webhookID && !c.stored() && c.dest.Credentials == nil:
 		m.add("WebhookSecrets", "missing: a receiver of Standard Webhooks accepts only what is signed")
 	}
 	return secret
@@ -254,8 +272,12 @@ func (c *Client) Register(d *dispatcher.Dispatcher) {
 	d.Vendor(c.dest.Name, c.dest.Vendor)
 }
 
-// Close closes idle connections. Calls in progress continue.
+// Close closes idle connections, and ends a call of Destination.Credentials. Calls to the vendor that are in progress
+// continue.
 func (c *Client) Close() {
+	if c.changing != nil {
+		c.changing.close()
+	}
 	if c.shared != nil {
 		c.shared.CloseIdleConnections()
 	}
