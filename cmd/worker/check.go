@@ -22,11 +22,16 @@ func (c *config) check(r *reader) {
 		for _, a := range c.actions {
 			if a.destination == dest.Name {
 				dest.Secrets = append(dest.Secrets, a.secrets...)
+				dest.files = dest.files || a.files
 			}
 		}
 		var err error
 		dest.client, err = httpvendor.New(dest.Destination)
 		errs.Join(err)
+		if err == nil && dest.files {
+			c.rotate(r, dest)
+			dest.client, _ = httpvendor.New(dest.Destination)
+		}
 		dest.client.Register(d)
 		c.places[fmt.Sprintf("destination %q", dest.Name)] = dest.at
 	}
