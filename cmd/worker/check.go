@@ -123,6 +123,7 @@ func (r *reader) lineOf(path string, otherwise int) int {
 // fileNames are the file's names for Go's. A Go name that is not here has the same words in the file: CAFile is
 // ca_file.
 var fileNames = map[string]string{
+	"OAuth2":            "oauth2",
 	"PassFailed":        "ordering",
 	"ApplyFunction":     "apply",
 	"AttentionFunction": "attention",
@@ -159,6 +160,8 @@ func fileName(goName string) string {
 		return snake(field) + "." + strings.TrimSuffix(strings.TrimPrefix(goName, field+`["`), `"]`)
 	case keyed:
 		field = snake(field) + "[" + key
+	case field == "OAuth2":
+		field = fileNames[field]
 	default:
 		field = snake(field)
 	}

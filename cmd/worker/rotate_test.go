@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -204,5 +205,35 @@ func TestWorkerUsesARotatedToken(t *testing.T) {
 	}
 	if log := p.log.String(); strings.Contains(log, "-token") {
 		t.Error("a token is in the log")
+	}
+}
+
+func TestOAuth2OfTheFile(t *testing.T) {
+	const file = `
+worker: {deployment: test}
+destinations:
+  paypal:
+    preset: paypal
+    url: https://api-m.paypal.com
+    auth:
+      oauth2: {token_url: "https://api-m.paypal.com/v1/oauth2/token", client_id: "${env:ID}", client_secret: "${env:SECRET}", scopes: [a, b], audience: c, auth_style: body}
+actions:
+  capture: {destination: paypal, request: "POST /v2/checkout/orders/{{.Payload.order}}/capture", class: idempotent_write}
+`
+	env := map[string]string{"ID": "shop", "SECRET": "s3cret-of-client"}
+	c, err := loadText(t, file, env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := httpvendor.OAuth2{TokenURL: "https://api-m.paypal.com/v1/oauth2/token", ClientID: "shop", ClientSecret: "s3cret-of-client", Scopes: []string{"a", "b"}, Audience: "c", AuthStyle: "body"}
+	if got := c.destination("paypal").Auth.OAuth2; !reflect.DeepEqual(*got, want) {
+		t.Errorf("is %+v", got)
+	}
+	bad := strings.NewReplacer(`"https://api-m.paypal.com/v1/oauth2/token"`, "ftp://a", `, auth_style: body`, `, auth_style: digest`, `"${env:ID}"`, `""`).Replace(file)
+	_, err = loadText(t, bad, env)
+	for _, want := range []string{":8: destinations.paypal.auth.oauth2.token_url: must begin with", `:8: destinations.paypal.auth.oauth2.auth_style: "digest" is not one of basic, body`, ":8: destinations.paypal.auth.oauth2.client_id: empty"} {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%q is not in %v", want, err)
+		}
 	}
 }

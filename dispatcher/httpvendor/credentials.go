@@ -82,11 +82,13 @@ type changing struct {
 	renew   time.Time // zero: not before they are over
 	denied  bool      // now was
 	failed  error     // of the last fetch
+	told    error     // the last fetch's, or why it could only repeat what it had
 	resting time.Time // no fetch begins before
 	fetch   *fetch    // that runs; nil: none
 	closed  bool
 
 	// Of the fetch that runs.
+	held    token
 	has     Credentials // what now was made of
 	earlier []redact.Secrets
 }
@@ -127,9 +129,10 @@ func (k *changing) get(ctx context.Context) (*account, error) {
 	now, at := k.now, time.Now()
 	good := now != nil && !k.denied && (k.until.IsZero() || at.Before(k.until))
 	if due := !good || !k.renew.IsZero() && !at.Before(k.renew); due && k.fetch == nil && !at.Before(k.resting) {
-		fetching, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTime)
+		// Not of ctx: what is sent for the credentials would count as sent by the attempt.
+		fetching, cancel := context.WithTimeout(context.Background(), fetchTime)
 		k.fetch = &fetch{cancel: cancel, done: make(chan struct{})}
-		go k.run(fetching, k.fetch)
+		go k.run(fetching, k.fetch, k.denied)
 	}
 	running, failed := k.fetch, k.failed
 	k.mu.Unlock()
@@ -159,22 +162,25 @@ func (k *changing) close() {
 	}
 }
 
-// run fetches credentials.
-func (k *changing) run(ctx context.Context, f *fetch) {
+// run fetches credentials, afresh if those of before were denied.
+func (k *changing) run(ctx context.Context, f *fetch, afresh bool) {
 	defer f.cancel()
-	until, renew := time.Time{}, time.Time{}
+	var until, renew time.Time
+	var late error
 	f.err = errors.New("the function ended its goroutine")
 	defer func() { // also if the function ended the goroutine
 		k.mu.Lock()
-		before, closed := k.failed, k.closed
-		k.failed, k.fetch, k.resting = f.err, nil, time.Now().Add(k.pause)
+		before, closed := k.told, k.closed
+		k.told = f.err
 		if f.err == nil {
-			k.now, k.until, k.renew, k.denied = f.account, until, renew, false
+			k.now, k.until, k.renew, k.denied, k.told = f.account, until, renew, false, late
 		}
+		k.failed, k.fetch, k.resting = f.err, nil, time.Now().Add(k.pause)
+		after := k.told
 		k.mu.Unlock()
 		close(f.done)
 		if !closed {
-			k.report(before, f.err)
+			k.report(before, after)
 		}
 	}()
 	began := time.Now()
@@ -183,15 +189,45 @@ func (k *changing) run(ctx context.Context, f *fetch) {
 		f.err = err
 		return
 	}
-	if until = got.Until; until.After(began) {
-		early := min(until.Sub(began)/10, renewEarly)
-		renew = until.Add(-early/2 - rand.N(early/2+1)) // not all workers at once
+	until, renew = got.Until, renewal(began, got.Until)
+	auth := got.Auth
+	if auth == (Auth{}) {
+		auth = k.of.dest.Auth
+	}
+	if of := auth.OAuth2; of != nil {
+		if late, err = k.token(ctx, *of, afresh); err != nil {
+			f.err = err
+			return
+		}
+		got.Auth = Auth{Bearer: k.held.text}
+		got.Secrets = slices.Concat(got.Secrets, []string{of.ClientSecret, of.basic()})
+		until, renew = earlier(until, k.held.until), earlier(renew, k.held.renew)
 	}
 	f.account, f.err = k.account(got)
 }
 
+// renewal is when credentials are renewed that are over at until. Not all workers renew at once.
+func renewal(began, until time.Time) time.Time {
+	if !until.After(began) {
+		return time.Time{}
+	}
+	early := min(until.Sub(began)/10, renewEarly)
+	return until.Add(-early/2 - rand.N(early/2+1))
+}
+
+// earlier is the earlier one of two times. A zero time is later than any other.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
 // call calls the function. The error contains no URL, and no secret that is known.
 func (k *changing) call(ctx context.Context) (got Credentials, err error) {
+	if k.of.dest.Credentials == nil { // there are tokens only
+		return got, nil
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("the function of Destination.Credentials panicked with a value of type %T", p)
@@ -224,8 +260,8 @@ func (k *changing) account(got Credentials) (*account, error) {
 		return nil, err
 	}
 	made, own := next.account, next.secrets
-	for _, earlier := range append(k.earlier, k.of.secrets) {
-		made.secrets = made.secrets.And(earlier)
+	for _, before := range append(k.earlier, k.of.secrets) {
+		made.secrets = made.secrets.And(before)
 	}
 	k.has, k.earlier = got, append(k.earlier, own)
 	k.earlier = k.earlier[max(0, len(k.earlier)-generations):]

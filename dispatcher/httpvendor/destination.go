@@ -147,7 +147,7 @@ type Client struct {
 func New(dest Destination) (*Client, error) {
 	c := &Client{dest: dest}
 	m := c.check()
-	if dest.Credentials != nil {
+	if dest.Credentials != nil || dest.Auth.OAuth2 != nil {
 		c.changing = &changing{of: c, pause: fetchPause}
 	}
 	c.connect(m)
@@ -183,6 +183,9 @@ func (c *Client) check() mistakes {
 		c.lookup = newLookup(*dest.Lookup, m.in("Lookup"))
 	}
 	c.allowed = newAllowList(dest.AllowPrivate, m)
+	if dest.Auth.OAuth2 != nil {
+		dest.Auth.OAuth2.check(c.allowed, m.in("Auth.OAuth2"))
+	}
 	if err := c.allowed.checkURL(c.base); err != nil {
 		m.add("URL", "%v: add its range to %s if it is intended", err, word("AllowPrivate"))
 	}
