@@ -123,6 +123,8 @@ func (r *reader) lineOf(path string, otherwise int) int {
 // fileNames are the file's names for Go's. A Go name that is not here has the same words in the file: CAFile is
 // ca_file.
 var fileNames = map[string]string{
+	"ClientCertFile":    "client_cert",
+	"ClientKeyFile":     "client_key",
 	"OAuth2":            "oauth2",
 	"PassFailed":        "ordering",
 	"ApplyFunction":     "apply",

@@ -187,6 +187,8 @@ func readDestination(r *reader, at entry) *destination {
 		"break_delay":     func(e entry) { dest.Limits.BreakDelay = r.duration(e) },
 		"max_break_delay": func(e entry) { dest.Limits.MaxBreakDelay = r.duration(e) },
 		"ca_file":         func(e entry) { dest.CAFile, _, _ = r.text(e) },
+		"client_cert":     func(e entry) { dest.ClientCertFile, _, _ = r.text(e) },
+		"client_key":      func(e entry) { dest.ClientKeyFile, _, _ = r.text(e) },
 		"proxy":           func(e entry) { dest.Proxy = secret(e) },
 		"allow_private":   func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})

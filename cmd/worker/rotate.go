@@ -107,7 +107,9 @@ func (w *rotation) credentials(context.Context) (httpvendor.Credentials, error) 
 
 // check returns the mistakes in a destination, each with its line.
 func (w *rotation) check(again *reader, dest *destination) error {
-	_, err := httpvendor.New(dest.Destination)
+	made := dest.Destination
+	made.CAFile, made.ClientCertFile, made.ClientKeyFile = "", "", "" // which do not come from here
+	_, err := httpvendor.New(made)
 	var errs dispatcher.ConfigErrors
 	errs.Join(err)
 	for _, err := range errs {

@@ -208,6 +208,23 @@ func TestWorkerUsesARotatedToken(t *testing.T) {
 	}
 }
 
+func TestClientCertificateOfTheFile(t *testing.T) {
+	_, err := loadText(t, `
+worker: {deployment: test}
+destinations:
+  a: {url: "https://a.example", client_cert: /no/such/cert, client_key: /no/such/key}
+  b: {url: "https://b.example", client_cert: /no/such/cert}
+actions:
+  one: {destination: a, request: POST, class: non_idempotent_write}
+  two: {destination: b, request: POST, class: non_idempotent_write}
+`, nil)
+	for _, want := range []string{":4: destinations.a.client_cert: open /no/such/cert", ":5: destinations.b.client_key: missing"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in %v", want, err)
+		}
+	}
+}
+
 func TestOAuth2OfTheFile(t *testing.T) {
 	const file = `
 worker: {deployment: test}
