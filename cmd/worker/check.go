@@ -21,11 +21,16 @@ func (c *config) check(r *reader) {
 		for _, a := range c.actions {
 			if a.destination == dest.Name {
 				dest.Secrets = append(dest.Secrets, a.secrets...)
+				dest.files = dest.files || a.files
 			}
 		}
 		var err error
 		dest.client, err = httpvendor.New(dest.Destination)
 		errs.Join(err)
+		if err == nil && dest.files {
+			c.rotate(r, dest)
+			dest.client, _ = httpvendor.New(dest.Destination)
+		}
 		dest.client.Register(d)
 		c.places[fmt.Sprintf("destination %q", dest.Name)] = dest.at
 	}
@@ -117,6 +122,9 @@ func (r *reader) lineOf(path string, otherwise int) int {
 // fileNames are the file's names for Go's. A Go name that is not here has the same words in the file: CAFile is
 // ca_file.
 var fileNames = map[string]string{
+	"ClientCertFile":    "client_cert",
+	"ClientKeyFile":     "client_key",
+	"OAuth2":            "oauth2",
 	"PassFailed":        "ordering",
 	"StopEndpointAfter": "stop_after",
 	"ApplyFunction":     "apply",
@@ -155,6 +163,8 @@ func fileName(goName string) string {
 		return snake(field) + "." + strings.TrimSuffix(strings.TrimPrefix(goName, field+`["`), `"]`)
 	case keyed:
 		field = snake(field) + "[" + key
+	case field == "OAuth2":
+		field = fileNames[field]
 	default:
 		field = snake(field)
 	}

@@ -12,7 +12,7 @@ import (
 
 // Each Go field has a name in the file, so that a mistake in it can be explained there.
 func TestFieldsHaveNamesInTheFile(t *testing.T) {
-	notInTheFile := []string{"Policy", "Limits", "Match", "Secrets", "Logger", "Key", "Place"}
+	notInTheFile := []string{"Policy", "Limits", "Match", "Secrets", "Credentials", "Logger", "Key", "Place"}
 	known := func(text, path string) string {
 		_, err := loadText(t, text, nil)
 		if err == nil || !strings.Contains(err.Error(), path+".unknown: unknown field: use one of ") {
@@ -30,6 +30,7 @@ func TestFieldsHaveNamesInTheFile(t *testing.T) {
 		reflect.TypeFor[dispatcher.Limits]():      destination,
 		reflect.TypeFor[httpvendor.Destination](): destination,
 		reflect.TypeFor[httpvendor.Auth]():        known("destinations: {a: {auth: {unknown: 1}}}"+rest, "destinations.a.auth"),
+		reflect.TypeFor[httpvendor.OAuth2]():      known("destinations: {a: {auth: {oauth2: {unknown: 1}}}}"+rest, "destinations.a.auth.oauth2"),
 		reflect.TypeFor[dispatcher.KeyRules]():    known("destinations: {a: {key: {unknown: 1}}}"+rest, "destinations.a.key"),
 		reflect.TypeFor[dispatcher.Policy]():      action,
 		reflect.TypeFor[httpvendor.Action]():      action,
@@ -49,7 +50,7 @@ func TestFieldsHaveNamesInTheFile(t *testing.T) {
 		}
 	}
 	for goName, want := range map[string]string{
-		"CAFile": "ca_file", "JSONAnswers": "json_answers", "KeyWindow": "key_window", "URL": "url", "Vendor.Key.MaxLength": "key.max_length",
+		"CAFile": "ca_file", "Auth.OAuth2.TokenURL": "auth.oauth2.token_url", "JSONAnswers": "json_answers", "KeyWindow": "key_window", "URL": "url", "Vendor.Key.MaxLength": "key.max_length",
 		"Vendor.Window": "key_window", `Headers["X-A.b"]`: "headers.X-A.b", "Lookup.Rules[2].Outcome": "lookup.rules[2].outcome",
 		"IdempotentWrite": "idempotent_write", "Forever": "forever", `Body.Fields["metadata[a.b]"]`: "body.fields.metadata[a.b]", "PassFailed": "ordering",
 	} {

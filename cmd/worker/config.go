@@ -28,6 +28,7 @@ type config struct {
 type destination struct {
 	httpvendor.Destination
 	preset string        // its name in the file
+	files  bool          // it or an action of it has secrets in files
 	window time.Duration // the preset's key window; zero: the preset has none
 	at     entry
 	client *httpvendor.Client
@@ -40,6 +41,7 @@ type action struct {
 	destination string
 	secrets     []string // in its headers
 	version     int      // the newest of its payloads that the file fits; 0: 1
+	files       bool     // they are in files
 
 	apply, attention string // SQL functions
 }
@@ -65,7 +67,7 @@ func load(file string, lookupEnv func(string) (string, bool)) (*config, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{file: file, lookupEnv: lookupEnv, lines: map[string]int{}}
+	r := &reader{file: file, lookupEnv: lookupEnv, lines: map[string]int{}, files: &secretFiles{texts: map[string]string{}, bad: map[string]bool{}}}
 	c := &config{file: file, lines: r.lines, places: map[string]entry{"dispatcher": {path: "actions", line: 1}, "dispatcher.Config": {path: "worker", line: 1}}}
 	if top := r.parse(data); top != nil {
 		c.read(r, top)
@@ -155,6 +157,7 @@ func (c *config) readDeployment(r *reader) {
 }
 
 func readDestination(r *reader, at entry) *destination {
+	r.read = false
 	preset, made := readPreset(r, at)
 	dest := &destination{Destination: made, preset: preset, window: made.Vendor.Window, at: at}
 	presetRules := dest.Rules // come after the file's own, which are numbered in mistakes
@@ -196,6 +199,8 @@ func readDestination(r *reader, at entry) *destination {
 		"break_delay":     func(e entry) { dest.Limits.BreakDelay = r.duration(e) },
 		"max_break_delay": func(e entry) { dest.Limits.MaxBreakDelay = r.duration(e) },
 		"ca_file":         func(e entry) { dest.CAFile, _, _ = r.text(e) },
+		"client_cert":     func(e entry) { dest.ClientCertFile, _, _ = r.text(e) },
+		"client_key":      func(e entry) { dest.ClientKeyFile, _, _ = r.text(e) },
 		"proxy":           func(e entry) { dest.Proxy = secret(e) },
 		"allow_private":   func(e entry) { dest.AllowPrivate = readRanges(r, e) },
 	})
@@ -209,6 +214,7 @@ func readDestination(r *reader, at entry) *destination {
 		}
 	}
 	dest.Rules = append(dest.Rules, presetRules...)
+	dest.files = r.read
 	return dest
 }
 
@@ -245,6 +251,7 @@ func readWindow(r *reader, e entry) time.Duration {
 
 func readAction(r *reader, at entry) *action {
 	a := &action{name: at.name, at: at}
+	r.read = false
 	p := &a.Policy
 	value := func(e entry) string {
 		text, secrets, _ := r.text(e)
@@ -287,6 +294,7 @@ func readAction(r *reader, at entry) *action {
 		"apply":           func(e entry) { a.apply, _ = r.raw(e) },
 		"attention":       func(e entry) { a.attention, _ = r.raw(e) },
 	})
+	a.files = r.read
 	return a
 }
 

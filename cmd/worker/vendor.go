@@ -101,6 +101,7 @@ func readAuth(r *reader, e entry, auth *httpvendor.Auth, secret func(entry) stri
 		"password": func(e entry) { auth.Password = secret(e) },
 		"header":   func(e entry) { auth.Header, _ = r.raw(e) },
 		"value":    func(e entry) { auth.Value = secret(e) },
+		"oauth2":   func(e entry) { auth.OAuth2 = readOAuth2(r, e, secret) },
 	})
 }
 
@@ -121,6 +122,24 @@ func readSignature(r *reader, e entry) (forms []httpvendor.Signature) {
 		forms = append(forms, s)
 	}
 	return forms
+}
+
+func readOAuth2(r *reader, e entry, secret func(entry) string) *httpvendor.OAuth2 {
+	o := &httpvendor.OAuth2{}
+	r.fields(e, map[string]func(entry){
+		"token_url":     func(e entry) { o.TokenURL = secret(e) },
+		"client_id":     func(e entry) { o.ClientID = secret(e) },
+		"client_secret": func(e entry) { o.ClientSecret = secret(e) },
+		"scopes": func(e entry) {
+			for _, at := range r.list(e) {
+				scope, _ := r.raw(at)
+				o.Scopes = append(o.Scopes, scope)
+			}
+		},
+		"audience":   func(e entry) { o.Audience, _ = r.raw(e) },
+		"auth_style": func(e entry) { o.AuthStyle, _ = r.raw(e) },
+	})
+	return o
 }
 
 func readBody(r *reader, e entry) (body httpvendor.Body) {

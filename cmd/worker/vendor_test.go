@@ -250,7 +250,7 @@ actions:
 FILE:4: destinations.a.preset: "strype" is not one of adyen, checkout, generic, mail, none, paypal, resend, square, stripe, webhooks
 FILE:6: destinations.a.key: "bad header" is not a valid header name
 FILE:7: destinations.a.replay: "maybe" is not one of answer, nothing, state, success
-FILE:8: destinations.a.auth: set only one of bearer, user and header
+FILE:8: destinations.a.auth: set only one of bearer, user, header and oauth2
 FILE:9: destinations.a.allow_private[2]: "ten" is not a range of addresses such as 10.0.0.0/8 or fd00::/8
 FILE:13: destinations.a.rules[2].outcome: "perhaps" is not one of accepted, dead, delivered, denied, gone, refused, retry, stuck, unknown
 FILE:14: destinations.a.rules[3]: matches every answer: set status, header, field, contains or equals

@@ -25,6 +25,8 @@ type reader struct {
 	lines     map[string]int // of each path in the file
 	mistakes  []mistake
 	unread    []string // paths of values that could not be read
+	files     *secretFiles
+	read      bool // a text of a file was expanded
 }
 
 type mistake struct {
@@ -297,6 +299,11 @@ func (r *reader) secretFile(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(filepath.Dir(r.file), path)
 	}
+	r.read = true
+	return r.files.read(path)
+}
+
+func readSecret(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxSecretFile {
 		return "", fmt.Errorf("file %s has more than 64 KiB", path)

@@ -14,7 +14,8 @@
 //
 // # Environment
 //
-//	DATABASE_URL  the database, as a URL or keywords. Required
+//	DATABASE_URL  the database, as a URL or keywords. Required. A password file (passfile, PGPASSFILE) is read again for
+//	              each connection
 //	DEPLOYMENT    the deployment whose intents are delivered, such as production; see dispatcher.Config. Required, unless
 //	              Options.Config has it
 //	LISTEN_ADDR   the address of the probes. Default ":8080"; empty or "off" for none
@@ -46,6 +47,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/dispatcher"
@@ -241,6 +243,13 @@ func databaseConfig(o Options) (*pgxpool.Config, error) {
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "samekey-worker"
+	}
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		// pgx reads a password file when it parses the URL, and the files of a client certificate when it connects.
+		if now, err := pgx.ParseConfig(url); err == nil && now.Password != "" {
+			c.Password = now.Password
+		}
+		return nil
 	}
 	return config, nil
 }

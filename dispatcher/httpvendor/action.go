@@ -4,12 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/redact"
 )
 
 // Action is one kind of request to a destination. Request and Policy.Class are required.
@@ -106,19 +107,21 @@ type operation struct {
 	over       link
 	target     target
 	body       body
-	lookup     *lookup // nil: none
-	header     http.Header
-	limit      int // of an answer's body, in bytes
+	lookup     *lookup     // nil: none
+	own        http.Header // of the action
+	header     http.Header // as configured: own, and the destination's
+	limit      int         // of an answer's body, in bytes
 	repeatable bool
 	delivered  Statuses
 	rules      []Rule
-	looksIn    bool           // rules look into JSON bodies
-	texts      bool           // rules look at the text of bodies
-	reference  string         // the JSON Pointer of the vendor's id; empty: none
-	retryAfter string         // the JSON Pointer of a wait; empty: none
-	reads      bool           // a reference or a wait is read from bodies
-	secrets    redact.Secrets // the destination's, and those in the action's own headers
+	looksIn    bool   // rules look into JSON bodies
+	texts      bool   // rules look at the text of bodies
+	reference  string // the JSON Pointer of the vendor's id; empty: none
+	retryAfter string // the JSON Pointer of a wait; empty: none
+	reads      bool   // a reference or a wait is read from bodies
 	mistakes   dispatcher.ConfigErrors
+
+	carried atomic.Pointer[carried] // what was made last
 }
 
 // defaultCap is the default of dispatcher.Policy.ResponseCap.
@@ -142,16 +145,13 @@ func (c *Client) operation(action Action) *operation {
 	} else if method := o.target.method; class == dispatcher.Read && hasBody(method) && method != http.MethodPost { // a search may be a POST
 		m.add("Request", "%s is not allowed for %v: use the class of a write", method, class)
 	}
-	header := http.Header{}
-	c.setHeaders(header, action.Headers, m)
-	if c.stored() && header.Get("Authorization") != "" {
+	o.own = http.Header{}
+	c.setHeaders(o.own, action.Headers, m)
+	if c.stored() && o.own.Get("Authorization") != "" {
 		m.add(`Headers["Authorization"]`, "would be sent to every endpoint")
 	}
-	o.secrets = c.secrets.With(credentials(header)...)
 	o.header = c.header.Clone()
-	for name, values := range header {
-		o.header[name] = values
-	}
+	maps.Copy(o.header, o.own)
 	o.setBody(m)
 	o.setRules(m)
 	o.setStatuses(m)

@@ -26,7 +26,11 @@ func (o *operation) send(ctx context.Context, call *dispatcher.Call) (dispatcher
 	if failed != nil {
 		return *failed, nil
 	}
-	to, err := o.receiver(call)
+	with, err := o.client.current(ctx)
+	if err != nil {
+		return o.noCredentials(err)
+	}
+	to, err := o.receiver(call, with)
 	if err != nil {
 		return dispatcher.Dead(dispatcher.Response{Code: "endpoint"}).Because(o.failed("%v", err)), nil
 	}
@@ -41,7 +45,9 @@ func (o *operation) send(ctx context.Context, call *dispatcher.Call) (dispatcher
 	defer func() { _ = resp.Body.Close() }()
 	a := o.read(resp, to.secrets, o.looksIn)
 	w.End()
-	return o.judge(o.newReply(resp, a), to.secrets).outcome, nil
+	outcome := o.judge(o.newReply(resp, a), to.secrets).outcome
+	o.client.answered(with, outcome)
+	return outcome, nil
 }
 
 // noAnswerError is the error of a call without an answer.

@@ -2,6 +2,7 @@ package httpvendor
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 	"time"
 
 	"github.com/samekey/samekey/dispatcher"
-	"github.com/samekey/samekey/internal/redact"
 	"github.com/samekey/samekey/internal/wirehttp"
 )
 
@@ -73,6 +73,15 @@ type Destination struct {
 	// Auth authenticates the calls.
 	Auth Auth
 
+	// Credentials returns credentials that change, such as a token of a vault: see [Credentials] for what they replace. It
+	// is called at the start of an attempt or lookup if there are none yet, if they are over, and after an answer that
+	// means dispatcher.Denied, at most once a second. Shortly before they are over it is called while attempts go on with
+	// what they have. One call runs at a time, in a goroutine of its own, and ctx ends after 30 s; attempts that wait for
+	// it wait no longer than their own time. After an error, intents without credentials are unsent with the code
+	// "credentials" and use no attempt. The error's text, without URLs and known secrets, is logged and stored: put no
+	// secret into it. Default: the credentials do not change.
+	Credentials func(ctx context.Context) (Credentials, error)
+
 	// WebhookSecrets sign each call, by default as Standard Webhooks defines it, see [StandardWebhooks]: "whsec_" and the
 	// base64 of 24 to 64 bytes, or "whsk_" and the base64 of an ed25519 private key (its seed of 32 bytes, or 64 bytes).
 	// The key of the other forms of Signature is the text of the secret as it stands, with its "whsec_" if it has one.
@@ -98,6 +107,12 @@ type Destination struct {
 
 	// CAFile holds further certificate authorities in PEM form, in addition to the system's. [New] reads it once.
 	CAFile string
+
+	// ClientCertFile and ClientKeyFile are a certificate and its key in PEM form that are shown to a vendor that asks for
+	// one (mutual TLS), and to the server of Auth.OAuth2. They need a URL with https. Each new connection uses what the
+	// files have then; open connections keep theirs. If the pair cannot be used, the former one stays in use, and one line
+	// is logged. Default: none.
+	ClientCertFile, ClientKeyFile string
 
 	// Proxy is the URL of a proxy, http or https, for all calls. Check refuses Policy.ResendAbsent with it, since a
 	// proxy can deliver a request late. Default: none. HTTP_PROXY and similar variables are not read: they would decide
@@ -125,16 +140,14 @@ type Destination struct {
 // Client makes calls to one destination. It is safe for concurrent use.
 type Client struct {
 	dest      Destination
-	base      *url.URL
-	header    http.Header
-	keyHeader string // canonical; empty: the key is not in a header
+	account             // of the configuration; changing is what calls carry
+	changing  *changing // nil: the credentials do not change
+	keyHeader string    // canonical; empty: the key is not in a header
 	lookup    *lookup
 
 	endpointName *template.Template // nil: there is one receiver
-	secrets      redact.Secrets
 	allowed      allowList
 	forms        []Signature     // of signatures, with their defaults
-	signer       *signer         // nil: calls are not signed
 	shared       *wirehttp.HTTP2 // several calls at once on each connection; nil: not used
 	reusing      *http.Transport // keeps connections and uses them again
 	single       *http.Transport // each call has a connection of its own
@@ -148,7 +161,19 @@ type Client struct {
 // not nil even then, so that the destination's actions can be checked as well: [Delivery] passes the mistakes on, and
 // dispatcher.Dispatcher.Check returns them.
 func New(dest Destination) (*Client, error) {
-	c := &Client{dest: dest, base: &url.URL{}, header: http.Header{}}
+	c := &Client{dest: dest}
+	m := c.check()
+	if dest.Credentials != nil || dest.Auth.OAuth2 != nil {
+		c.changing = &changing{of: c, pause: fetchPause}
+	}
+	c.connect(m)
+	return c, c.mistakes.Err()
+}
+
+// check checks the destination, and makes of it what calls carry.
+func (c *Client) check() mistakes {
+	dest := c.dest
+	c.account = account{base: &url.URL{}, header: http.Header{}}
 	m := mistakes{all: &c.mistakes, item: fmt.Sprintf("destination %q", dest.Name)}
 	if dest.Name == "" {
 		m.add("Name", "missing")
@@ -174,13 +199,15 @@ func New(dest Destination) (*Client, error) {
 		c.lookup = newLookup(*dest.Lookup, m.in("Lookup"))
 	}
 	c.allowed = newAllowList(dest.AllowPrivate, m)
+	if dest.Auth.OAuth2 != nil {
+		dest.Auth.OAuth2.check(c.allowed, m.in("Auth.OAuth2"))
+	}
 	if err := c.allowed.checkURL(c.base); err != nil {
 		m.add("URL", "%v: add its range to %s if it is intended", err, word("AllowPrivate"))
 	}
 	c.secrets = newSecrets(c.base, c.header, dest.Secrets).With(credentials...).With(hooks...)
 	takeUser(c.base, c.header)
-	c.connect(m)
-	return c, c.mistakes.Err()
+	return m
 }
 
 // setKey decides where the key goes. The dispatcher checks the rest of the vendor's description.
@@ -243,7 +270,7 @@ func (c *Client) setSigner(m mistakes) (secret []string) {
 		m.add("WebhookSecrets", "%v", err)
 	case c.signer != nil && standard && c.keyHeader == "":
 		m.add("WebhookSecrets", "needs the key in a header, by which the receiver recognizes a repeated webhook: see %s", word("Vendor.Key"))
-	case c.signer == nil && c.mustSign() && !c.stored():
+	case c.signer == nil && c.mustSign() && !c.stored() && c.dest.Credentials == nil:
 		m.add("WebhookSecrets", "missing: a receiver accepts only what is signed")
 	}
 	return secret
@@ -275,6 +302,8 @@ func (c *Client) connect(m mistakes) {
 	if err != nil {
 		m.add("CAFile", "%v", err)
 	}
+	config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	c.setClientCert(config, m)
 	var proxy *url.URL
 	if c.dest.Proxy != "" {
 		if proxy, err = parseURL(c.dest.Proxy); err == nil {
@@ -292,10 +321,34 @@ func (c *Client) connect(m mistakes) {
 		m.add("HTTP2", "needs a %s with https://", word("URL"))
 	case c.dest.HTTP2 && c.base.Scheme == "https":
 		address := net.JoinHostPort(c.base.Hostname(), cmp.Or(c.base.Port(), "443"))
-		c.shared = wirehttp.NewHTTP2(transport(dialer, roots, proxy), address)
+		c.shared = wirehttp.NewHTTP2(transport(dialer, config, proxy), address)
 	}
-	c.reusing = newTransport(dialer, roots, proxy, max(c.dest.Limits.Concurrency, 32))
-	c.single = newTransport(dialer, roots, proxy, 0)
+	c.reusing = newTransport(dialer, config, proxy, max(c.dest.Limits.Concurrency, 32))
+	c.single = newTransport(dialer, config, proxy, 0)
+}
+
+// setClientCert has connections show the client certificate.
+func (c *Client) setClientCert(config *tls.Config, m mistakes) {
+	certFile, keyFile := c.dest.ClientCertFile, c.dest.ClientKeyFile
+	switch {
+	case certFile == "" && keyFile == "":
+		return
+	case keyFile == "":
+		m.add("ClientKeyFile", "missing: the certificate needs its key")
+		return
+	case certFile == "":
+		m.add("ClientCertFile", "missing: the key needs its certificate")
+		return
+	case c.base.Scheme == "http":
+		m.add("ClientCertFile", "needs a %s with https://", word("URL"))
+		return
+	}
+	cert, err := newClientCert(c.dest.Name, certFile, keyFile)
+	if err != nil {
+		m.add("ClientCertFile", "%v", err)
+		return
+	}
+	config.GetClientCertificate = cert.get
 }
 
 // Register declares the destination and its limits.
@@ -304,8 +357,12 @@ func (c *Client) Register(d *dispatcher.Dispatcher) {
 	d.Vendor(c.dest.Name, c.dest.Vendor)
 }
 
-// Close closes idle connections. Calls in progress continue.
+// Close closes idle connections, and ends a call of Destination.Credentials. Calls to the vendor that are in progress
+// continue.
 func (c *Client) Close() {
+	if c.changing != nil {
+		c.changing.close()
+	}
 	if c.shared != nil {
 		c.shared.CloseIdleConnections()
 	}
@@ -318,17 +375,17 @@ func (c *Client) Close() {
 const idleTimeout = 30 * time.Second
 
 // newTransport makes a transport for HTTP/1.1 that keeps up to idle connections.
-func newTransport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL, idle int) *http.Transport {
-	t := transport(dialer, roots, proxy)
+func newTransport(dialer *net.Dialer, config *tls.Config, proxy *url.URL, idle int) *http.Transport {
+	t := transport(dialer, config, proxy)
 	t.DisableKeepAlives, t.MaxIdleConns, t.MaxIdleConnsPerHost = idle == 0, idle, idle
 	wirehttp.Guard(t)
 	return t
 }
 
-func transport(dialer *net.Dialer, roots *x509.CertPool, proxy *url.URL) *http.Transport {
+func transport(dialer *net.Dialer, config *tls.Config, proxy *url.URL) *http.Transport {
 	t := &http.Transport{
 		DialContext:         dialer.DialContext,
-		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSClientConfig:     config.Clone(),
 		TLSHandshakeTimeout: 10 * time.Second,
 		IdleConnTimeout:     idleTimeout,
 	}

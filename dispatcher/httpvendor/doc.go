@@ -105,9 +105,16 @@
 // breaks off is unknown if it would be delivered or refused, whose body is kept. The action's class decides what
 // follows from unknown.
 //
+// # Credentials that change
+//
+// Each attempt and each lookup takes one set of credentials at its start: headers, signing keys, and the user, path and
+// query of the URL. [Destination].Credentials gives the present ones, such as those of a vault. After an answer that
+// means denied they are fetched again, so a token that was revoked costs no attempt. While there are none, intents are
+// unsent with the code "credentials", and the destination's breaker opens as for a vendor that cannot be reached.
+//
 // # Secrets
 //
 // Errors of this package consist of its own words, the destination's name and a status. They contain no URL, no header
 // and no text from the vendor. The values in [Destination].Secrets and [Auth] are also removed from stored answers,
-// from body and content type.
+// from body and content type, and so are those of the last [Credentials].
 package httpvendor

@@ -53,7 +53,7 @@ func FuzzAValueStaysWhereItStands(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			to, err := e.receiver(call)
+			to, err := e.receiver(call, &e.client.account)
 			if err != nil {
 				t.Fatal(err)
 			}

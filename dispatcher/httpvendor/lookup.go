@@ -115,7 +115,11 @@ func newLookup(from Lookup, m mistakes) *lookup {
 // ask is the action's Lookup.
 func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
 	data := lookupValues(call)
-	to, err := o.receiver(call)
+	with, err := o.client.current(ctx)
+	if err != nil {
+		return o.noCredentials(err)
+	}
+	to, err := o.receiver(call, with)
 	if err != nil {
 		return dispatcher.Outcome{}, o.failed("the lookup: %v", err)
 	}
@@ -131,6 +135,7 @@ func (o *operation) ask(ctx context.Context, call *dispatcher.Call) (dispatcher.
 	a := o.read(resp, to.secrets, true)
 	w.End()
 	v := o.find(o.newReply(resp, a), data, to.secrets)
+	o.client.answered(with, v.outcome)
 	return v.outcome, v.failed
 }
 

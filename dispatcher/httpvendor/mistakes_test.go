@@ -48,7 +48,7 @@ func TestMistakesInDestinations(t *testing.T) {
 			"URL: must begin with https:// or http://", `Vendor.Key.Name: "bad header" is not a valid header name`,
 			`Headers["A\nB"]: "A\nB" is not a valid header name`, `Headers["Host"]: "Host" belongs to the connection and cannot be set`,
 			`Headers["X"]: the value of "X" has a control character at byte 6`, `Headers["x"]: set twice`, `Headers["y"]: set twice`,
-			"Auth: set only one of Bearer, User and Header",
+			"Auth: set only one of Bearer, User, Header and OAuth2",
 			"Rules[1].Outcome: missing: use one of delivered, refused, accepted, retry, denied, dead, unknown, stuck, gone",
 			"AllowPrivate[1]: not a valid range: use a range such as 10.0.0.0/8 or fd00::/8",
 			"CAFile: open /no/such/file: no such file or directory", "Proxy: must begin with https:// or http://"}},

@@ -20,6 +20,7 @@ type receiver struct {
 	header  http.Header    // not to be changed
 	signer  *signer        // nil: calls are not signed
 	secrets redact.Secrets // removed from its answers
+
 }
 
 // stored reports whether calls go to endpoints that the database stores.
@@ -61,10 +62,12 @@ func (c *Client) nameEndpoint(call *dispatcher.Call) string {
 	return name
 }
 
-// receiver returns where a call goes. An error is for the owner of the endpoint, and contains nothing of it.
-func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
+// receiver returns where a call goes with the credentials of account. An error is for the owner of the endpoint, and
+// contains nothing of it.
+func (o *operation) receiver(call *dispatcher.Call, with *account) (receiver, error) {
+	of := o.carrying(with)
 	if !o.client.stored() {
-		return receiver{base: o.client.base, header: o.header, signer: o.client.signer, secrets: o.secrets}, nil
+		return of, nil
 	}
 	if call.Endpoint == nil {
 		return receiver{}, errors.New("the call has no endpoint: register the Delivery as it was made")
@@ -86,7 +89,7 @@ func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
 	case signer == nil && o.client.mustSign():
 		return receiver{}, fmt.Errorf("the endpoint has no secret to sign with: %s", correct)
 	}
-	r := receiver{base: base, header: o.header.Clone(), signer: signer}
+	r := receiver{base: base, header: of.header.Clone(), signer: signer}
 	own := http.Header{}
 	for name, value := range call.Endpoint.Headers {
 		err := webhook.CheckReceiverHeader(name, value)
@@ -100,7 +103,7 @@ func (o *operation) receiver(call *dispatcher.Call) (receiver, error) {
 		hooks = append(hooks, value)
 	}
 	maps.Copy(r.header, own)
-	r.secrets = o.secrets.With(slices.Concat(userSecrets(base), addressSecrets(base), hooks, credentials(own))...)
+	r.secrets = of.secrets.With(slices.Concat(userSecrets(base), addressSecrets(base), hooks, credentials(own))...)
 	takeUser(r.base, r.header)
 	return r, nil
 }

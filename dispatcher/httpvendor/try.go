@@ -75,15 +75,16 @@ func (c *Client) Try(action Action, answer Answer) (Verdict, error) {
 	if resp.Header == nil {
 		resp.Header = http.Header{}
 	}
+	secrets := o.carrying(&c.account).secrets
 	if answer.Lookup == nil {
-		r := o.newReply(resp, o.read(resp, o.secrets, o.looksIn))
-		return o.verdict(r, o.judge(r, o.secrets), "Rules"), nil
+		r := o.newReply(resp, o.read(resp, secrets, o.looksIn))
+		return o.verdict(r, o.judge(r, secrets), "Rules"), nil
 	}
 	if o.lookup == nil {
 		return Verdict{}, errors.New("httpvendor: the action has no lookup")
 	}
-	r := o.newReply(resp, o.read(resp, o.secrets, true))
-	f := o.find(r, lookupValues(answer.Lookup), o.secrets)
+	r := o.newReply(resp, o.read(resp, secrets, true))
+	f := o.find(r, lookupValues(answer.Lookup), secrets)
 	if f.unfilled != nil {
 		return Verdict{}, fmt.Errorf("httpvendor: the lookup's rules: %w", f.unfilled)
 	}

@@ -53,6 +53,18 @@ func (s Secrets) With(more ...string) Secrets {
 	return s
 }
 
+// And returns the secrets of both.
+func (s Secrets) And(more Secrets) Secrets {
+	s.texts = slices.Clone(s.texts)
+	for _, text := range more.texts {
+		if !slices.ContainsFunc(s.texts, func(has []byte) bool { return bytes.Equal(has, text) }) {
+			s.texts = append(s.texts, text)
+			s.longest = max(s.longest, len(text))
+		}
+	}
+	return s
+}
+
 // escaped reports whether URLs or JSON may escape the character.
 func escaped(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_.", r))
