@@ -78,8 +78,8 @@ func TestChangedPasswordFileIsUsed(t *testing.T) {
 		})
 	}
 	deliver(1)
-	exec("alter role " + role + " password 'second'")
-	write("second")
+	exec("alter role " + role + " password 'n3xt-passw0rd'")
+	write("n3xt-passw0rd")
 	if n := dbtest.Value[int](t, db, `select count(pg_terminate_backend(pid)) from pg_stat_activity where usename = '`+role+`'`); n < 2 {
 		t.Errorf("%d connections were ended", n)
 	}
@@ -88,7 +88,7 @@ func TestChangedPasswordFileIsUsed(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("Run returned %v", err)
 	}
-	if strings.Contains(out.String(), "second") {
+	if strings.Contains(out.String(), "n3xt-passw0rd") {
 		t.Error("the password is in the log")
 	}
 	dbtest.Until(t, "the worker's connections are closed", func() bool {
