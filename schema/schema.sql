@@ -176,6 +176,7 @@ table samekey.outbox_history
     response_type text
     response bytea
     reference text collate "C"
+    endpoint text collate "C"
     actor text
     reason text
     db_user text
@@ -183,6 +184,7 @@ table samekey.outbox_history
     constraint outbox_history_pkey PRIMARY KEY (intent_id, id)
     constraint outbox_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
     constraint outbox_history_code_length CHECK ((octet_length(code) <= 128))
+    constraint outbox_history_endpoint_length CHECK (((octet_length(endpoint) >= 3) AND (octet_length(endpoint) <= 312)))
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
     constraint outbox_history_event CHECK (
 CASE
@@ -195,6 +197,7 @@ END)
     constraint outbox_history_reference_length CHECK (((octet_length(reference) >= 1) AND (octet_length(reference) <= 255)))
     constraint outbox_history_response_length CHECK ((octet_length(response) <= 1048576))
     constraint outbox_history_type_length CHECK ((octet_length(response_type) <= 255))
+    CREATE INDEX outbox_history_endpoint ON samekey.outbox_history USING btree (endpoint, id) WHERE (endpoint IS NOT NULL)
     CREATE UNIQUE INDEX outbox_history_finish ON samekey.outbox_history USING btree (intent_id) WHERE (final_status IS NOT NULL)
     CREATE INDEX outbox_history_reference ON samekey.outbox_history USING btree (reference, intent_id) WHERE (reference IS NOT NULL)
     CREATE INDEX outbox_history_undelivered ON samekey.outbox_history USING btree (final_status, intent_id) WHERE (final_status = ANY (ARRAY['refused'::text, 'cancelled'::text]))
@@ -1421,6 +1424,28 @@ begin
     values (endpoint_delete.destination, endpoint_delete.name, 'deleted', endpoint_delete.actor, endpoint_delete.reason);
     return true;
 end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_deliveries(destination text, name text, before bigint DEFAULT NULL::bigint, max_count integer DEFAULT 100)
+ RETURNS TABLE(id bigint, at timestamp with time zone, intent_id uuid, action text, event text, attempt integer, outcome text, code text, took interval, status text)
+ LANGUAGE sql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    with page as materialized (
+        select h.id, h.at, h.intent_id, h.event, h.attempt, h.outcome, h.code, h.started_at
+        from samekey.outbox_history h
+        where h.endpoint = (endpoint_deliveries.destination || '/' || endpoint_deliveries.name) collate "C"
+          and h.id < coalesce(endpoint_deliveries.before, 9223372036854775807)
+        order by h.id desc
+        limit least(endpoint_deliveries.max_count, 1000)
+    )
+    select p.id, p.at, p.intent_id, (select o.action from samekey.outbox o where o.id = p.intent_id), p.event, p.attempt, p.outcome, p.code,
+           p.at - p.started_at,
+           coalesce((select q.status from samekey.outbox_queue q where q.id = p.intent_id),
+                    (select f.final_status from samekey.outbox_history f where f.intent_id = p.intent_id and f.final_status is not null))
+    from page p
+    order by p.id desc
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.endpoint_headers_wrong(headers jsonb)

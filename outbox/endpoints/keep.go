@@ -135,10 +135,7 @@ type Event struct {
 // History returns a page of what happened to an endpoint, newest first, for a year: also of a deleted one. The page ends
 // before the event before, or starts with the newest if it is 0. Limit is 1 to 1000. The last page has fewer than limit.
 func History(ctx context.Context, on samekey.Tx, destination, name string, before int64, limit int) ([]Event, error) {
-	err := checkName(destination, name)
-	if limit < 1 || limit > 1000 {
-		err = errors.Join(err, fmt.Errorf("limit %d is outside 1 to 1000", limit))
-	}
+	err := checkPage(destination, name, limit)
 	if before == 0 {
 		before = math.MaxInt64
 	}
