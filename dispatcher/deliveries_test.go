@@ -89,6 +89,25 @@ func TestEachCallIsInTheLogOfItsEndpoint(t *testing.T) {
 	}
 }
 
+// The application's own test of a receiver goes the way of all calls.
+func TestTestOfAnEndpointIsSent(t *testing.T) {
+	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
+	b.putEndpoint("to-1", "https://one.example")
+	if _, err := endpoints.Test(b.ctx, b.db, "vendor", "to-1", "charge_card", []byte(`{"type": "ping"}`), by); err != nil {
+		t.Fatal(err)
+	}
+	seen := ""
+	s.next = func(call *dispatcher.Call) (dispatcher.Outcome, error) {
+		seen = call.Endpoint.URL
+		return succeeding(call)
+	}
+	b.expect(d, delivered)
+	if seen != "https://one.example" {
+		t.Error(seen)
+	}
+	b.wantDeliveries("to-1", "attempt:delivered:201 delivered")
+}
+
 func TestLateAnswerIsInTheLogOfItsEndpoint(t *testing.T) {
 	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.NonIdempotentWrite), storedByPart)
 	b.putEndpoint("to-1", "https://one.example")

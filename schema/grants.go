@@ -58,7 +58,7 @@ var appGrants = []string{
 	`grant select on samekey.operation_steps to %s`,
 	endpointsWithoutSecrets,
 	`grant select on samekey.endpoint_history to %s`,
-	`grant execute on function ` + endpointActs + `, samekey.endpoint_deliveries to %s`,
+	`grant execute on function ` + endpointActs + `, samekey.endpoint_test, samekey.endpoint_deliveries to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 

@@ -241,7 +241,7 @@ func isWorker(name string) bool {
 // isOperator reports whether a person's functions in outbox run a query, and isApprover those of an approver. Both may
 // explain further queries that only read.
 func isOperator(name string) bool {
-	return strings.HasPrefix(name, "Act") && name != "ActApprove" && !strings.HasPrefix(name, "ActReplacePayload") || isReader(name)
+	return strings.HasPrefix(name, "Act") && name != "ActApprove" && name != "ActEndpointTest" && !strings.HasPrefix(name, "ActReplacePayload") || isReader(name)
 }
 
 func isApprover(name string) bool {

@@ -90,6 +90,7 @@ var functionRights = map[string]string{
 	"endpoint_put":      "app operator",
 	"endpoint_start":    "app operator",
 	"endpoint_stop":     "app operator",
+	"endpoint_test":     "app", // it writes an intent of any action, which an operator may not
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"fair_pick":         "worker",

@@ -33,7 +33,7 @@ table samekey.endpoint_history
     db_user text not null default SESSION_USER
     constraint endpoint_history_pkey PRIMARY KEY (destination, name, id)
     constraint endpoint_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
-    constraint endpoint_history_event CHECK ((event = ANY (ARRAY['created'::text, 'changed'::text, 'stopped'::text, 'started'::text, 'deleted'::text])))
+    constraint endpoint_history_event CHECK ((event = ANY (ARRAY['created'::text, 'changed'::text, 'stopped'::text, 'started'::text, 'tested'::text, 'deleted'::text])))
     constraint endpoint_history_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
 
 table samekey.endpoints
@@ -1563,6 +1563,35 @@ begin
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_stop.destination, endpoint_stop.name, 'stopped', endpoint_stop.actor, endpoint_stop.reason);
     return true;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_test(destination text, name text, action text, payload bytea, actor text, reason text, content_type text DEFAULT 'application/json'::text)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_stopped boolean;
+    v_service text := nullif(nullif(current_setting('samekey.service', true), ''), '/');
+    v_id      uuid;
+begin
+    perform samekey.act_check('endpoint_test', actor, reason);
+    select e.stopped_at is not null into v_stopped from samekey.endpoints e
+    where e.destination = endpoint_test.destination collate "C" and e.name = endpoint_test.name collate "C";
+    if not found then
+        return null;
+    end if;
+    if v_stopped then
+        raise exception 'samekey: endpoint_test: the endpoint % is stopped, so nothing is sent to it', endpoint_test.name
+            using errcode = 'SK011', constraint = 'stopped', hint = 'start it first (endpoint_start)';
+    end if;
+    v_id := samekey.enqueue(concat_ws('/', v_service, 'endpoint_test', endpoint_test.destination), gen_random_uuid()::text, endpoint_test.action,
+        endpoint_test.payload, endpoint_test.name, endpoint_test.content_type, requested_by => endpoint_test.actor);
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_test.destination, endpoint_test.name, 'tested', endpoint_test.actor, endpoint_test.reason);
+    return v_id;
 end
 $function$
 

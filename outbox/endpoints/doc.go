@@ -43,7 +43,8 @@
 //
 // # Show what was sent
 //
-// [Deliveries] returns the calls to an endpoint in pages, for a page that the receiver's owner can see.
+// [Deliveries] returns the calls to an endpoint in pages, for a page that the receiver's owner can see. [Test] sends one
+// intent of your choice to it.
 //
 // # Secrets
 //

@@ -420,7 +420,7 @@ create table samekey.endpoint_history (
     db_user     text        not null default session_user, -- the login
     primary key (destination, name, id),
 
-    constraint endpoint_history_event         check (event in ('created', 'changed', 'stopped', 'started', 'deleted')),
+    constraint endpoint_history_event         check (event in ('created', 'changed', 'stopped', 'started', 'tested', 'deleted')),
     constraint endpoint_history_actor_length  check (octet_length(actor) between 1 and 255),
     constraint endpoint_history_reason_length check (octet_length(reason) between 1 and 4096)
 );
@@ -3308,6 +3308,40 @@ begin
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_start.destination, endpoint_start.name, 'started', endpoint_start.actor, endpoint_start.reason);
     return true;
+end
+$$;
+
+-- Writes an intent of an action for one endpoint, as a test, and returns its id; null if there is no such endpoint. It has
+-- a key of its own in a scope of tests, and the endpoint's name as its part. SK011 if the endpoint is stopped: the intent
+-- would be dead. Only the application may call it, since it writes an intent of any action:
+--
+--   a stop commits before this reads the endpoint   SK011
+--   a stop commits later                            the intent is dead with endpoint_stopped, as others on their way are
+--   a delete commits later                          it is dead with endpoint_missing
+create function samekey.endpoint_test(destination text, name text, action text, payload bytea, actor text, reason text, content_type text default 'application/json') returns uuid
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_stopped boolean;
+    v_service text := nullif(nullif(current_setting('samekey.service', true), ''), '/');
+    v_id      uuid;
+begin
+    perform samekey.act_check('endpoint_test', actor, reason);
+    select e.stopped_at is not null into v_stopped from samekey.endpoints e
+    where e.destination = endpoint_test.destination collate "C" and e.name = endpoint_test.name collate "C";
+    if not found then
+        return null;
+    end if;
+    if v_stopped then
+        raise exception 'samekey: endpoint_test: the endpoint % is stopped, so nothing is sent to it', endpoint_test.name
+            using errcode = 'SK011', constraint = 'stopped', hint = 'start it first (endpoint_start)';
+    end if;
+    v_id := samekey.enqueue(concat_ws('/', v_service, 'endpoint_test', endpoint_test.destination), gen_random_uuid()::text, endpoint_test.action,
+        endpoint_test.payload, endpoint_test.name, endpoint_test.content_type, requested_by => endpoint_test.actor);
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_test.destination, endpoint_test.name, 'tested', endpoint_test.actor, endpoint_test.reason);
+    return v_id;
 end
 $$;
 
