@@ -123,6 +123,7 @@ func (s *settleWriter) late(ctx context.Context, r result) error {
 			ID: r.claim.ID, Attempt: r.claim.Attempt, Worker: r.claim.worker, Outcome: r.outcome,
 			Code: clean(r.response.Code, codeLimit), Error: clean(r.err, errorLimit),
 			ResponseType: clean(r.response.ContentType, typeLimit), Response: r.response.Body, Reference: r.reference,
+			Endpoint: r.loggedEndpoint(),
 		})
 		if err == nil && row.Logged > 0 && row.Resolved == 0 && r.outcome == statusDelivered {
 			if successor, err = holdSuccessor(ctx, q, r.claim.ID); err == nil && successor == nil {
@@ -222,8 +223,19 @@ func settleParams(batch []result) db.OutboxQueueSettleParams {
 		p.VendorReferences = append(p.VendorReferences, r.reference)
 		p.TookUs = append(p.TookUs, r.took.Microseconds())
 		p.Causes = append(p.Causes, r.cause())
+		if endpoint := r.loggedEndpoint(); endpoint != "" { // most batches have none, and send no array
+			p.Endpoints = append(append(p.Endpoints, make([]string, len(p.Ids)-1-len(p.Endpoints))...), endpoint)
+		}
 	}
 	return p
+}
+
+// loggedEndpoint returns the stored endpoint whose log has the event, as outbox_history.endpoint, or "".
+func (r result) loggedEndpoint() string {
+	if r.claim.endpoint == nil || r.event == "apply" {
+		return ""
+	}
+	return r.claim.action.destination() + "/" + r.claim.endpoint.Name
 }
 
 // byWorker divides a batch by the id under which its intents were claimed. That is one id, unless a stranger took it.

@@ -206,6 +206,12 @@ func (m *modal) endpoints(on samekey.Tx) {
 	ctx, by := m.Context(), ada
 	m.ok("put", endpoints.Put(ctx, on, endpoints.Endpoint{
 		Destination: "webhooks", Name: "shop", URL: "https://shop.example", Secrets: []string{endpoints.NewSecret()}}, by))
+	if _, err := endpoints.Test(ctx, on, "webhooks", "none", "notify", []byte(`{}`), by); !errors.Is(err, endpoints.ErrNotFound) {
+		m.Errorf("test of an endpoint that is not there: %v", err)
+	}
+	if log, err := endpoints.Deliveries(ctx, on, "webhooks", "shop", 0, 10); err != nil || len(log) != 0 {
+		m.Errorf("deliveries: %v, %v", log, err)
+	}
 	m.ok("stop", endpoints.Stop(ctx, on, "webhooks", "shop", by))
 	_, err := endpoints.Get(ctx, on, "webhooks", "shop")
 	m.ok("get endpoint", err)

@@ -39,6 +39,11 @@ select samekey.endpoint_stop(@destination::text, @name::text, @actor::text, @rea
 -- name: ActEndpointStart :one
 select samekey.endpoint_start(@destination::text, @name::text, @actor::text, @reason::text)::boolean;
 
+-- name: ActEndpointTest :one
+select t.id::uuid as id
+from (select samekey.endpoint_test(@destination::text, @name::text, @action::text, @payload::bytea, @actor::text, @reason::text) as id) t
+where t.id is not null;
+
 -- name: ActEndpointDelete :one
 select samekey.endpoint_delete(@destination::text, @name::text, @actor::text, @reason::text)::boolean;
 

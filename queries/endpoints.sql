@@ -31,6 +31,13 @@ select destination, name, url, stopped_at, stopped_by, stop_reason, created_at, 
 from samekey.endpoints
 where destination = @destination and name = @name;
 
+-- name: EndpointsDeliveries :many
+-- One page of an endpoint's log, newest first. An event without a time, a late one, took 0.
+select d.id::bigint as id, d.at::timestamptz as at, d.intent_id::uuid as intent_id, coalesce(d.action, '')::text as action, d.event::text as event,
+       coalesce(d.attempt, 0)::int as attempt, coalesce(d.outcome, '')::text as outcome, coalesce(d.code, '')::text as code,
+       (coalesce(extract(epoch from d.took), 0) * 1000000)::bigint as took_us, coalesce(d.status, '')::text as status
+from samekey.endpoint_deliveries(@destination::text, @name::text, @before_id::bigint, @max_count::int) d;
+
 -- name: EndpointsForCalls :many
 -- The endpoints that the attempts of a claim need, read right before they start. `offset 0` forces one lookup per name:
 -- without statistics, the planner reads all endpoints of the destination (24 ms for 100,000).

@@ -172,6 +172,7 @@ returning q.id;
 -- was_sent      the request may have left the worker
 -- forbid_resend after this, an absent lookup must not lead to another send
 -- cause         of an intent that comes to rest as dead or parked, or empty
+-- endpoint      the stored endpoint that was called, or empty; null for all if no call of the batch had one
 --
 -- An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
 -- those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
@@ -183,7 +184,7 @@ with u as materialized (
            unnest(@events::text[]) as event, unnest(@outcomes::text[]) as outcome, unnest(@codes::text[]) as code,
            unnest(@errors::text[]) as error, unnest(@response_types::text[]) as response_type,
            unnest(@responses::bytea[]) as response, unnest(@vendor_references::text[]) as reference,
-           unnest(@took_us::bigint[]) as took_us
+           unnest(@took_us::bigint[]) as took_us, unnest(@endpoints::text[]) as endpoint
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -218,10 +219,10 @@ with u as materialized (
     union all
     select id, attempt, key_window_until from kept
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt,
+insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, endpoint, attempt,
                                     worker, started_at, final_status, key_window_until)
 select u.id, u.event, nullif(u.outcome, ''), nullif(u.code, ''), nullif(u.error, ''), nullif(u.response_type, ''),
-       nullif(u.response, ''), nullif(u.reference, ''), u.attempt, @worker::int, clock_timestamp() - u.took_us * interval '1 microsecond',
+       nullif(u.response, ''), nullif(u.reference, ''), nullif(u.endpoint, ''), u.attempt, @worker::int, clock_timestamp() - u.took_us * interval '1 microsecond',
        case when u.status in ('delivered', 'refused') then u.status end, s.key_window_until
 from settled s
 join u on u.id = s.id and u.attempt = s.attempt
@@ -263,10 +264,10 @@ with recorded as materialized (
       and not (select r.already from recorded r)
     returning q.id
 ), logged as (
-    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt, worker)
+    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, endpoint, attempt, worker)
     select @id::uuid, 'late', nullif(@outcome::text, ''), nullif(@code::text, ''), case when k.kept then nullif(@error::text, '') end,
            case when k.kept then nullif(@response_type::text, '') end, case when k.kept then nullif(@response::bytea, '') end,
-           case when k.kept then nullif(@reference::text, '') end, @attempt::int, @worker::int
+           case when k.kept then nullif(@reference::text, '') end, nullif(@endpoint::text, ''), @attempt::int, @worker::int
     from samekey.keeps_content(@id::uuid) k (kept)
     where k.kept is not null -- otherwise it was pruned
       and not (select r.already from recorded r)

@@ -41,6 +41,7 @@ func keepEndpoints(t *testing.T, on samekey.Tx, name string) {
 			}
 			return err
 		}},
+		{"deliveries", func() error { _, err := endpoints.Deliveries(ctx, on, "webhooks", name, 0, 10); return err }},
 		{"delete", func() error { return endpoints.Delete(ctx, on, "webhooks", name, by) }},
 	} {
 		if err := step.do(); err != nil {

@@ -58,7 +58,7 @@ var appGrants = []string{
 	`grant select on samekey.operation_steps to %s`,
 	endpointsWithoutSecrets,
 	`grant select on samekey.endpoint_history to %s`,
-	`grant execute on function ` + endpointActs + ` to %s`,
+	`grant execute on function ` + endpointActs + `, samekey.endpoint_test, samekey.endpoint_deliveries to %s`,
 	`grant select on samekey.migrations, samekey.river_migration to %s`,
 }
 
@@ -77,7 +77,7 @@ var workerGrants = []string{
 	`grant select, delete on samekey.outbox to %s`,
 	`grant select, insert (id, action, status, due_at, first_sent_at, last_code, attempt), update, delete on samekey.outbox_queue to %s`,
 	`grant select on sequence samekey.outbox_history_id_seq to %s`,
-	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, key_window_until), delete on samekey.outbox_history to %s`,
+	`grant select, insert (intent_id, event, outcome, final_status, attempt, worker, started_at, code, error, response_type, response, reference, endpoint, key_window_until), delete on samekey.outbox_history to %s`,
 	`grant select, insert, delete on samekey.outbox_sends to %s`,
 	`grant select, insert, update, delete on samekey.outbox_attention to %s`,
 	`grant select, insert, update on samekey.actions to %s`,
@@ -102,7 +102,7 @@ var workerGrants = []string{
 // readGrants are the rights of people who look: everything but the secrets of endpoints.
 var readGrants = []string{
 	`grant usage on schema samekey to %s`,
-	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups to %s`,
+	`grant execute on function samekey.delivery_key, samekey.key_hash, samekey.text_hash, samekey.cause_groups, samekey.endpoint_deliveries to %s`,
 	`grant select on samekey.intents, samekey.timeline, samekey.needs_attention to %s`,
 	`grant select on samekey.outbox, samekey.outbox_queue, samekey.outbox_history, samekey.outbox_sends, samekey.processed_events to %s`,
 	`grant select on samekey.operation_steps to %s`,

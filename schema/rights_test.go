@@ -32,7 +32,7 @@ var tableRights = map[string]string{
 	// Not the fence.
 	"operations": "; SELECT(idem_key lease_until scope)" +
 		"; SELECT(attempts idem_key lease_until scope started_at); SELECT(attempts idem_key lease_until scope started_at)",
-	"outbox_history": "; DELETE, INSERT(attempt code error event final_status intent_id key_window_until outcome reference response response_type" +
+	"outbox_history": "; DELETE, INSERT(attempt code endpoint error event final_status intent_id key_window_until outcome reference response response_type" +
 		" started_at worker), SELECT; SELECT; SELECT",
 	"outbox_history_id_seq": "; SELECT; ; ",
 	"outbox_queue":          "; DELETE, INSERT(action attempt due_at first_sent_at id last_code status), SELECT, UPDATE; SELECT; SELECT",
@@ -74,12 +74,13 @@ var functionRights = map[string]string{
 	"can_sign":     "worker",
 	"call_end":     "app", "call_mark": "app", "call_put": "app", "operation_complete": "app", "operation_release": "app",
 	"operation_start": "app", "step_lock": "app", "step_put": "app", "operation_hold": "", "operation_lock_idle": "",
-	"cancel":           "operator",
-	"cancel_all":       "operator",
-	"cause_groups":     "operator approver",
-	"check_deployment": "worker",
-	"delivery_key":     "app worker operator approver",
-	"endpoint_delete":  "app operator",
+	"cancel":              "operator",
+	"cancel_all":          "operator",
+	"cause_groups":        "operator approver",
+	"check_deployment":    "worker",
+	"delivery_key":        "app worker operator approver",
+	"endpoint_delete":     "app operator",
+	"endpoint_deliveries": "app operator approver",
 
 	"endpoint_headers_wrong": "",
 
@@ -89,6 +90,7 @@ var functionRights = map[string]string{
 	"endpoint_put":      "app operator",
 	"endpoint_start":    "app operator",
 	"endpoint_stop":     "app operator",
+	"endpoint_test":     "app", // it writes an intent of any action, which an operator may not
 	"enqueue":           "app worker",
 	"enqueue_duplicate": "",
 	"fair_pick":         "worker",

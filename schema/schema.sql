@@ -33,7 +33,7 @@ table samekey.endpoint_history
     db_user text not null default SESSION_USER
     constraint endpoint_history_pkey PRIMARY KEY (destination, name, id)
     constraint endpoint_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
-    constraint endpoint_history_event CHECK ((event = ANY (ARRAY['created'::text, 'changed'::text, 'stopped'::text, 'started'::text, 'deleted'::text])))
+    constraint endpoint_history_event CHECK ((event = ANY (ARRAY['created'::text, 'changed'::text, 'stopped'::text, 'started'::text, 'tested'::text, 'deleted'::text])))
     constraint endpoint_history_reason_length CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 4096)))
 
 table samekey.endpoints
@@ -176,6 +176,7 @@ table samekey.outbox_history
     response_type text
     response bytea
     reference text collate "C"
+    endpoint text collate "C"
     actor text
     reason text
     db_user text
@@ -183,6 +184,7 @@ table samekey.outbox_history
     constraint outbox_history_pkey PRIMARY KEY (intent_id, id)
     constraint outbox_history_actor_length CHECK (((octet_length(actor) >= 1) AND (octet_length(actor) <= 255)))
     constraint outbox_history_code_length CHECK ((octet_length(code) <= 128))
+    constraint outbox_history_endpoint_length CHECK (((octet_length(endpoint) >= 3) AND (octet_length(endpoint) <= 312)))
     constraint outbox_history_error_length CHECK ((octet_length(error) <= 4096))
     constraint outbox_history_event CHECK (
 CASE
@@ -195,6 +197,7 @@ END)
     constraint outbox_history_reference_length CHECK (((octet_length(reference) >= 1) AND (octet_length(reference) <= 255)))
     constraint outbox_history_response_length CHECK ((octet_length(response) <= 1048576))
     constraint outbox_history_type_length CHECK ((octet_length(response_type) <= 255))
+    CREATE INDEX outbox_history_endpoint ON samekey.outbox_history USING btree (endpoint, id) WHERE (endpoint IS NOT NULL)
     CREATE UNIQUE INDEX outbox_history_finish ON samekey.outbox_history USING btree (intent_id) WHERE (final_status IS NOT NULL)
     CREATE INDEX outbox_history_reference ON samekey.outbox_history USING btree (reference, intent_id) WHERE (reference IS NOT NULL)
     CREATE INDEX outbox_history_undelivered ON samekey.outbox_history USING btree (final_status, intent_id) WHERE (final_status = ANY (ARRAY['refused'::text, 'cancelled'::text]))
@@ -1423,6 +1426,28 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.endpoint_deliveries(destination text, name text, before bigint DEFAULT NULL::bigint, max_count integer DEFAULT 100)
+ RETURNS TABLE(id bigint, at timestamp with time zone, intent_id uuid, action text, event text, attempt integer, outcome text, code text, took interval, status text)
+ LANGUAGE sql
+ STABLE SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+    with page as materialized (
+        select h.id, h.at, h.intent_id, h.event, h.attempt, h.outcome, h.code, h.started_at
+        from samekey.outbox_history h
+        where h.endpoint = (endpoint_deliveries.destination || '/' || endpoint_deliveries.name) collate "C"
+          and h.id < coalesce(endpoint_deliveries.before, 9223372036854775807)
+        order by h.id desc
+        limit least(endpoint_deliveries.max_count, 1000)
+    )
+    select p.id, p.at, p.intent_id, (select o.action from samekey.outbox o where o.id = p.intent_id), p.event, p.attempt, p.outcome, p.code,
+           p.at - p.started_at,
+           coalesce((select q.status from samekey.outbox_queue q where q.id = p.intent_id),
+                    (select f.final_status from samekey.outbox_history f where f.intent_id = p.intent_id and f.final_status is not null))
+    from page p
+    order by p.id desc
+$function$
+
 CREATE OR REPLACE FUNCTION samekey.endpoint_headers_wrong(headers jsonb)
  RETURNS text
  LANGUAGE sql
@@ -1538,6 +1563,35 @@ begin
     insert into samekey.endpoint_history (destination, name, event, actor, reason)
     values (endpoint_stop.destination, endpoint_stop.name, 'stopped', endpoint_stop.actor, endpoint_stop.reason);
     return true;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.endpoint_test(destination text, name text, action text, payload bytea, actor text, reason text, content_type text DEFAULT 'application/json'::text)
+ RETURNS uuid
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+AS $function$
+declare
+    v_stopped boolean;
+    v_service text := nullif(nullif(current_setting('samekey.service', true), ''), '/');
+    v_id      uuid;
+begin
+    perform samekey.act_check('endpoint_test', actor, reason);
+    select e.stopped_at is not null into v_stopped from samekey.endpoints e
+    where e.destination = endpoint_test.destination collate "C" and e.name = endpoint_test.name collate "C";
+    if not found then
+        return null;
+    end if;
+    if v_stopped then
+        raise exception 'samekey: endpoint_test: the endpoint % is stopped, so nothing is sent to it', endpoint_test.name
+            using errcode = 'SK011', constraint = 'stopped', hint = 'start it first (endpoint_start)';
+    end if;
+    v_id := samekey.enqueue(concat_ws('/', v_service, 'endpoint_test', endpoint_test.destination), gen_random_uuid()::text, endpoint_test.action,
+        endpoint_test.payload, endpoint_test.name, endpoint_test.content_type, requested_by => endpoint_test.actor);
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_test.destination, endpoint_test.name, 'tested', endpoint_test.actor, endpoint_test.reason);
+    return v_id;
 end
 $function$
 

@@ -243,6 +243,35 @@ func (q *Queries) ActEndpointStop(ctx context.Context, arg ActEndpointStopParams
 	return column_1, err
 }
 
+const ActEndpointTest = `-- name: ActEndpointTest :one
+select t.id::uuid as id
+from (select samekey.endpoint_test($1::text, $2::text, $3::text, $4::bytea, $5::text, $6::text) as id) t
+where t.id is not null
+`
+
+type ActEndpointTestParams struct {
+	Destination string
+	Name        string
+	Action      string
+	Payload     []byte
+	Actor       string
+	Reason      string
+}
+
+func (q *Queries) ActEndpointTest(ctx context.Context, arg ActEndpointTestParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, ActEndpointTest,
+		arg.Destination,
+		arg.Name,
+		arg.Action,
+		arg.Payload,
+		arg.Actor,
+		arg.Reason,
+	)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
+}
+
 const ActErasePlan = `-- name: ActErasePlan :one
 select p.intents::bigint as intents, p.records::bigint as records, p.unfinished::bigint as unfinished, p.sample::uuid[] as sample,
        p.requests::bigint as requests

@@ -12,6 +12,70 @@ import (
 	"github.com/google/uuid"
 )
 
+const EndpointsDeliveries = `-- name: EndpointsDeliveries :many
+select d.id::bigint as id, d.at::timestamptz as at, d.intent_id::uuid as intent_id, coalesce(d.action, '')::text as action, d.event::text as event,
+       coalesce(d.attempt, 0)::int as attempt, coalesce(d.outcome, '')::text as outcome, coalesce(d.code, '')::text as code,
+       (coalesce(extract(epoch from d.took), 0) * 1000000)::bigint as took_us, coalesce(d.status, '')::text as status
+from samekey.endpoint_deliveries($1::text, $2::text, $3::bigint, $4::int) d
+`
+
+type EndpointsDeliveriesParams struct {
+	Destination string
+	Name        string
+	BeforeID    int64
+	MaxCount    int32
+}
+
+type EndpointsDeliveriesRow struct {
+	ID       int64
+	At       time.Time
+	IntentID uuid.UUID
+	Action   string
+	Event    string
+	Attempt  int32
+	Outcome  string
+	Code     string
+	TookUs   int64
+	Status   string
+}
+
+// One page of an endpoint's log, newest first. An event without a time, a late one, took 0.
+func (q *Queries) EndpointsDeliveries(ctx context.Context, arg EndpointsDeliveriesParams) ([]EndpointsDeliveriesRow, error) {
+	rows, err := q.db.Query(ctx, EndpointsDeliveries,
+		arg.Destination,
+		arg.Name,
+		arg.BeforeID,
+		arg.MaxCount,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []EndpointsDeliveriesRow
+	for rows.Next() {
+		var i EndpointsDeliveriesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.At,
+			&i.IntentID,
+			&i.Action,
+			&i.Event,
+			&i.Attempt,
+			&i.Outcome,
+			&i.Code,
+			&i.TookUs,
+			&i.Status,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const EndpointsFailing = `-- name: EndpointsFailing :exec
 update samekey.endpoints e
 set failing_since = clock_timestamp()

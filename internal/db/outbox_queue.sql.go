@@ -796,7 +796,7 @@ with u as materialized (
            unnest($13::text[]) as event, unnest($14::text[]) as outcome, unnest($15::text[]) as code,
            unnest($16::text[]) as error, unnest($17::text[]) as response_type,
            unnest($18::bytea[]) as response, unnest($19::text[]) as reference,
-           unnest($20::bigint[]) as took_us
+           unnest($20::bigint[]) as took_us, unnest($21::text[]) as endpoint
 ), finished as (
     delete from samekey.outbox_queue q
     using u
@@ -831,10 +831,10 @@ with u as materialized (
     union all
     select id, attempt, key_window_until from kept
 )
-insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt,
+insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, endpoint, attempt,
                                     worker, started_at, final_status, key_window_until)
 select u.id, u.event, nullif(u.outcome, ''), nullif(u.code, ''), nullif(u.error, ''), nullif(u.response_type, ''),
-       nullif(u.response, ''), nullif(u.reference, ''), u.attempt, $1::int, clock_timestamp() - u.took_us * interval '1 microsecond',
+       nullif(u.response, ''), nullif(u.reference, ''), nullif(u.endpoint, ''), u.attempt, $1::int, clock_timestamp() - u.took_us * interval '1 microsecond',
        case when u.status in ('delivered', 'refused') then u.status end, s.key_window_until
 from settled s
 join u on u.id = s.id and u.attempt = s.attempt
@@ -862,6 +862,7 @@ type OutboxQueueSettleParams struct {
 	Responses        [][]byte
 	VendorReferences []string
 	TookUs           []int64
+	Endpoints        []string
 }
 
 type OutboxQueueSettleRow struct {
@@ -883,6 +884,7 @@ type OutboxQueueSettleRow struct {
 // was_sent      the request may have left the worker
 // forbid_resend after this, an absent lookup must not lead to another send
 // cause         of an intent that comes to rest as dead or parked, or empty
+// endpoint      the stored endpoint that was called, or empty; null for all if no call of the batch had one
 //
 // An intent that comes to rest gets its attention event in the same statement. The function is called in RETURNING, for
 // those rows only: a second INSERT in this statement would be set up for each batch, see docs/decisions.md.
@@ -908,6 +910,7 @@ func (q *Queries) OutboxQueueSettle(ctx context.Context, arg OutboxQueueSettlePa
 		arg.Responses,
 		arg.VendorReferences,
 		arg.TookUs,
+		arg.Endpoints,
 	)
 	if err != nil {
 		return nil, err
@@ -941,10 +944,10 @@ with recorded as materialized (
       and not (select r.already from recorded r)
     returning q.id
 ), logged as (
-    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, attempt, worker)
+    insert into samekey.outbox_history (intent_id, event, outcome, code, error, response_type, response, reference, endpoint, attempt, worker)
     select $1::uuid, 'late', nullif($4::text, ''), nullif($5::text, ''), case when k.kept then nullif($6::text, '') end,
            case when k.kept then nullif($7::text, '') end, case when k.kept then nullif($8::bytea, '') end,
-           case when k.kept then nullif($9::text, '') end, $2::int, $3::int
+           case when k.kept then nullif($9::text, '') end, nullif($10::text, ''), $2::int, $3::int
     from samekey.keeps_content($1::uuid) k (kept)
     where k.kept is not null -- otherwise it was pruned
       and not (select r.already from recorded r)
@@ -963,6 +966,7 @@ type OutboxQueueSettleLateParams struct {
 	ResponseType string
 	Response     []byte
 	Reference    string
+	Endpoint     string
 }
 
 type OutboxQueueSettleLateRow struct {
@@ -987,6 +991,7 @@ func (q *Queries) OutboxQueueSettleLate(ctx context.Context, arg OutboxQueueSett
 		arg.ResponseType,
 		arg.Response,
 		arg.Reference,
+		arg.Endpoint,
 	)
 	var i OutboxQueueSettleLateRow
 	err := row.Scan(&i.Resolved, &i.Logged)

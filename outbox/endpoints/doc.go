@@ -41,6 +41,11 @@
 //
 // A 410 in answer to a call that was made before a change does not stop the changed endpoint.
 //
+// # Show what was sent
+//
+// [Deliveries] returns the calls to an endpoint in pages, for a page that the receiver's owner can see. [Test] sends one
+// intent of your choice to it.
+//
 // # Secrets
 //
 // Secrets are stored in clear text, since the worker signs with them: protect the database and its backups accordingly.

@@ -144,9 +144,12 @@ func TestAnActOnAnEndpointNeedsAnActorAndAReason(t *testing.T) {
 	on := samekeytest.NewDB(t)
 	put(t, on, shop("shop-1"))
 	for verb, act := range map[string]func(outbox.By) error{
-		"put":    func(by outbox.By) error { return endpoints.Put(t.Context(), on, shop("shop-1"), by) },
-		"stop":   func(by outbox.By) error { return endpoints.Stop(t.Context(), on, "webhooks", "shop-1", by) },
-		"start":  func(by outbox.By) error { return endpoints.Start(t.Context(), on, "webhooks", "shop-1", by) },
+		"put":   func(by outbox.By) error { return endpoints.Put(t.Context(), on, shop("shop-1"), by) },
+		"stop":  func(by outbox.By) error { return endpoints.Stop(t.Context(), on, "webhooks", "shop-1", by) },
+		"start": func(by outbox.By) error { return endpoints.Start(t.Context(), on, "webhooks", "shop-1", by) },
+		"test": func(by outbox.By) error {
+			return second(endpoints.Test(t.Context(), on, "webhooks", "shop-1", "notify", ping, by))
+		},
 		"delete": func(by outbox.By) error { return endpoints.Delete(t.Context(), on, "webhooks", "shop-1", by) },
 	} {
 		for _, by := range []outbox.By{{Actor: "ada"}, {Reason: "r"}} {
@@ -158,6 +161,7 @@ func TestAnActOnAnEndpointNeedsAnActorAndAReason(t *testing.T) {
 	for _, sql := range []string{
 		`select samekey.endpoint_put('webhooks', 'shop-1', 'https://h', '', 'r')`, `select samekey.endpoint_stop('webhooks', 'shop-1', 'a', ' ')`,
 		`select samekey.endpoint_start('webhooks', 'shop-1', null, 'r')`, `select samekey.endpoint_delete('webhooks', 'shop-1', 'a', null)`,
+		`select samekey.endpoint_test('webhooks', 'shop-1', 'notify', '{}', ' ', 'r')`,
 	} {
 		if _, err := on.Exec(t.Context(), sql); sqlState(err) != "22023" {
 			t.Errorf("%s: %v", sql, err)

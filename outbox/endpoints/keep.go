@@ -10,8 +10,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/google/uuid"
+
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/sqlstate"
 	"github.com/samekey/samekey/outbox"
 )
 
@@ -81,6 +84,37 @@ func change(verb, destination, name string, by outbox.By, write func() (bool, er
 	return nil
 }
 
+// ErrStopped means that the endpoint is stopped, so that a [Test] could not reach it. The transaction is aborted: roll it
+// back, [Start] the endpoint, and test again.
+var ErrStopped = errors.New("endpoints: the endpoint is stopped: start it first")
+
+// Test writes an intent of an action for one endpoint, so that its owner can see whether it works, and returns the
+// intent's id: [Deliveries] tells what became of it. Payload is JSON, at most 1 MiB. The worker treats the intent as any
+// other of this action, with its attempts, its approval and its Attention function, and a failure counts as one of the
+// endpoint. Its part is the endpoint's name, so the action must find its endpoint by the part, as
+// httpvendor.StandardWebhooks does, and belong to this destination; else the intent is dead, or goes elsewhere.
+//
+// Each call is another intent: its key is new, in the scope "endpoint_test/" and the destination. Call outbox.Flush with
+// the action after the commit. [ErrNotFound] means that there is no such endpoint, and [ErrStopped] that it is stopped.
+// An operator's role (schema.Roles) may not call it.
+func Test(ctx context.Context, on samekey.Tx, destination, name, action string, payload []byte, by outbox.By) (uuid.UUID, error) {
+	err := errors.Join(checkName(destination, name), by.Validate())
+	var id uuid.UUID
+	if err == nil {
+		id, err = db.New(on).ActEndpointTest(ctx, db.ActEndpointTestParams{Destination: destination, Name: name, Action: action, Payload: payload, Actor: by.Actor, Reason: by.Reason})
+	}
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		err = ErrNotFound
+	case sqlstate.Of(err) == sqlstate.StateRefuses:
+		err = ErrStopped
+	}
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("endpoints: test %s/%s: %w", destination, name, err)
+	}
+	return id, nil
+}
+
 // Get returns an endpoint without its secrets. [ErrNotFound] means that there is no such endpoint.
 func Get(ctx context.Context, on samekey.Tx, destination, name string) (Endpoint, error) {
 	err := checkName(destination, name) // an invalid name would abort the caller's transaction
@@ -120,7 +154,7 @@ type Event struct {
 	ID int64
 	At time.Time
 
-	// Event is what happened: "created", "changed", "stopped", "started" or "deleted".
+	// Event is what happened: "created", "changed", "stopped", "started", "tested" or "deleted".
 	Event string
 
 	// Actor is the person or the program, as the caller of the act named them. Empty: the receiver stopped the endpoint,
@@ -135,10 +169,7 @@ type Event struct {
 // History returns a page of what happened to an endpoint, newest first, for a year: also of a deleted one. The page ends
 // before the event before, or starts with the newest if it is 0. Limit is 1 to 1000. The last page has fewer than limit.
 func History(ctx context.Context, on samekey.Tx, destination, name string, before int64, limit int) ([]Event, error) {
-	err := checkName(destination, name)
-	if limit < 1 || limit > 1000 {
-		err = errors.Join(err, fmt.Errorf("limit %d is outside 1 to 1000", limit))
-	}
+	err := checkPage(destination, name, limit)
 	if before == 0 {
 		before = math.MaxInt64
 	}

@@ -203,6 +203,7 @@ create table samekey.outbox_history (
     response_type    text,
     response         bytea,
     reference        text        collate "C",  -- the vendor's own id of what it did, such as ch_123
+    endpoint         text        collate "C",  -- of a call to a stored endpoint: destination/name (a destination has no slash)
     actor            text,                     -- the person who did it, as the caller named them
     reason           text,
     db_user          text,                     -- the login (session_user) of a person's act; null for a worker's event
@@ -222,6 +223,7 @@ create table samekey.outbox_history (
     constraint outbox_history_response_length check (octet_length(response) <= 1048576),
     constraint outbox_history_type_length     check (octet_length(response_type) <= 255),
     constraint outbox_history_reference_length check (octet_length(reference) between 1 and 255),
+    constraint outbox_history_endpoint_length check (octet_length(endpoint) between 3 and 312),
     constraint outbox_history_actor_length    check (octet_length(actor) between 1 and 255),
     constraint outbox_history_reason_length   check (octet_length(reason) between 1 and 4096)
 );
@@ -230,6 +232,8 @@ create index outbox_history_reference on samekey.outbox_history (reference, inte
 -- The lists of intents that ended in another way than most. A delivered one is not in it.
 create index outbox_history_undelivered on samekey.outbox_history (final_status, intent_id)
     where final_status in ('refused', 'cancelled');
+-- The log of an endpoint, samekey.endpoint_deliveries. A call to no stored endpoint is not in it.
+create index outbox_history_endpoint on samekey.outbox_history (endpoint, id) where endpoint is not null;
 
 -- The rendered request of an intent, stored before the first attempt if the action renders one. Every attempt sends
 -- these bytes, even if the configuration has changed since.
@@ -416,7 +420,7 @@ create table samekey.endpoint_history (
     db_user     text        not null default session_user, -- the login
     primary key (destination, name, id),
 
-    constraint endpoint_history_event         check (event in ('created', 'changed', 'stopped', 'started', 'deleted')),
+    constraint endpoint_history_event         check (event in ('created', 'changed', 'stopped', 'started', 'tested', 'deleted')),
     constraint endpoint_history_actor_length  check (octet_length(actor) between 1 and 255),
     constraint endpoint_history_reason_length check (octet_length(reason) between 1 and 4096)
 );
@@ -3307,6 +3311,40 @@ begin
 end
 $$;
 
+-- Writes an intent of an action for one endpoint, as a test, and returns its id; null if there is no such endpoint. It has
+-- a key of its own in a scope of tests, and the endpoint's name as its part. SK011 if the endpoint is stopped: the intent
+-- would be dead. Only the application may call it, since it writes an intent of any action:
+--
+--   a stop commits before this reads the endpoint   SK011
+--   a stop commits later                            the intent is dead with endpoint_stopped, as others on their way are
+--   a delete commits later                          it is dead with endpoint_missing
+create function samekey.endpoint_test(destination text, name text, action text, payload bytea, actor text, reason text, content_type text default 'application/json') returns uuid
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_stopped boolean;
+    v_service text := nullif(nullif(current_setting('samekey.service', true), ''), '/');
+    v_id      uuid;
+begin
+    perform samekey.act_check('endpoint_test', actor, reason);
+    select e.stopped_at is not null into v_stopped from samekey.endpoints e
+    where e.destination = endpoint_test.destination collate "C" and e.name = endpoint_test.name collate "C";
+    if not found then
+        return null;
+    end if;
+    if v_stopped then
+        raise exception 'samekey: endpoint_test: the endpoint % is stopped, so nothing is sent to it', endpoint_test.name
+            using errcode = 'SK011', constraint = 'stopped', hint = 'start it first (endpoint_start)';
+    end if;
+    v_id := samekey.enqueue(concat_ws('/', v_service, 'endpoint_test', endpoint_test.destination), gen_random_uuid()::text, endpoint_test.action,
+        endpoint_test.payload, endpoint_test.name, endpoint_test.content_type, requested_by => endpoint_test.actor);
+    insert into samekey.endpoint_history (destination, name, event, actor, reason)
+    values (endpoint_test.destination, endpoint_test.name, 'tested', endpoint_test.actor, endpoint_test.reason);
+    return v_id;
+end
+$$;
+
 -- Deletes an endpoint. Its unfinished intents become dead, unsent. Its history stays.
 create function samekey.endpoint_delete(destination text, name text, actor text, reason text) returns boolean
     language plpgsql volatile security definer
@@ -3323,6 +3361,31 @@ begin
     values (endpoint_delete.destination, endpoint_delete.name, 'deleted', endpoint_delete.actor, endpoint_delete.reason);
     return true;
 end
+$$;
+
+-- The log of an endpoint: a page of the calls to it, newest first, with the present status of each call's intent. It has
+-- no payload, no URL, no answer and no secret, so an application can show it to the endpoint's owner. The next page is
+-- before the last id. The rest is read for the rows of the page alone: a subquery per row, since without statistics the
+-- planner joins whole tables.
+create function samekey.endpoint_deliveries(destination text, name text, before bigint default null, max_count integer default 100)
+    returns table (id bigint, at timestamptz, intent_id uuid, action text, event text, attempt integer, outcome text, code text, took interval, status text)
+    language sql stable security definer
+    set search_path = pg_catalog, pg_temp
+as $$
+    with page as materialized (
+        select h.id, h.at, h.intent_id, h.event, h.attempt, h.outcome, h.code, h.started_at
+        from samekey.outbox_history h
+        where h.endpoint = (endpoint_deliveries.destination || '/' || endpoint_deliveries.name) collate "C"
+          and h.id < coalesce(endpoint_deliveries.before, 9223372036854775807)
+        order by h.id desc
+        limit least(endpoint_deliveries.max_count, 1000)
+    )
+    select p.id, p.at, p.intent_id, (select o.action from samekey.outbox o where o.id = p.intent_id), p.event, p.attempt, p.outcome, p.code,
+           p.at - p.started_at,
+           coalesce((select q.status from samekey.outbox_queue q where q.id = p.intent_id),
+                    (select f.final_status from samekey.outbox_history f where f.intent_id = p.intent_id and f.final_status is not null))
+    from page p
+    order by p.id desc
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------------------
