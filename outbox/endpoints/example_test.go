@@ -62,3 +62,38 @@ func Example() {
 	outbox.Flush(pool, "notify")
 	// Output: to webhooks/shop-17
 }
+
+// A customer's portal sends a test to a receiver, and shows what was sent to it.
+func Example_portal() {
+	ctx := context.Background()
+	t, done := exampletb.New()
+	defer done()
+	pool := samekeytest.NewDB(t).Pool // yours
+
+	err := endpoints.Put(ctx, pool, endpoints.Endpoint{
+		Destination: "webhooks", Name: "shop-17", URL: "https://shop.example/hooks", Secrets: []string{endpoints.NewSecret()},
+	}, outbox.By{Actor: "shop-17", Reason: "registered a receiver"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	id, err := endpoints.Test(ctx, pool, "webhooks", "shop-17", "notify", []byte(`{"type": "ping"}`), outbox.By{Actor: "shop-17", Reason: "asked for a test"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	outbox.Flush(pool, "notify")
+	entry, err := outbox.Get(ctx, pool, id)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(entry.Part, entry.Status)
+
+	var before int64
+	page, err := endpoints.Deliveries(ctx, pool, "webhooks", "shop-17", before, 50) // before: 0, then the last ID of the page
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(page), "calls so far")
+	// Output:
+	// shop-17 pending
+	// 0 calls so far
+}
