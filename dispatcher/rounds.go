@@ -89,8 +89,8 @@ func (d *destination) drainDry(ctx context.Context) (claimed int, err error) {
 			return claimed, ctx.Err()
 		}
 		d.pokeAll()
-		for i := range d.marks {
-			if full {
+		if full {
+			for i := range d.marks {
 				d.marks[i].full = time.Time{}
 			}
 		}

@@ -294,19 +294,6 @@ select h.successor::uuid as successor, coalesce(h.status, '')::text as status, c
 from (select) one left join lateral samekey.hold_successor(@id::uuid) h on true
 where h.successor is not null;
 
--- name: OutboxHistoryWasCancelled :one
--- After a late answer that an intent was delivered, which a person has resolved as not sent and cancelled meanwhile: reports
--- whether that is so, and writes an attention event. Run it after OutboxQueueSettleLate, in the same transaction and in a
--- statement of its own, whose snapshot is younger: if the act commits first, it is seen; if the answer locks the row
--- first, the act finds an answered intent and refuses.
-with cancelled as materialized (
-    select o.id, o.action from samekey.outbox o
-    where o.id = @id::uuid and exists (select from samekey.outbox_history h where h.intent_id = o.id and h.final_status = 'cancelled')
-)
-select (count(*) > 0)::boolean as cancelled,
-       count(samekey.note_attention(c.id, c.action, 'cancelled', 'late', 'delivered_after_cancel'))::int as noted
-from cancelled c;
-
 -- name: OutboxQueueFinish :execrows
 -- Finishes an intent, as the last statement of the transaction in which Apply ran. If it changes no row, the fence does
 -- not match or Apply ended the transaction that it was given, and the transaction must roll back.

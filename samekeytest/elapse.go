@@ -28,33 +28,30 @@ func Elapse(t testing.TB, db interface {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := elapse(ctx, db, d)
+	try := func() error {
+		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "set local lock_timeout = '10s'"); err != nil {
+				return err
+			}
+			statements, err := elapseStatements(ctx, tx)
+			if err != nil {
+				return err
+			}
+			for _, statement := range statements {
+				if _, err := tx.Exec(ctx, statement, d); err != nil {
+					return fmt.Errorf("%s: %w", statement, err)
+				}
+			}
+			return nil
+		})
+	}
+	err := try()
 	for sqlstate.Of(err) == sqlstate.Deadlock && ctx.Err() == nil { // a worker locks the rows of some tables in another order
-		err = elapse(ctx, db, d)
+		err = try()
 	}
 	if err != nil {
 		t.Fatalf("samekeytest: let %s pass: %v", d, err)
 	}
-}
-
-func elapse(ctx context.Context, db interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
-}, d time.Duration) error {
-	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "set local lock_timeout = '10s'"); err != nil {
-			return err
-		}
-		statements, err := elapseStatements(ctx, tx)
-		if err != nil {
-			return err
-		}
-		for _, statement := range statements {
-			if _, err := tx.Exec(ctx, statement, d); err != nil {
-				return fmt.Errorf("%s: %w", statement, err)
-			}
-		}
-		return nil
-	})
 }
 
 // elapseStatements returns one UPDATE per table with times. Partitions move with their parent, and generated columns by

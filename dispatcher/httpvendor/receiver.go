@@ -20,7 +20,6 @@ type receiver struct {
 	header  http.Header    // not to be changed
 	signer  *signer        // nil: calls are not signed
 	secrets redact.Secrets // removed from its answers
-
 }
 
 // stored reports whether calls go to endpoints that the database stores.

@@ -1,6 +1,7 @@
 package httpvendor
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -54,19 +55,12 @@ func (s Signature) normal() Signature {
 	case "":
 		s.Form = formStandard
 	case formGitHub:
-		s.Header, s.Prefix = orText(s.Header, "X-Hub-Signature-256"), "sha256="
+		s.Header, s.Prefix = cmp.Or(s.Header, "X-Hub-Signature-256"), "sha256="
 	case formStripe:
-		s.Header = orText(s.Header, "X-Webhook-Signature")
+		s.Header = cmp.Or(s.Header, "X-Webhook-Signature")
 	}
 	s.Header = http.CanonicalHeaderKey(s.Header)
 	return s
-}
-
-func orText(text, otherwise string) string {
-	if text == "" {
-		return otherwise
-	}
-	return text
 }
 
 // headers returns the canonical names of the headers that a normal form sets.

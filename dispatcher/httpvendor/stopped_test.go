@@ -112,6 +112,49 @@ func waitBlocked(t *testing.T, pid int) {
 	})
 }
 
+// stopInMidWrite stops the child while it waits for room, until its deadline has passed. It returns how many bytes had
+// left the child by then, and lets it go on: the attempt is unknown.
+func stopInMidWrite(t *testing.T, cmd *exec.Cmd, out *bufio.Reader, began <-chan struct{}, stopped chan<- struct{}, drained <-chan int64) (before int64) {
+	t.Helper()
+	select {
+	case <-began:
+	case <-time.After(patience):
+		t.Fatal("the child did not start to write")
+	}
+	waitBlocked(t, cmd.Process.Pid)
+	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	waitStopped(t, cmd.Process.Pid)
+	close(stopped)
+	before = <-drained
+	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := out.ReadString('\n'); line != "unknown\n" {
+		t.Errorf("the attempt is %q, want unknown", line)
+	}
+	return before
+}
+
+// countBytes counts the bytes that left a stopped process before, and then those that arrive until it has ended.
+func countBytes(c net.Conn, before, late chan<- int64) {
+	var n int64
+	buf := make([]byte, 1<<20)
+	for {
+		_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		m, err := c.Read(buf)
+		n += int64(m)
+		if err != nil {
+			break
+		}
+	}
+	before <- n
+	_ = c.SetReadDeadline(time.Time{})
+	m, _ := io.Copy(io.Discard, c)
+	late <- m
+}
+
 func TestStoppedBeforeTheFirstByteSendsNothingLate(t *testing.T) {
 	received := make(chan []byte, 1)
 	server := startRaw(t, func(s *rawServer, c net.Conn) {
@@ -141,40 +184,10 @@ func TestStoppedInMidWriteSendsNothingMore(t *testing.T) {
 			_, _ = io.ReadFull(c, make([]byte, 1))
 			close(began)
 			<-stopped
-			var n int64
-			buf := make([]byte, 1<<20)
-			for { // all bytes that left the process before
-				_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-				m, err := c.Read(buf)
-				n += int64(m)
-				if err != nil {
-					break
-				}
-			}
-			drained <- n
-			_ = c.SetReadDeadline(time.Time{})
-			m, _ := io.Copy(io.Discard, c)
-			counted <- m
+			countBytes(c, drained, counted)
 		})
 		cmd, out := startChild(t, server.url, childBody+"=large")
-		select {
-		case <-began:
-		case <-time.After(patience):
-			t.Fatal("the child did not start to write")
-		}
-		waitBlocked(t, cmd.Process.Pid)
-		if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		waitStopped(t, cmd.Process.Pid)
-		close(stopped)
-		before := <-drained
-		if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		if line, _ := out.ReadString('\n'); line != "unknown\n" {
-			t.Errorf("the attempt is %q, want unknown", line)
-		}
+		before := stopInMidWrite(t, cmd, out, began, stopped, drained)
 		if late := <-counted; late != 0 || before >= 16<<20 {
 			t.Errorf("%d bytes arrived late, after %d in time", late, before)
 		}
@@ -219,42 +232,10 @@ func TestStoppedInMidStreamSendsNothingMore(t *testing.T) {
 		}
 		close(began)
 		<-stopped
-		// All bytes that left the process before. They are counted below TLS, which a cut record would end.
-		raw := c.Conn.(*tls.Conn).NetConn()
-		var n int64
-		buf := make([]byte, 1<<20)
-		for {
-			_ = raw.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-			m, err := raw.Read(buf)
-			n += int64(m)
-			if err != nil {
-				break
-			}
-		}
-		drained <- n
-		_ = raw.SetReadDeadline(time.Time{})
-		m, _ := io.Copy(io.Discard, raw)
-		counted <- m
+		countBytes(c.Conn.(*tls.Conn).NetConn(), drained, counted) // below TLS, which a cut record would end
 	})
 	cmd, out := startChild(t, server.url, childCA+"="+server.ca, childBody+"=large")
-	select {
-	case <-began:
-	case <-time.After(patience):
-		t.Fatal("the child did not start to write")
-	}
-	waitBlocked(t, cmd.Process.Pid)
-	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	waitStopped(t, cmd.Process.Pid)
-	close(stopped)
-	before := <-drained
-	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if line, _ := out.ReadString('\n'); line != "unknown\n" {
-		t.Errorf("the attempt is %q, want unknown", line)
-	}
+	before := stopInMidWrite(t, cmd, out, began, stopped, drained)
 	// The child may still cancel the stream: a record of 22 bytes with RST_STREAM and PING, 13 and 17 bytes.
 	if late := <-counted; late != 0 && late != 22+13+17 || before >= 16<<20 {
 		t.Errorf("%d bytes arrived late, after %d in time", late, before)

@@ -102,3 +102,29 @@ func (q *Queries) OutboxHistoryLast(ctx context.Context, id uuid.UUID) (OutboxHi
 	)
 	return i, err
 }
+
+const OutboxHistoryWasCancelled = `-- name: OutboxHistoryWasCancelled :one
+with cancelled as materialized (
+    select o.id, o.action from samekey.outbox o
+    where o.id = $1::uuid and exists (select from samekey.outbox_history h where h.intent_id = o.id and h.final_status = 'cancelled')
+)
+select (count(*) > 0)::boolean as cancelled,
+       count(samekey.note_attention(c.id, c.action, 'cancelled', 'late', 'delivered_after_cancel'))::int as noted
+from cancelled c
+`
+
+type OutboxHistoryWasCancelledRow struct {
+	Cancelled bool
+	Noted     int32
+}
+
+// After a late answer that an intent was delivered, which a person has resolved as not sent and cancelled meanwhile: reports
+// whether that is so, and writes an attention event. Run it after OutboxQueueSettleLate, in the same transaction and in a
+// statement of its own, whose snapshot is younger: if the act commits first, it is seen; if the answer locks the row
+// first, the act finds an answered intent and refuses.
+func (q *Queries) OutboxHistoryWasCancelled(ctx context.Context, id uuid.UUID) (OutboxHistoryWasCancelledRow, error) {
+	row := q.db.QueryRow(ctx, OutboxHistoryWasCancelled, id)
+	var i OutboxHistoryWasCancelledRow
+	err := row.Scan(&i.Cancelled, &i.Noted)
+	return i, err
+}

@@ -21,9 +21,9 @@ import (
 // ErrNotFound means that the destination has no endpoint with this name: it was never put, or was deleted.
 var ErrNotFound = errors.New("endpoints: no such endpoint")
 
-// Put adds an endpoint, or replaces the URL, the secrets and the headers of an existing one. A stopped endpoint stays stopped until
-// [Start]. by is who changes it, and why: a person, or the customer who registers the receiver. The error lists all
-// mistakes, and contains neither URL nor secrets nor values of headers.
+// Put adds an endpoint, or replaces the URL, the secrets and the headers of an existing one. A stopped endpoint stays
+// stopped until [Start]. by is who changes it, and why: a person, or the customer who registers the receiver. The error
+// lists all mistakes, and contains neither URL nor secrets nor values of headers.
 //
 // All functions in this package take a transaction of yours, including one of database/sql (samekey.SQL), or a pool or
 // a connection, where the change commits by itself. Each change is an [Event] of the endpoint's [History].
