@@ -32,7 +32,7 @@ demo: need-demo ## orders, faults and kills on a Postgres of its own; BREAK=key 
 	@BREAK='$(BREAK)' $(DEMO)/demo
 
 .PHONY: test
-test: need-test $(BIN)/withpostgres ## all tests on one Postgres server, in 5 minutes; TESTFLAGS='-run X' for some
+test: need-test $(BIN)/withpostgres ## all tests on one Postgres server, in some minutes; TESTFLAGS='-run X' for some
 	$(call say,'Testing with one Postgres server for all modules')
 	@$(BIN)/withpostgres -- internal/tools/testshort.sh -short -count=1 -timeout 40m $(TESTFLAGS) -- $(MODULES)
 

@@ -92,12 +92,12 @@ type Key struct {
 // whsec_ before it; or whsk_ and the base64 of an ed25519 private key, as its seed of 32 bytes or whole. It returns an
 // error for a secret that cannot sign.
 func StandardKey(secret string) (Key, error) {
-	if err := CheckText(secret); err != nil {
-		return Key{}, err
-	}
-	if strings.HasPrefix(secret, PrivatePrefix) {
+	if strings.HasPrefix(secret, PrivatePrefix) { // CheckText would derive the key once more
 		private, err := privateKey(secret)
 		return Key{private: private}, err
+	}
+	if err := CheckText(secret); err != nil {
+		return Key{}, err
 	}
 	shared, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, SecretPrefix))
 	if err != nil || len(shared) < minSecret || len(shared) > maxSecret {
