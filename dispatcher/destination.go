@@ -229,7 +229,7 @@ func (d *destination) busyUntil(until time.Time) {
 // shareEnded ends a claim's part in its share: its slot is free.
 func (d *destination) shareEnded(c *claim) {
 	if by := c.action.policy.FairBy; by != "" {
-		d.busy.add(by, c.Share, -1)
+		d.busy.add(by, -1, c.Share)
 	}
 }
 

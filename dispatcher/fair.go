@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/samekey/samekey/internal/db"
@@ -26,7 +27,7 @@ func (d *destination) findShares(ctx context.Context, index int, full bool) (fro
 		}
 	}
 	if t := d.turns[index]; t.wantsWalk(time.Now()) {
-		err = d.walk(ctx, a, t, m.dueAt)
+		err = d.walk(ctx, a, t, m)
 	}
 	return m.dueAt, err
 }
@@ -38,11 +39,7 @@ func (d *destination) claimFair(ctx context.Context, a *action, t *turns, params
 		if rows, err = d.core.q.OutboxQueueClaim(ctx, params); err != nil {
 			return nil, err
 		}
-		got := map[string]int{}
-		for _, row := range rows {
-			got[row.Share]++
-		}
-		t.took(params.Shares, params.Quotas, got, len(rows) > 0 && rows[0].HasMore)
+		t.took(params.Shares, params.Quotas, sharesOf(rows), len(rows) > 0 && rows[0].HasMore)
 	}
 	if len(rows) == 0 {
 		params.Shares, params.Quotas = nil, nil
@@ -50,46 +47,61 @@ func (d *destination) claimFair(ctx context.Context, a *action, t *turns, params
 			return nil, err
 		}
 	}
-	for _, row := range rows {
-		d.busy.add(by, row.Share, 1)
-	}
+	d.busy.add(by, 1, sharesOf(rows)...)
 	return rows, nil
 }
 
-// walk finds the shares that have something due, from where the last one ended, and around.
-func (d *destination) walk(ctx context.Context, a *action, t *turns, from time.Time) error {
+// sharesOf returns the share of each claimed intent.
+func sharesOf(rows []db.OutboxQueueClaimRow) []string {
+	shares := make([]string, len(rows))
+	for i, row := range rows {
+		shares[i] = row.Share
+	}
+	return shares
+}
+
+// walk finds the shares that have something due, from where the last walk ended, and around. It finds few shares in one
+// query, from the first share on.
+func (d *destination) walk(ctx context.Context, a *action, t *turns, m *mark) error {
 	began := time.Now()
-	p := db.OutboxQueueSharesParams{Action: a.name, FromShare: t.next, DueFrom: from, MaxDue: shareWalk, MaxSteps: shareWalk, PageSize: t.page()}
-	var due []string
-	steps, whole := 0, false
-	for around := false; ; around = true {
-		rows, err := d.core.q.OutboxQueueShares(ctx, p)
-		if err != nil {
+	p := db.OutboxQueueSharesParams{Action: a.name, FromShare: t.next, DueFrom: m.dueAt, MaxSteps: shareWalk, PageSize: t.page()}
+	if t.few() {
+		p.FromShare = ""
+	}
+	first, err := d.core.q.OutboxQueueShares(ctx, p)
+	if err != nil {
+		return err
+	}
+	around, steps := first, len(first.Shares)
+	whole := steps < shareWalk
+	if whole && p.FromShare != "" {
+		p.FromShare, p.MaxSteps = "", int32(shareWalk-steps)
+		if around, err = d.core.q.OutboxQueueShares(ctx, p); err != nil {
 			return err
 		}
-		last := ""
-		for _, row := range rows {
-			if around && row.Share >= t.next {
-				whole = true
-				break
-			}
-			if last = row.Share; row.Due {
-				due = append(due, row.Share)
-			}
-			steps++
-		}
-		ended := len(rows) < int(p.MaxSteps) && len(due) < shareWalk
-		whole = whole || ended && (around || t.next == "")
-		if whole || !ended {
-			if len(due) == 0 && !whole {
-				t.next = behind(last) // nothing here has a turn
-			}
-			break
-		}
-		p.FromShare, p.MaxSteps, p.MaxDue = "", int32(shareWalk-steps), int32(shareWalk-len(due))
+		n, _ := slices.BinarySearch(around.Shares, t.next)
+		whole = n < int(p.MaxSteps)
+		steps += n
+	}
+	due := append(dueOf(first, t.next, true), dueOf(around, t.next, false)...)
+	if len(due) == 0 && !whole {
+		t.next = behind(around.Shares[len(around.Shares)-1]) // nothing here has a turn
 	}
 	t.found(due, whole, steps, began, time.Now())
+	if mark := around.FirstDue.Add(-markSlack); t.few() && mark.After(m.dueAt) {
+		m.dueAt = mark // around has them all
+	}
 	return nil
+}
+
+// dueOf returns the shares with something due, of those from a share on (after) or of those before it.
+func dueOf(row db.OutboxQueueSharesRow, from string, after bool) (due []string) {
+	for i, share := range row.Shares {
+		if row.Due[i] && share >= from == after {
+			due = append(due, share)
+		}
+	}
+	return due
 }
 
 // fill gives a share to intents that were written without one, and sets the low-water mark: claims of shares do not go

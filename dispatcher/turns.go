@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -70,6 +71,9 @@ func (t *turns) found(due []string, whole bool, steps int, began, ended time.Tim
 	t.slow = slow
 }
 
+// few reports whether the last walk found all shares, and few.
+func (t *turns) few() bool { return t.whole && t.steps <= shortWalk }
+
 // page is how many intents the next walk reads in one scan: many if there were many shares, as each may have few intents.
 func (t *turns) page() int32 {
 	if t.steps > shortWalk {
@@ -127,23 +131,28 @@ func (t *turns) waiting() int {
 }
 
 // took moves the shares that had their turn to the end of the ring, and removes those that had fewer intents than they
-// could have had. If the claim was cut short (cut), what is missing says nothing.
-func (t *turns) took(shares []string, quotas []int32, got map[string]int, cut bool) {
-	asked := make(map[string]int, len(shares))
+// could have had. got is the share of each intent that was claimed. If the claim was cut short (cut), what is missing
+// says nothing.
+func (t *turns) took(shares []string, quotas []int32, got []string, cut bool) {
+	missing := make(map[string]int32, len(shares))
 	for i, share := range shares {
-		asked[share] = int(quotas[i])
+		missing[share] = quotas[i]
 	}
-	var first, last []turn
+	asked := maps.Clone(missing)
+	for _, share := range got {
+		missing[share]--
+	}
+	first, last := make([]turn, 0, len(t.ring)), make([]turn, 0, len(shares))
 	for _, turn := range t.ring {
 		want, picked := asked[turn.share]
-		switch {
-		case !picked, cut && got[turn.share] == 0:
+		switch left := missing[turn.share]; {
+		case !picked, cut && left == want:
 			first = append(first, turn)
 		default:
 			if !turn.had {
 				t.next = behind(turn.share)
 			}
-			if turn.had = true; got[turn.share] >= want || cut {
+			if turn.had = true; left <= 0 || cut {
 				last = append(last, turn)
 			}
 		}
@@ -164,11 +173,13 @@ type shareKey struct {
 
 func newShareCounts() *shareCounts { return &shareCounts{n: map[shareKey]int{}} }
 
-func (s *shareCounts) add(by FairBy, share string, n int) {
+func (s *shareCounts) add(by FairBy, n int, shares ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := shareKey{by, share}
-	if s.n[key] += n; s.n[key] == 0 {
-		delete(s.n, key)
+	for _, share := range shares {
+		key := shareKey{by, share}
+		if s.n[key] += n; s.n[key] == 0 {
+			delete(s.n, key)
+		}
 	}
 }

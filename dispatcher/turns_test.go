@@ -16,7 +16,7 @@ func ringOf(shares ...string) *turns {
 func busyWith(calls map[string]int) *shareCounts {
 	s := newShareCounts()
 	for share, n := range calls {
-		s.add(FairByScope, share, n)
+		s.add(FairByScope, n, share)
 	}
 	return s
 }
@@ -50,10 +50,11 @@ func TestPickGivesToTheFewestCalls(t *testing.T) {
 // take plays claims: each share has so many intents.
 func take(r *turns, n int, has map[string]int) (shares []string) {
 	shares, quotas := r.pick(n, FairByScope, newShareCounts())
-	got := map[string]int{}
+	var got []string
 	for i, share := range shares {
-		got[share] = min(int(quotas[i]), has[share])
-		has[share] -= got[share]
+		n := min(int(quotas[i]), has[share])
+		got = append(got, slices.Repeat([]string{share}, n)...)
+		has[share] -= n
 	}
 	r.took(shares, quotas, got, false)
 	return shares
@@ -76,7 +77,7 @@ func TestSharesTakeTurns(t *testing.T) {
 func TestShareThatWasCutShortKeepsItsTurn(t *testing.T) {
 	r := ringOf("a", "b", "c")
 	shares, quotas := r.pick(3, FairByScope, newShareCounts())
-	r.took(shares, quotas, map[string]int{"a": 1}, true)
+	r.took(shares, quotas, []string{"a"}, true)
 	if got := fmt.Sprint(r.ring); got != "[{b false} {c false} {a true}]" {
 		t.Errorf("the ring is %s", got)
 	}

@@ -2080,6 +2080,7 @@ CREATE OR REPLACE FUNCTION samekey.fair_pick(action text, shares text[], quotas 
  SET enable_bitmapscan TO 'off'
  SET enable_sort TO 'off'
  SET jit TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
     v_now timestamptz := clock_timestamp();
@@ -2100,47 +2101,44 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.fair_walk(action text, from_share text, due_from timestamp with time zone, max_due integer, max_steps integer, page_size integer)
- RETURNS TABLE(share text, due boolean)
+CREATE OR REPLACE FUNCTION samekey.fair_walk(action text, from_share text, due_from timestamp with time zone, max_steps integer, page_size integer, OUT shares text[], OUT due boolean[], OUT first_due timestamp with time zone)
+ RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
  SET enable_seqscan TO 'off'
  SET enable_bitmapscan TO 'off'
  SET enable_sort TO 'off'
  SET jit TO 'off'
+ SET plan_cache_mode TO 'force_generic_plan'
 AS $function$
 declare
-    v_now timestamptz := clock_timestamp();
+    v_now    timestamptz := clock_timestamp();
+    v_page   integer := least(page_size, max_steps);
+    v_read   integer;
+    v_share  text;
+    v_due_at timestamptz;
 begin
-    return query
-    with recursive page as materialized (
-        select q.share, q.due_at
+    select coalesce(array_agg(f.share order by f.share), '{}'), coalesce(array_agg(f.due_at <= v_now order by f.share), '{}'),
+           least(min(f.due_at), v_now), coalesce(sum(f.n), 0)
+    into fair_walk.shares, fair_walk.due, fair_walk.first_due, v_read
+    from (select p.share, min(p.due_at) as due_at, count(*) as n
+          from (select q.share, q.due_at
+                from samekey.outbox_queue q
+                where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
+                  and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
+                order by q.share, q.due_at limit v_page) p
+          group by p.share) f;
+    while v_read = v_page and cardinality(shares) < max_steps loop
+        select q.share, q.due_at into v_share, v_due_at
         from samekey.outbox_queue q
-        where q.action = fair_walk.action collate "C" and q.share >= fair_walk.from_share collate "C"
+        where q.action = fair_walk.action collate "C" and q.share > fair_walk.shares[cardinality(fair_walk.shares)]
           and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
-        order by q.share, q.due_at limit least(fair_walk.page_size, fair_walk.max_steps)
-    ), first as materialized (
-        select p.share as at, min(p.due_at) <= v_now as due from page p group by p.share
-    ), counted as materialized (
-        select f.at, f.due, row_number() over (order by f.at)::integer as steps, sum(f.due::integer) over (order by f.at)::integer as found
-        from first f
-    ), walk as (
-        (select c.at, c.due, c.steps, c.found from counted c order by c.steps desc limit 1)
-        union all
-        select n.at, n.due, w.steps + 1, w.found + n.due::integer
-        from walk w
-        cross join lateral (
-            select q.share as at, q.due_at <= v_now as due
-            from samekey.outbox_queue q
-            where q.action = fair_walk.action collate "C" and q.share > w.at
-              and q.leased_by is null and q.status in ('pending', 'unknown') and q.due_at >= fair_walk.due_from
-            order by q.share, q.due_at limit 1) n
-        where w.found < fair_walk.max_due and w.steps < fair_walk.max_steps
-    )
-    select s.at::text, s.due
-    from (select c.at, c.due, c.steps from counted c where c.found - c.due::integer < fair_walk.max_due
-          union select w.at, w.due, w.steps from walk w where w.found - w.due::integer < fair_walk.max_due) s
-    order by s.steps;
+        order by q.share, q.due_at limit 1;
+        exit when not found;
+        shares := shares || v_share;
+        due := due || (v_due_at <= v_now);
+        first_due := least(first_due, v_due_at);
+    end loop;
 end
 $function$
 

@@ -1024,31 +1024,31 @@ func (q *Queries) OutboxQueueShareFill(ctx context.Context, arg OutboxQueueShare
 	return i, err
 }
 
-const OutboxQueueShares = `-- name: OutboxQueueShares :many
-select coalesce(w.share, '')::text as share, coalesce(w.due, false)::boolean as due
-from samekey.fair_walk($1::text, $2::text, $3::timestamptz, $4::int, $5::int, $6::int) w
+const OutboxQueueShares = `-- name: OutboxQueueShares :one
+select w.shares::text[] as shares, w.due::boolean[] as due, w.first_due::timestamptz as first_due
+from samekey.fair_walk($1::text, $2::text, $3::timestamptz, $4::int, $5::int) w
 `
 
 type OutboxQueueSharesParams struct {
 	Action    string
 	FromShare string
 	DueFrom   time.Time
-	MaxDue    int32
 	MaxSteps  int32
 	PageSize  int32
 }
 
 type OutboxQueueSharesRow struct {
-	Share string
-	Due   bool
+	Shares   []string
+	Due      []bool
+	FirstDue time.Time
 }
 
 // Walks the shares of a fair action that have intents, from a share on, and tells which have one that is due. It stops
-// when it has found max_due of those, or after max_steps shares; otherwise no share comes after the last row.
+// after max_steps shares. If it returns fewer, no share comes after the last one.
 //
 // A loose index scan: each step reads the first intent of the next share, however many each has. Of 1,000,000 intents
-// in 100,000 shares, a walk of 1,000 shares reads 1,000 (11 ms at most, on a busy machine); the first share takes 0.1 ms.
-// Before, it reads the first page_size intents in one scan: with one intent in each share, a walk takes a fifth.
+// in 100,000 shares, a walk of 1,000 shares reads 1,000. Before, it reads the first page_size intents in one scan: with
+// one intent in each share, a walk takes an eighth.
 //
 // The walk takes no lock, and is older than the claim that follows:
 //
@@ -1056,31 +1056,17 @@ type OutboxQueueSharesRow struct {
 //	an intent is committed behind the walk           a later walk finds it
 //	an intent has no share                           OutboxQueueShareFill gives it one; a claim without shares takes it
 //	the action is paused, or the lock is lost        the claim takes none
-func (q *Queries) OutboxQueueShares(ctx context.Context, arg OutboxQueueSharesParams) ([]OutboxQueueSharesRow, error) {
-	rows, err := q.db.Query(ctx, OutboxQueueShares,
+func (q *Queries) OutboxQueueShares(ctx context.Context, arg OutboxQueueSharesParams) (OutboxQueueSharesRow, error) {
+	row := q.db.QueryRow(ctx, OutboxQueueShares,
 		arg.Action,
 		arg.FromShare,
 		arg.DueFrom,
-		arg.MaxDue,
 		arg.MaxSteps,
 		arg.PageSize,
 	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []OutboxQueueSharesRow
-	for rows.Next() {
-		var i OutboxQueueSharesRow
-		if err := rows.Scan(&i.Share, &i.Due); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+	var i OutboxQueueSharesRow
+	err := row.Scan(&i.Shares, &i.Due, &i.FirstDue)
+	return i, err
 }
 
 const OutboxQueueSweep = `-- name: OutboxQueueSweep :many

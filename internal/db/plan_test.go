@@ -200,10 +200,10 @@ type planner struct {
 func (p planner) checkFair() {
 	from := time.Unix(0, 0)
 	claim := db.OutboxQueueClaimParams{Action: "charge_card", DueFrom: from, Worker: 7, Destination: "stripe", MaxBytes: 1 << 22, InlineBytes: 1 << 15, MaxCount: batch, Lease: time.Minute}
-	p.check("walk over many shares", db.OutboxQueueShares, 4*batch, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "tenant-02", MaxDue: batch, MaxSteps: batch, PageSize: 1})
-	p.check("walk in one scan", db.OutboxQueueShares, 5*batch, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "tenant-02", MaxDue: batch, MaxSteps: batch, PageSize: batch})
-	p.check("walk past a burst", db.OutboxQueueShares, 20, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "", MaxDue: 3, MaxSteps: batch, PageSize: 1})
-	p.check("walk at the end", db.OutboxQueueShares, 5, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "zzz", MaxDue: batch, MaxSteps: batch, PageSize: batch})
+	p.check("walk over many shares", db.OutboxQueueShares, 4*batch, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "tenant-02", MaxSteps: batch, PageSize: 1})
+	p.check("walk in one scan", db.OutboxQueueShares, 5*batch, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "tenant-02", MaxSteps: batch, PageSize: batch})
+	p.check("walk past a burst", db.OutboxQueueShares, 20, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "", MaxSteps: 3, PageSize: 1})
+	p.check("walk at the end", db.OutboxQueueShares, 5, db.OutboxQueueSharesParams{Action: "charge_card", DueFrom: from, FromShare: "zzz", MaxSteps: batch, PageSize: batch})
 	for i := range batch {
 		claim.Shares, claim.Quotas = append(claim.Shares, fmt.Sprintf("tenant-%06d", 7*i)), append(claim.Quotas, 1)
 	}
