@@ -123,7 +123,7 @@ func TestErasureKnowsEachColumn(t *testing.T) {
 	before := holding()
 	for column, what := range columnsOfErasure {
 		if what == dropped && !slices.Contains(before, column) {
-			t.Errorf("the table says that %s is dropped, and this test does not fill it", column)
+			t.Errorf("%s should be dropped, but this test does not fill it", column)
 		}
 	}
 	mustErase(t, on, outbox.Content{Subject: "customer/" + secret}, outbox.Erased{Intents: 1, Records: 2})
