@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,6 +76,53 @@ func TestZombieAnswerIsKeptOnce(t *testing.T) {
 	})
 	b.wantStatus(id, "delivered")
 	g.wantCalls(b, 2)
+}
+
+// The intent is taken over, delivered and erased while its first attempt is still at the vendor.
+func TestLateAnswerAfterAnErasureHasNoContent(t *testing.T) {
+	const secret = "jane@example.com"
+	for name, end := range map[string]handler{
+		"answer": func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Delivered(dispatcher.Response{Code: "201", ContentType: secret, Body: []byte(secret)}).Reference(secret), nil
+		},
+		"error": func(context.Context, *dispatcher.Call) (dispatcher.Outcome, error) {
+			return dispatcher.Outcome{}, errors.New(secret)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			g := newGate(1)
+			b.gates = append(b.gates, g)
+			d := b.dispatcher()
+			d.Destination("vendor", dispatcher.Limits{})
+			handle(d, "charge_card", policyOf(dispatcher.IdempotentWrite), func(ctx context.Context, call *dispatcher.Call) (dispatcher.Outcome, error) {
+				if out, err := g.handle(ctx, call); call.Attempt > 1 {
+					return out, err
+				}
+				return end(ctx, call)
+			}, withRender(func(context.Context, *dispatcher.Call, []byte) (dispatcher.Rendered, error) {
+				return dispatcher.Rendered{Type: "text/plain", Request: []byte(secret)}, nil
+			}))
+			id := b.insert("charge_card", func(in *outbox.Intent) { in.Subject = "customer/1" })
+			b.start(d)
+			wait(b, "the first call", g.began)
+			if _, err := outbox.Erase(b.ctx, b.db, outbox.Content{Subject: "customer/1"}, by); err == nil {
+				t.Error("erased during an attempt")
+			}
+			b.elapse(lease)
+			b.untilStatus(id, "delivered")
+			if done, err := outbox.Erase(b.ctx, b.db, outbox.Content{Subject: "customer/1"}, by); err != nil || done.Intents != 1 {
+				t.Fatalf("Erase: %+v, %v", done, err)
+			}
+			g.release()
+			b.until("the late answer is recorded", func() bool { return strings.Contains(b.history(id), " late:") })
+			for _, table := range []string{"outbox", "outbox_history", "outbox_sends", "outbox_attention"} {
+				if n := b.count(`select count(*) from samekey.`+table+` r where strpos(r::text, $1) > 0 or strpos(r::text, encode(convert_to($1, 'UTF8'), 'hex')) > 0`, secret); n != 0 {
+					t.Errorf("the secret is in %d rows of %s", n, table)
+				}
+			}
+		})
+	}
 }
 
 func TestLateAnswerResolvesUnknownOrParked(t *testing.T) {

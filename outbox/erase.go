@@ -60,9 +60,10 @@ var errHeld = errors.New("other transactions, such as a prune, hold the rest: er
 // payload that differs from the erased one is a [*ConflictError] still. Acts on an erased intent are a [*StateError].
 //
 // If something is unfinished, nothing is erased and the error is an [*UnfinishedError]. Erase works in batches of 500,
-// each a transaction, and each intent gets a line in its history. If it fails or ctx ends, Erased counts what was done;
-// call it again to continue. It does not see what other transactions have yet to commit: stop the writers of the subject
-// first, or erase again. For a scope it reads both tables once.
+// each a transaction. Each intent gets a line in its history, and each record a last step, with by. If it fails or ctx
+// ends, Erased counts what was done; call it again to continue. It does not see what other transactions have yet to
+// commit: stop the writers of the subject first, or erase again. Rows that a prune or an archive holds are left, and the
+// error says so. For a scope it walks the work queue, and then reads both tables once.
 func Erase(ctx context.Context, on DB, what Content, by By) (done Erased, err error) {
 	if err := errors.Join(what.check(), by.Validate()); err != nil {
 		return done, fmt.Errorf("outbox: erase: %w", err)

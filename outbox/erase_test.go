@@ -508,6 +508,60 @@ func TestErasureGoesOnWhereItWasInterrupted(t *testing.T) {
 	}
 }
 
+// One intent at the end of a long queue, or of many attention events, refuses the erasure before anything is erased.
+func TestErasureByScopeLooksAtTheQueueInPages(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	mine := outbox.Content{Scope: newKey(t, "k").Scope}
+	finish(t, on, answered(t, on, "k1", ""))
+	call := func(after *string) (next string) {
+		t.Helper()
+		return dbtest.Value[string](t, on, `select coalesce(e.next::text, '') || ' ' || e.intents || ' ' || e.skipped from samekey.erase_scope($1, 'dpo', 'r', after => $2::text::jsonb) e`, mine.Scope, after)
+	}
+	dbtest.Exec(t, on, `insert into samekey.outbox_queue (id, action, status, due_at) select samekey.uuidv7(), 'send_mail', 'dead', now() from generate_series(1, 10000)`)
+	if next := call(nil); !strings.HasPrefix(next, `{"queue": "`) || !strings.HasSuffix(next, " 0 0") {
+		t.Errorf("a full page of the queue ends with %s", next)
+	}
+	dbtest.Exec(t, on, `insert into samekey.actions (action, attention) values ('charge_card', true)`)
+	dbtest.Exec(t, on, `insert into samekey.outbox_attention (intent_id, first_id, action, status, event) select i, i, 'charge_card', 'dead', 'attempt'
+		from (select samekey.uuidv7() as i from generate_series(1, 10000)) u`)
+	queue := `{"queue": "ffffffff-ffff-ffff-ffff-ffffffffffff"}`
+	if next := call(&queue); !strings.HasPrefix(next, `{"attention": 1`) {
+		t.Errorf("a full page of attention events ends with %s", next)
+	}
+	last := insert(t, on, outbox.Intent{Key: newKey(t, "k2"), Action: "charge_card"})
+	refused := func() {
+		t.Helper()
+		refusal := (*outbox.UnfinishedError)(nil)
+		if done, err := outbox.Erase(t.Context(), on, mine, dpo); !errors.As(err, &refusal) || refusal.Intents != 1 || refusal.Sample[0] != last || done != (outbox.Erased{}) {
+			t.Errorf("%+v, %v", done, err)
+		}
+		if n := count(t, on, `select count(*) from samekey.outbox where erased_at is not null`); n != 0 {
+			t.Errorf("%d intents are erased", n)
+		}
+	}
+	refused()
+	force(t, on, last, outbox.StatusDelivered, true, true)
+	dbtest.Exec(t, on, `insert into samekey.outbox_attention (intent_id, first_id, action, status, event) values ($1, $1, 'charge_card', 'dead', 'attempt')`, last)
+	refused()
+	dbtest.Exec(t, on, `delete from samekey.outbox_attention where intent_id = $1`, last)
+	mustErase(t, on, mine, outbox.Erased{Intents: 2, Records: 1})
+}
+
+func TestErasedRecordSaysWhoErasedIt(t *testing.T) {
+	on := samekeytest.NewDB(t)
+	finish(t, on, answered(t, on, "k1", "customer/1"))
+	if err := stepped(t, on, "k2", "customer/1", nil); err != nil {
+		t.Fatal(err)
+	}
+	mustErase(t, on, outbox.Content{Subject: "customer/1"}, outbox.Erased{Intents: 1, Records: 2})
+	mustErase(t, on, outbox.Content{Scope: newKey(t, "k").Scope}, outbox.Erased{}) // again
+	said := dbtest.Value[string](t, on, `select string_agg(concat_ws(' ', idem_key, position, resolved_by, resolved_reason, resolved_db_user = session_user, resolved_at is not null), ', ' order by idem_key)
+		from samekey.operation_steps where name = 'samekey.erased'`)
+	if want := fmt.Sprintf("k1 1 dpo %s t t, k2 2 dpo %[1]s t t", dpo.Reason); said != want {
+		t.Errorf("is %q, want %q", said, want)
+	}
+}
+
 // stopsAfter is a database that can no longer be reached after some batches.
 type stopsAfter struct {
 	outbox.DB

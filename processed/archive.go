@@ -19,8 +19,11 @@ import (
 //   - The COMMIT happens: what the function wrote is committed together with the deletes. So each row was handed over at
 //     least once, and what the function wrote to this database is there exactly once.
 //   - Another Prune runs: it skips the records of the page, or the keys of the intents without a record. They are locked.
-//   - An erasure of an intent of the page is committed before the function reads: it gets an erased intent. Afterwards: it
-//     gets the content, as if it had been called earlier. An erasure skips records that the page has locked.
+//   - An erasure is under way: the page waits for it, and hands over erased intents. Records that it holds are left to the
+//     next Prune.
+//   - An erasure comes later: the page has locked its records and its intents. The erasure leaves them, and says so. Run
+//     again after the COMMIT, it finds nothing. So after an erasure without an error, nothing of what it erased is handed
+//     over, and what was handed over before can be seen in the archive.
 //   - A late answer arrives between the function's read and the delete, days after the intent was finished: it is deleted
 //     with the intent.
 
@@ -80,6 +83,9 @@ func (a archive) handOver(ctx context.Context, tx pgx.Tx, page doomed) error {
 		return nil
 	}
 	q := db.New(tx)
+	if err := q.ArchiveLock(ctx, page.ids); err != nil {
+		return err
+	}
 	records, err := q.ProcessedEventsSizes(ctx, db.ProcessedEventsSizesParams{Keys: page.keys, Scopes: page.scopes})
 	if err != nil {
 		return err

@@ -33,6 +33,7 @@ type crash struct {
 	DSN, URL, Key string
 	Class         string // "keys": the vendor honors keys; "lookup": it can be asked; "none": neither
 	At            int    // SIGKILL at this boundary, counted from 1; 0 for never
+	Archive       string // the process prunes with this function instead
 }
 
 func crashMain() int {
@@ -46,12 +47,18 @@ func crashMain() int {
 	}
 	k := &killer{at: c.At}
 	config.ConnConfig.Tracer = k
+	config.ConnConfig.RuntimeParams["application_name"] = crashEnv
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		panic(err)
 	}
 	defer pool.Close()
-	if _, err := c.run(context.Background(), pool, k.boundary); err != nil {
+	if c.Archive != "" {
+		_, err = processed.Prune(context.Background(), pool, processed.Pruning{ArchiveFunction: c.Archive})
+	} else {
+		_, err = c.run(context.Background(), pool, k.boundary)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -212,6 +212,12 @@ delete from samekey.processed_events p
 using (select unnest(@keys::text[]) as idem_key, unnest(@scopes::text[]) as scope) k
 where p.idem_key = k.idem_key and p.scope = k.scope;
 
+-- name: ArchiveLock :exec
+-- Locks what only_pick returned, before an archive reads it, in a statement of its own. An erasure that is under way ends
+-- first. A later one leaves these intents and says so; otherwise it would report as erased what the archive got in a
+-- transaction that no one can see yet.
+select count(samekey.keeps_content(i.id)) from (select unnest(@ids::uuid[]) as id order by 1) i;
+
 -- What an archive gets is handed over in parts, so the sizes are read first.
 
 -- name: ArchiveIntentSizes :many

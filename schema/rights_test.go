@@ -85,7 +85,7 @@ var functionRights = map[string]string{
 	"endpoint_headers_wrong": "",
 
 	"erase_plan": "operator", "erase_scope": "operator", "erase_subject": "operator",
-	"erasable": "", "erase_batch": "", "erase_intents": "", "erase_records": "", "erase_refuse": "", "erase_unfinished": "",
+	"erasable": "", "erase_batch": "", "erase_intents": "", "erase_look": "", "erase_records": "", "erase_refuse": "", "erase_unfinished": "",
 	"erased_hash": "", "erased_hint": "", "keeps_content": "worker",
 	"endpoint_put":      "app operator",
 	"endpoint_start":    "app operator",

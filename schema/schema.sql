@@ -98,7 +98,7 @@ table samekey.operation_steps
     constraint operation_steps_length CHECK (((COALESCE(octet_length(result), 0) <= 1048576) AND (COALESCE(octet_length(error), 0) <= 4096) AND ((COALESCE(octet_length(resolved_by), 1) >= 1) AND (COALESCE(octet_length(resolved_by), 1) <= 255)) AND ((COALESCE(octet_length(resolved_reason), 1) >= 1) AND (COALESCE(octet_length(resolved_reason), 1) <= 4096))))
     constraint operation_steps_name CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
     constraint operation_steps_once UNIQUE (idem_key, scope, name)
-    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1001)))
+    constraint operation_steps_position CHECK ((("position" >= 1) AND ("position" <= 1002)))
     constraint operation_steps_sends CHECK (((sends >= 0) AND ((sends = 0) = (first_sent_at IS NULL))))
     constraint operation_steps_status CHECK ((status = ANY (ARRAY['done'::text, 'in_flight'::text, 'unsent'::text, 'parked'::text])))
     CREATE INDEX operation_steps_parked ON samekey.operation_steps USING btree (created_at) WHERE (status = 'parked'::text)
@@ -1802,24 +1802,36 @@ AS $function$
 declare
     v_last  uuid;
     v_found record;
+    v_kind  text;
+    v_ids   uuid[];
 begin
     perform samekey.act_check(act, actor, reason);
     if coalesce(subject, scope, '') = '' then
         raise exception 'samekey: %: the % is required', act, substring(act from 7) using errcode = '22023', column = substring(act from 7);
     elsif max_count is null or max_count not between 1 and 10000 then
         raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
-    elsif after is not null and not (after ? 'intent' or after ? 'key' and after ? 'scope') then
+    elsif after is not null and not (after ? 'intent' or after ? 'key' and after ? 'scope' or scope is not null and after ?| '{queue,attention}') then
         raise exception 'samekey: %: after must be null, or what the last call returned as next', act using errcode = '22023', column = 'after';
     end if;
     intents := 0;
     records := 0;
-    if after is null then
-        v_found := samekey.erase_unfinished(subject, scope);
+    skipped := 0;
+    if subject is not null and after is null then
+        v_found := samekey.erase_unfinished(subject, null);
         perform samekey.erase_refuse(act, v_found.intents, v_found.sample, v_found.requests);
+    elsif after is null or after ?| '{queue,attention}' then
+        foreach v_kind in array case when after ? 'attention' then '{attention}'::text[] else '{queue,attention}' end loop
+            select l.ids, l.next into v_ids, next from samekey.erase_look(scope, v_kind, after ->> v_kind) l;
+            perform samekey.erase_refuse(act, cardinality(v_ids), v_ids[:10], 0);
+            if next is not null then
+                return;
+            end if;
+        end loop;
+        perform samekey.erase_refuse(act, 0, null, (select count(*) from samekey.operations p where p.scope = erase_batch.scope collate "C"));
     end if;
     if after ? 'key' then
         select r.records, r.skipped, r.next into records, skipped, next
-        from samekey.erase_records(act, subject, scope, max_count, after ->> 'key', after ->> 'scope') r;
+        from samekey.erase_records(act, subject, scope, actor, reason, max_count, after ->> 'key', after ->> 'scope') r;
         return;
     end if;
     select i.intents, i.skipped, i.last into intents, skipped, v_last
@@ -1867,7 +1879,7 @@ begin
 
     update samekey.outbox o
     set erased_at = clock_timestamp(), payload = samekey.erased_hash(o.delivery_key, o.payload), headers = '{}',
-        subject = null, ordering_key = null, requested_by = null
+        subject = null, ordering_key = null, requested_by = null, trace_context = null
     where o.id = any (v_locked);
     update samekey.outbox_history h set error = null, response_type = null, response = null, reference = null where h.intent_id = any (v_locked);
     update samekey.outbox_sends s set request = null, request_type = null, message_id = null where s.intent_id = any (v_locked);
@@ -1877,6 +1889,42 @@ begin
 
     intents := cardinality(v_locked);
     skipped := (select count(*) from samekey.outbox o where o.id = any (v_ids) and o.id <> all (v_locked) and o.erased_at is null);
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.erase_look(scope text, kind text, after_row text, OUT ids uuid[], OUT next jsonb)
+ RETURNS record
+ LANGUAGE plpgsql
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_custom_plan'
+ SET enable_seqscan TO 'off'
+ SET enable_bitmapscan TO 'off'
+ SET jit TO 'off'
+AS $function$
+declare
+    v_walk constant integer := 10000;
+begin
+    if kind = 'queue' then
+        with page as materialized (
+            select q.id from samekey.outbox_queue q
+            where q.id > coalesce(after_row, '00000000-0000-0000-0000-000000000000')::uuid order by q.id limit v_walk
+        )
+        select array(select p.id from page p cross join lateral (select x.scope from samekey.outbox x where x.id = p.id offset 0) o
+                     where o.scope = erase_look.scope collate "C" order by p.id),
+               (select jsonb_build_object(kind, p.id) from page p order by p.id offset v_walk - 1 limit 1)
+        into ids, next;
+    else
+        with page as materialized (
+            select n.id, n.intent_id, n.action from samekey.outbox_attention n
+            where n.id > coalesce(after_row, '0')::bigint order by n.id limit v_walk
+        )
+        select array(select distinct p.intent_id from page p
+                     cross join lateral (select x.scope, x.erased_at from samekey.outbox x where x.id = p.intent_id offset 0) o
+                     where (select a.attention from samekey.actions a where a.action = p.action)
+                       and o.scope = erase_look.scope collate "C" and o.erased_at is null),
+               (select jsonb_build_object(kind, p.id) from page p order by p.id offset v_walk - 1 limit 1)
+        into ids, next;
+    end if;
 end
 $function$
 
@@ -1912,7 +1960,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.erase_records(act text, subject text, scope text, max_count integer, after_key text, after_scope text, OUT records integer, OUT skipped integer, OUT next jsonb)
+CREATE OR REPLACE FUNCTION samekey.erase_records(act text, subject text, scope text, actor text, reason text, max_count integer, after_key text, after_scope text, OUT records integer, OUT skipped integer, OUT next jsonb)
  RETURNS record
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1974,6 +2022,12 @@ begin
     set result = null, error = null
     from unnest(v_keys, v_scopes) k (idem_key, scope)
     where s.idem_key = k.idem_key collate "C" and s.scope = k.scope collate "C";
+    insert into samekey.operation_steps (idem_key, scope, position, name, status, finished_at, resolved_at, resolved_by, resolved_db_user, resolved_reason)
+    select k.idem_key, k.scope,
+           coalesce((select max(t.position) from samekey.operation_steps t
+                     where t.idem_key = k.idem_key collate "C" and t.scope = k.scope collate "C"), 0) + 1,
+           'samekey.erased', 'done', clock_timestamp(), clock_timestamp(), erase_records.actor, session_user, erase_records.reason
+    from unnest(v_keys, v_scopes) k (idem_key, scope);
     records := cardinality(v_keys);
     skipped := v_seen - records;
 end

@@ -49,24 +49,33 @@ type rotation struct {
 	config  *config
 	reader  *reader
 	dest    *destination // as it was read at the start
-	restart []*action    // of the destination: what their files say needs a restart
+	actions []*action    // of the destination
 	used    httpvendor.Credentials
 	told    map[string]bool // lines that are logged, and still true
 }
 
 // rotate lets the credentials of a destination change with its files. The caller has checked it.
 func (c *config) rotate(r *reader, dest *destination) {
-	w := &rotation{config: c, reader: r, dest: dest, used: credentialsOf(dest)}
+	w := &rotation{config: c, reader: r, dest: dest}
 	for _, a := range c.actions {
 		if a.destination == dest.Name {
-			w.restart = append(w.restart, a)
+			w.actions = append(w.actions, a)
 		}
 	}
+	w.used = credentialsOf(dest, w.actions)
 	dest.Credentials = w.credentials
 }
 
-func credentialsOf(dest *destination) httpvendor.Credentials {
-	return httpvendor.Credentials{Auth: dest.Auth, Headers: dest.Headers, WebhookSecrets: dest.WebhookSecrets, URL: dest.URL, Secrets: dest.Destination.Secrets}
+// credentialsOf returns what calls carry. The destination has the secrets of the actions.
+func credentialsOf(dest *destination, actions []*action) httpvendor.Credentials {
+	headers := map[string]map[string]string{}
+	for _, a := range actions {
+		if a.files {
+			headers[a.name] = a.Headers
+		}
+	}
+	return httpvendor.Credentials{Auth: dest.Auth, Headers: dest.Headers, WebhookSecrets: dest.WebhookSecrets, URL: dest.URL, Secrets: dest.Destination.Secrets,
+		ActionHeaders: headers}
 }
 
 // credentials reads the destination's part of the configuration again, as it was at the start, with the present texts
@@ -85,15 +94,14 @@ func (w *rotation) credentials(context.Context) (httpvendor.Credentials, error) 
 	if dest.CAFile != w.dest.CAFile {
 		lines[w.place("ca_file")+" is another one now: restart the worker to use it"] = true
 	}
-	for _, a := range w.restart {
-		if now := readAction(again, a.at); !reflect.DeepEqual(now.Headers, a.Headers) {
-			path := join(a.at.path, "headers")
-			lines[fmt.Sprintf("%s:%d: %s has another secret now: restart the worker to use it, or move the header to the destination",
-				w.config.file, w.config.lines[path], path)] = true
-		}
+	var actions []*action
+	for _, a := range w.actions {
+		now := readAction(again, a.at)
+		dest.Secrets = append(dest.Secrets, now.secrets...)
+		actions = append(actions, now)
 	}
-	if now := credentialsOf(dest); !reflect.DeepEqual(now, w.used) {
-		if err := w.check(again, dest); err != nil {
+	if now := credentialsOf(dest, actions); !reflect.DeepEqual(now, w.used) {
+		if err := w.check(again, dest, actions); err != nil {
 			lines[fmt.Sprintf("%v. The former credentials stay in use: correct the file of the secret", err)] = true
 		} else {
 			w.used = now
@@ -105,15 +113,22 @@ func (w *rotation) credentials(context.Context) (httpvendor.Credentials, error) 
 	return now, nil
 }
 
-// check returns the mistakes in a destination, each with its line.
-func (w *rotation) check(again *reader, dest *destination) error {
+// check returns the mistakes in a destination and its actions, each with its line.
+func (w *rotation) check(again *reader, dest *destination, actions []*action) error {
 	made := dest.Destination
 	made.CAFile, made.ClientCertFile, made.ClientKeyFile = "", "", "" // which do not come from here
-	_, err := httpvendor.New(made)
+	client, err := httpvendor.New(made)
 	var errs dispatcher.ConfigErrors
 	errs.Join(err)
 	for _, err := range errs {
 		again.explain(err, w.dest.at)
+	}
+	for _, a := range actions {
+		for _, err := range a.delivery(client).Mistakes {
+			if err.Item == "" { // else it is one of the destination
+				again.explain(err, a.at)
+			}
+		}
 	}
 	return again.err()
 }

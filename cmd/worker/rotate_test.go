@@ -93,6 +93,7 @@ func TestSecretsFilesAreReadAgain(t *testing.T) {
 		for range 2 { // a line is logged once
 			got, err := c.destination("all").Credentials(t.Context())
 			if err != nil || got.Auth != (httpvendor.Auth{Bearer: token}) || got.Headers["X-Api-Key"] != token || got.WebhookSecrets[0] != hook ||
+				got.ActionHeaders["one"]["X-Own"] != texts["own"] || !strings.Contains(strings.Join(got.Secrets, " "), texts["own"]) ||
 				!strings.HasPrefix(got.URL, "https://user:"+password+"@all.example/") || !strings.Contains(strings.Join(got.Secrets, " "), token) || got.Until.IsZero() {
 				t.Errorf("the credentials are %+v, %v", got, err)
 			}
@@ -114,7 +115,7 @@ func TestSecretsFilesAreReadAgain(t *testing.T) {
 	}
 	hook := texts["hook"]
 	want("first-password", "first-token", hook)
-	texts["token"], texts["password"], texts["hook"] = "second-token", "second-password\n", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+	texts["token"], texts["password"], texts["own"], texts["hook"] = "second-token", "second-password\r\n", "second-own", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 	second := texts["hook"]
 	folder.write(texts)
 	want("second-password", "second-token", second)
@@ -133,11 +134,16 @@ func TestSecretsFilesAreReadAgain(t *testing.T) {
 	folder.write(texts)
 	want("second-password", "second-token", second, "control character")
 
-	texts["token"], texts["proxy"], texts["own"], texts["password"] = "third-token", "second-proxy", "second-own", "third-password@other.example/"
+	texts["token"], texts["own"] = "third-token", "third-own\n\n" // one newline too many
 	folder.write(texts)
-	want("second-password", "third-token", hook, "destinations.all.url has another host now: restart", "destinations.all.proxy is another one now: restart", "worker.yaml:12: actions.one.headers has another secret now: restart")
+	texts["own"] = "second-own"
+	want("second-password", "second-token", second, "worker.yaml:12: actions.one.headers.X-Own: the value of")
 
-	texts["password"], texts["proxy"], texts["own"] = "third-password", "first-proxy", "first-own"
+	texts["token"], texts["proxy"], texts["own"], texts["password"] = "third-token", "second-proxy", "third-own", "third-password@other.example/"
+	folder.write(texts)
+	want("second-password", "third-token", hook, "destinations.all.url has another host now: restart", "destinations.all.proxy is another one now: restart")
+
+	texts["password"], texts["proxy"] = "third-password", "first-proxy"
 	folder.write(texts)
 	want("third-password", "third-token", hook)
 	texts["token"] = ""

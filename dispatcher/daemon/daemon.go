@@ -14,8 +14,9 @@
 //
 // # Environment
 //
-//	DATABASE_URL  the database, as a URL or keywords. Required. A password file (passfile, PGPASSFILE) is read again for
-//	              each connection
+//	DATABASE_URL  the database, as a URL or keywords. Required. A password file (passfile, PGPASSFILE) and the files of
+//	              sslrootcert, sslcert and sslkey are read again for each connection. Files that cannot be used
+//	              leave what they had before in use
 //	DEPLOYMENT    the deployment whose intents are delivered, such as production; see dispatcher.Config. Required, unless
 //	              Options.Config has it
 //	LISTEN_ADDR   the address of the probes. Default ":8080"; empty or "off" for none
@@ -38,6 +39,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -45,6 +47,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/jackc/pgx/v5"
@@ -244,12 +247,34 @@ func databaseConfig(o Options) (*pgxpool.Config, error) {
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "samekey-worker"
 	}
+	var mu sync.Mutex
+	good := config.ConnConfig // what the files had when they could be used last
 	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
-		// pgx reads a password file when it parses the URL, and the files of a client certificate when it connects.
-		if now, err := pgx.ParseConfig(url); err == nil && now.Password != "" {
-			c.Password = now.Password
+		now, err := pgx.ParseConfig(url)
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil && (now.Password != "" || good.Password == "") {
+			good = now
 		}
+		renew(c, good)
 		return nil
 	}
 	return config, nil
+}
+
+// renew gives a connection's own copy of the configuration what the files have now. pgx reads the password file and the
+// authorities (sslrootcert) when it parses the URL, and the files of a client certificate when it connects.
+func renew(c, now *pgx.ConnConfig) {
+	c.Password = now.Password
+	authorities := func(of, from *tls.Config) {
+		if of != nil && from != nil {
+			of.RootCAs, of.VerifyPeerCertificate = from.RootCAs, from.VerifyPeerCertificate
+		}
+	}
+	authorities(c.TLSConfig, now.TLSConfig)
+	for i, fallback := range c.Fallbacks {
+		if i < len(now.Fallbacks) {
+			authorities(fallback.TLSConfig, now.Fallbacks[i].TLSConfig)
+		}
+	}
 }

@@ -1,13 +1,23 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -94,4 +104,87 @@ func TestChangedPasswordFileIsUsed(t *testing.T) {
 	dbtest.Until(t, "the worker's connections are closed", func() bool {
 		return dbtest.Value[int](t, db, `select count(*) from pg_stat_activity where usename = '`+role+`'`) == 0
 	})
+}
+
+// The certificate authority of the server is replaced in its file. Each new connection trusts what the file has then.
+func TestChangedAuthoritiesAreUsed(t *testing.T) {
+	authority := func(n int64) (text []byte, pool *x509.CertPool) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := &x509.Certificate{SerialNumber: big.NewInt(n), Subject: pkix.Name{CommonName: fmt.Sprint("authority ", n)}, IsCA: true, BasicConstraintsValid: true,
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		pool = x509.NewCertPool()
+		pool.AppendCertsFromPEM(text)
+		return text, pool
+	}
+	file := filepath.Join(t.TempDir(), "root.crt")
+	write := func(text []byte) {
+		t.Helper()
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, firstPool := authority(1)
+	second, secondPool := authority(2)
+	for mode, verifies := range map[string]bool{"verify-full": false, "verify-ca": true} { // by a function of pgx's
+		write(first)
+		o, _ := options(map[string]string{"DATABASE_URL": "postgres://u@one.example,two.example/db?sslmode=" + mode + "&sslrootcert=" + file})
+		config, err := databaseConfig(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := func(pool *x509.CertPool) {
+			t.Helper()
+			c := config.ConnConfig.Copy()
+			if err := config.BeforeConnect(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			for _, of := range []*tls.Config{c.TLSConfig, c.Fallbacks[0].TLSConfig} {
+				if !of.RootCAs.Equal(pool) {
+					t.Errorf("%s: a connection trusts another authority", mode)
+				}
+				if verifies {
+					block, _ := pem.Decode(bytes.Clone(second))
+					if err := of.VerifyPeerCertificate([][]byte{block.Bytes}, nil); (err == nil) != pool.Equal(secondPool) {
+						t.Errorf("%s: the second authority: %v", mode, err)
+					}
+				}
+			}
+		}
+		want(firstPool)
+		write(second)
+		want(secondPool)
+		write(nil)
+		want(secondPool)
+	}
+}
+
+func TestMissingPasswordFileKeepsItsLastPassword(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "passfile")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("*:*:*:u:first\n")
+	o, _ := options(map[string]string{"DATABASE_URL": "postgres://u@db.example/db?passfile=" + file})
+	config, err := databaseConfig(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"*:*:*:u:second\n", "", "*:*:*:another:third\n"} {
+		write(text)
+		c := config.ConnConfig.Copy()
+		if err := config.BeforeConnect(t.Context(), c); err != nil || c.Password != "second" {
+			t.Errorf("with the file %q the password is %q, %v", text, c.Password, err)
+		}
+	}
 }

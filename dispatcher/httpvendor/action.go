@@ -27,7 +27,8 @@ type Action struct {
 	// Body says what is sent. Default: the payload's bytes, unchanged.
 	Body Body
 
-	// Headers are sent with each call. They win over the headers of the destination and of the intent.
+	// Headers are sent with each call. They win over the headers of the destination and of the intent. Those that change
+	// are in Credentials.ActionHeaders.
 	Headers map[string]string
 
 	// Rules say what answers mean. They come first, and the first one that matches counts.
@@ -145,11 +146,7 @@ func (c *Client) operation(action Action) *operation {
 	} else if method := o.target.method; class == dispatcher.Read && hasBody(method) && method != http.MethodPost { // a search may be a POST
 		m.add("Request", "%s is not allowed for %v: use the class of a write", method, class)
 	}
-	o.own = http.Header{}
-	c.setHeaders(o.own, action.Headers, m)
-	if c.stored() && o.own.Get("Authorization") != "" {
-		m.add(`Headers["Authorization"]`, "would be sent to every endpoint")
-	}
+	o.own = c.actionHeaders(action.Headers, m)
 	o.header = c.header.Clone()
 	maps.Copy(o.header, o.own)
 	o.setBody(m)

@@ -32,6 +32,10 @@ type Credentials struct {
 	WebhookSecrets []string
 	Secrets        []string
 
+	// ActionHeaders are headers of single actions, by the action's name. They are in addition to those of [Action], and
+	// win over them and over Headers.
+	ActionHeaders map[string]map[string]string
+
 	// URL may differ from the destination's in its user, path and query. Its scheme and its host must be the same.
 	URL string
 
@@ -44,8 +48,9 @@ type Credentials struct {
 type account struct {
 	base    *url.URL // without a user
 	header  http.Header
-	signer  *signer        // nil: calls are not signed
-	secrets redact.Secrets // removed from answers
+	own     map[string]http.Header // of an action, by its name
+	signer  *signer                // nil: calls are not signed
+	secrets redact.Secrets         // removed from answers
 }
 
 const (
@@ -81,14 +86,14 @@ type changing struct {
 	until   time.Time
 	renew   time.Time // zero: not before they are over
 	denied  bool      // now was
-	failed  error     // of the last fetch
-	told    error     // the last fetch's, or why it could only repeat what it had
+	failed  error     // of the last fetch, also if it only repeated what it had
 	resting time.Time // no fetch begins before
 	fetch   *fetch    // that runs; nil: none
 	closed  bool
 
 	// Of the fetch that runs.
 	held    token
+	wait    tokenWait
 	has     Credentials // what now was made of
 	earlier []redact.Secrets
 }
@@ -170,13 +175,13 @@ func (k *changing) run(ctx context.Context, f *fetch, afresh bool) {
 	f.err = errors.New("the function ended its goroutine")
 	defer func() { // also if the function ended the goroutine
 		k.mu.Lock()
-		before, closed := k.told, k.closed
-		k.told = f.err
+		before, closed := k.failed, k.closed
+		k.failed = f.err
 		if f.err == nil {
-			k.now, k.until, k.renew, k.denied, k.told = f.account, until, renew, false, late
+			k.now, k.until, k.renew, k.denied, k.failed = f.account, until, renew, false, late
 		}
-		k.failed, k.fetch, k.resting = f.err, nil, time.Now().Add(k.pause)
-		after := k.told
+		k.fetch, k.resting = nil, time.Now().Add(k.pause)
+		after := k.failed
 		k.mu.Unlock()
 		close(f.done)
 		if !closed {
@@ -255,7 +260,12 @@ func (k *changing) account(got Credentials) (*account, error) {
 		return nil, err
 	}
 	next := &Client{dest: dest}
-	next.check()
+	m := next.check()
+	next.own = map[string]http.Header{}
+	for action, headers := range got.ActionHeaders {
+		next.own[action] = next.actionHeaders(headers, m.in(fmt.Sprintf("ActionHeaders[%q]", action)))
+		next.secrets = next.secrets.With(credentials(next.own[action])...)
+	}
 	if err := next.mistakes.Err(); err != nil {
 		return nil, err
 	}
@@ -319,16 +329,19 @@ func (k *changing) report(before, now error) {
 // carried is a receiver of calls that an account was made into.
 type carried struct {
 	receiver
-	of *account
+	of     *account
+	action string
 }
 
-// carrying returns the receiver of calls that carry an account.
-func (o *operation) carrying(with *account) receiver {
-	if made := o.carried.Load(); made != nil && made.of == with {
+// carrying returns the receiver of an action's calls that carry an account.
+func (o *operation) carrying(with *account, action string) receiver {
+	if made := o.carried.Load(); made != nil && made.of == with && made.action == action {
 		return made.receiver
 	}
-	made := &carried{of: with, receiver: receiver{base: with.base, header: with.header.Clone(), signer: with.signer, secrets: with.secrets.With(credentials(o.own)...)}}
+	made := &carried{of: with, action: action,
+		receiver: receiver{base: with.base, header: with.header.Clone(), signer: with.signer, secrets: with.secrets.With(credentials(o.own)...)}}
 	maps.Copy(made.header, o.own)
+	maps.Copy(made.header, with.own[action])
 	o.carried.Store(made)
 	return made.receiver
 }

@@ -312,3 +312,96 @@ func TestCredentialsForEveryEndpointAreRefused(t *testing.T) {
 		t.Errorf("is %v", err)
 	}
 }
+
+// An action's own header rotates. An attempt that runs keeps what it began with, other actions have their own, and no
+// answer repeats the old or the new one.
+func TestActionHeadersChange(t *testing.T) {
+	got := make(chan string, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header.Get("Authorization") + " " + r.Header.Get("X-Fixed")
+		_, _ = io.WriteString(w, "Basic first-own, second-own, of the destination")
+	}))
+	t.Cleanup(server.Close)
+	var now atomic.Value
+	now.Store("first-own")
+	c := testClient(t, Destination{URL: server.URL, Headers: map[string]string{"Authorization": "of the destination"}, Credentials: func(context.Context) (Credentials, error) {
+		return Credentials{ActionHeaders: map[string]map[string]string{"charge_card": {"authorization": "Basic " + now.Load().(string)}}, Until: time.Now().Add(time.Hour)}, nil
+	}})
+	c.changing.pause = 0
+	lookup := &Lookup{Request: "GET /ask", Rules: []Rule{{Match: Match{Status: status(200, 200)}, Outcome: dispatcher.Delivered}}}
+	h, delivery, err := c.handler(Action{Request: "POST /x", Headers: map[string]string{"Authorization": "Basic at-start", "X-Fixed": "f"}, Lookup: lookup,
+		Policy: dispatcher.Policy{Class: dispatcher.IdempotentWrite}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := testCall("{}")
+	other.Action = "other"
+	for _, call := range []struct {
+		action, want string
+	}{{"charge_card", "Basic first-own f"}, {"other", "Basic at-start f"}, {"charge_card", "Basic second-own f"}} {
+		if call.want == "Basic second-own f" {
+			now.Store("second-own")
+			c.changing.mu.Lock()
+			c.changing.denied = true
+			c.changing.mu.Unlock()
+		}
+		made := testCall("{}")
+		made.Action = call.action
+		answer, err := attempt(t, h, made, patience)
+		if seen := <-got; err != nil || seen != call.want {
+			t.Errorf("an attempt of %s carries %q, %v, want %q", call.action, seen, err, call.want)
+		}
+		if body := string(answer.Body); strings.Contains(body, strings.Fields(call.want)[1]) || call.want == "Basic second-own f" && strings.Contains(body, "first-own") {
+			t.Errorf("a secret is in %q", body)
+		}
+		if _, err := delivery.Lookup(t.Context(), made, nil); err != nil {
+			t.Error(err)
+		}
+		if seen := <-got; seen != call.want {
+			t.Errorf("a lookup of %s carries %q, want %q", call.action, seen, call.want)
+		}
+	}
+	if n := len(got); n != 0 {
+		t.Errorf("%d calls more", n)
+	}
+}
+
+func TestMistakesInActionHeadersAreNamed(t *testing.T) {
+	dest := Destination{URL: "https://vendor.example"}
+	for want, headers := range map[string]map[string]string{
+		`ActionHeaders["pay"].Headers["X-A"]: the value of "X-A" has a control character`: {"X-A": "s3cret\n"},
+		`carries the delivery key`: {"Idempotency-Key": "s3cret"},
+	} {
+		dest.Credentials = func(context.Context) (Credentials, error) {
+			return Credentials{ActionHeaders: map[string]map[string]string{"pay": headers}}, nil
+		}
+		c := testClient(t, dest)
+		if _, err := c.current(t.Context()); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("is %v, want %q", err, want)
+		}
+	}
+}
+
+// Many calls are denied at once, and the late ones of them after the new credentials have come.
+func TestManyDenialsFetchOnce(t *testing.T) {
+	v := &vault{}
+	c := testClient(t, Destination{URL: "https://vendor.example", Credentials: v.credentials})
+	c.changing.pause = 0
+	first, err := c.current(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			c.answered(first, dispatcher.Denied(dispatcher.Response{}))
+			if got, err := c.current(t.Context()); err != nil || got == first {
+				t.Errorf("%v, the denied ones: %v", err, got == first)
+			}
+		})
+	}
+	all.Wait()
+	if n := v.calls.Load(); n != 2 {
+		t.Errorf("%d calls of the function, want 2", n)
+	}
+}

@@ -31,6 +31,16 @@ func (c *Client) setHeaders(header http.Header, values map[string]string, m mist
 	}
 }
 
+// actionHeaders are the headers of an action.
+func (c *Client) actionHeaders(values map[string]string, m mistakes) http.Header {
+	header := http.Header{}
+	c.setHeaders(header, values, m)
+	if c.stored() && header.Get("Authorization") != "" {
+		m.add(`Headers["Authorization"]`, "would be sent to every endpoint")
+	}
+	return header
+}
+
 // checkHeader returns an error that may hold the name, cleaned, and never the value.
 func checkHeader(name, value string) error { return webhook.CheckHeader(name, value) }
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samekey/samekey/internal/retryafter"
 	"github.com/samekey/samekey/internal/wire"
 	"github.com/samekey/samekey/internal/wirehttp"
 )
@@ -82,26 +83,39 @@ func (k *changing) token(ctx context.Context, of OAuth2, afresh bool) (late, err
 	if same && (held.renew.IsZero() || time.Now().Before(held.renew)) {
 		return nil, nil
 	}
-	next, err := k.of.requestToken(ctx, of)
-	switch {
-	case err == nil:
-		k.held = next
-		return nil, nil
-	case same && time.Now().Before(held.until):
-		return err, nil
+	if !time.Now().Before(k.wait.until) || !reflect.DeepEqual(k.wait.of, of) {
+		next, wait, err := k.of.requestToken(ctx, of)
+		if err == nil {
+			k.held = next
+			return nil, nil
+		}
+		k.wait = tokenWait{of: of, until: time.Now().Add(min(wait, longestTokenWait)), err: err}
 	}
-	return nil, err
+	if same && time.Now().Before(held.until) {
+		return k.wait.err, nil
+	}
+	return nil, k.wait.err
+}
+
+// longestTokenWait bounds the Retry-After of a token's server, since nothing may be sent meanwhile.
+const longestTokenWait = 5 * time.Minute
+
+// tokenWait is why a server gave no token, and until when it is not asked again with the same client.
+type tokenWait struct {
+	of    OAuth2
+	until time.Time
+	err   error
 }
 
 // tokenLimit is how much of an answer with a token is read.
 const tokenLimit = 64 << 10
 
 // requestToken makes one request for a token. An error contains nothing of the answer but its status, and a code that
-// the RFC defines.
-func (c *Client) requestToken(ctx context.Context, of OAuth2) (token, error) {
+// the RFC defines. With an error, wait is what the answer asks for.
+func (c *Client) requestToken(ctx context.Context, of OAuth2) (got token, wait time.Duration, err error) {
 	at, err := parseURL(of.TokenURL)
 	if err != nil {
-		return token{}, fmt.Errorf("the token's URL %w", err)
+		return token{}, 0, fmt.Errorf("the token's URL %w", err)
 	}
 	form := url.Values{"grant_type": {"client_credentials"}}
 	if len(of.Scopes) > 0 {
@@ -126,15 +140,17 @@ func (c *Client) requestToken(ctx context.Context, of OAuth2) (token, error) {
 	resp, err := wirehttp.RoundTrip(w, c.reusing, req.WithContext(ctx))
 	if err != nil {
 		_, text := describe(err)
-		return token{}, fmt.Errorf("no token: %s", text)
+		return token{}, 0, fmt.Errorf("no token: %s", text)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, tokenLimit))
 	if err != nil {
 		_, text := describe(err)
-		return token{}, fmt.Errorf("no token: %s", text)
+		return token{}, 0, fmt.Errorf("no token: %s", text)
 	}
-	return of.read(resp.StatusCode, body, began)
+	wait, _ = retryafter.Read(resp.Header, time.Now())
+	got, err = of.read(resp.StatusCode, body, began)
+	return got, wait, err
 }
 
 // tokenErrors are the codes of RFC 6749, section 5.2, and what to do.
@@ -165,6 +181,9 @@ func (of OAuth2) read(status int, body []byte, began time.Time) (token, error) {
 		return token{}, errors.New("no token: the server's answer is not JSON with an access_token")
 	case answer.TokenType != "" && !strings.EqualFold(answer.TokenType, "bearer"):
 		return token{}, errors.New("no token: its type is not Bearer")
+	}
+	if err := checkHeader("Authorization", "Bearer "+answer.AccessToken); err != nil {
+		return token{}, fmt.Errorf("no token: %w", err)
 	}
 	got := token{of: of, text: answer.AccessToken}
 	if seconds, err := strconv.ParseFloat(strings.Trim(string(answer.ExpiresIn), `"`), 64); err == nil && seconds > 0 && seconds < 1e9 {

@@ -20,6 +20,7 @@ type tokens struct {
 	*httptest.Server
 	requests atomic.Int64
 	answer   atomic.Pointer[string] // instead of a token, with its status: "401 {..}"
+	wait     atomic.Value           // string: Retry-After of such an answer
 	seen     chan string            // Authorization and form
 }
 
@@ -32,6 +33,9 @@ func startTokens(t *testing.T) *tokens {
 		if answer := s.answer.Load(); answer != nil {
 			var status int
 			_, _ = fmt.Sscan(*answer, &status)
+			if wait, ok := s.wait.Load().(string); ok {
+				w.Header().Set("Retry-After", wait)
+			}
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, (*answer)[4:])
 			return
@@ -242,5 +246,91 @@ func TestIntentWithoutATokenUsesNoAttempt(t *testing.T) {
 	w.drain()
 	if e := w.get(id); string(e.Status)+" "+e.Code != "pending credentials" || e.AttemptsUsed != 0 {
 		t.Errorf("is %s %s, %d attempts used", e.Status, e.Code, e.AttemptsUsed)
+	}
+}
+
+// Nothing is asked before the time that the server named, up to a bound. Another client is tried at once.
+func TestRetryAfterOfTheTokenServer(t *testing.T) {
+	g, s := startGuard(t), startTokens(t)
+	var secret atomic.Value
+	secret.Store("first-secret")
+	h, c := unpaused(t, Destination{URL: g.URL, Credentials: func(context.Context) (Credentials, error) {
+		auth := s.auth()
+		auth.OAuth2.ClientSecret = secret.Load().(string)
+		return Credentials{Auth: auth}, nil
+	}})
+	busy := "429 "
+	s.answer.Store(&busy)
+	s.wait.Store("86400")
+	for range 3 {
+		if _, err := attempt(t, h, testCall("{}"), patience); verdict(err) != "unsent" || !strings.Contains(err.Error(), "the server answered 429") {
+			t.Errorf("is %s: %v", verdict(err), err)
+		}
+	}
+	if n, left := s.requests.Load(), time.Until(c.changing.wait.until); n != 1 || left < 4*time.Minute || left > 5*time.Minute {
+		t.Errorf("%d requests, and the next one in %v", n, left)
+	}
+	secret.Store("second-secret")
+	if _, err := attempt(t, h, testCall("{}"), patience); verdict(err) != "unsent" {
+		t.Errorf("is %s", verdict(err))
+	}
+	if n := s.requests.Load(); n != 2 {
+		t.Errorf("%d requests, want another one with the new secret", n)
+	}
+	c.changing.wait.until = time.Now() // the time has passed
+	s.answer.Store(nil)
+	if _, err := attempt(t, h, testCall("{}"), patience); err != nil {
+		t.Error(err)
+	}
+	// A token that is good is used to its end, and the server is left alone.
+	s.answer.Store(&busy)
+	for range 3 {
+		c.changing.mu.Lock()
+		c.changing.held.renew, c.changing.renew = time.Now().Add(-time.Second), time.Now().Add(-time.Second)
+		c.changing.mu.Unlock()
+		if _, err := attempt(t, h, testCall("{}"), patience); err != nil {
+			t.Error(err)
+		}
+		await(t, c)
+	}
+	if n := s.requests.Load(); n != 4 {
+		t.Errorf("%d requests, want 4", n)
+	}
+}
+
+// Whatever a server says about the end of a token, one token is enough for calls that are not denied.
+func TestOddEndsOfATokenRequestNoSecondOne(t *testing.T) {
+	g, s := startGuard(t), startTokens(t)
+	for expires, ends := range map[string]bool{
+		`0`: false, `-5`: false, `1e300`: false, `1e9`: false, `"soon"`: false, `null`: false, `[1]`: false, `"NaN"`: false,
+		`"3600"`: true, `3600.5`: true,
+	} {
+		answer := `200 {"access_token": "token-text", "expires_in": ` + expires + `}`
+		s.answer.Store(&answer)
+		before := s.requests.Load()
+		h, c := unpaused(t, Destination{URL: g.URL, Auth: s.auth()})
+		for range 3 {
+			if _, err := attempt(t, h, testCall("{}"), patience); err != nil {
+				t.Errorf("%s: %v", expires, err)
+			}
+		}
+		if n := s.requests.Load() - before; n != 1 || c.changing.until.IsZero() == ends {
+			t.Errorf("%s: %d tokens, good until %v", expires, n, c.changing.until)
+		}
+	}
+}
+
+// A server that once gives a token that cannot be sent is asked again.
+func TestTokenThatCannotBeSentIsNotKept(t *testing.T) {
+	g, s := startGuard(t), startTokens(t)
+	h, _ := unpaused(t, Destination{URL: g.URL, Auth: s.auth()})
+	bad := `200 {"access_token": "two\nlines", "expires_in": 3600}`
+	s.answer.Store(&bad)
+	if _, err := attempt(t, h, testCall("{}"), patience); verdict(err) != "unsent" {
+		t.Errorf("is %s", verdict(err))
+	}
+	s.answer.Store(nil)
+	if _, err := attempt(t, h, testCall("{}"), patience); err != nil {
+		t.Error(err)
 	}
 }

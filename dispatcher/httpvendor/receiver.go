@@ -64,7 +64,7 @@ func (c *Client) nameEndpoint(call *dispatcher.Call) string {
 // receiver returns where a call goes with the credentials of account. An error is for the owner of the endpoint, and
 // contains nothing of it.
 func (o *operation) receiver(call *dispatcher.Call, with *account) (receiver, error) {
-	of := o.carrying(with)
+	of := o.carrying(with, call.Action)
 	if !o.client.stored() {
 		return of, nil
 	}

@@ -75,7 +75,7 @@ func (c *Client) Try(action Action, answer Answer) (Verdict, error) {
 	if resp.Header == nil {
 		resp.Header = http.Header{}
 	}
-	secrets := o.carrying(&c.account).secrets
+	secrets := o.carrying(&c.account, "").secrets
 	if answer.Lookup == nil {
 		r := o.newReply(resp, o.read(resp, secrets, o.looksIn))
 		return o.verdict(r, o.judge(r, secrets), "Rules"), nil

@@ -49,6 +49,18 @@ func (q *Queries) ArchiveIntentSizes(ctx context.Context, ids []uuid.UUID) ([]Ar
 	return items, nil
 }
 
+const ArchiveLock = `-- name: ArchiveLock :exec
+select count(samekey.keeps_content(i.id)) from (select unnest($1::uuid[]) as id order by 1) i
+`
+
+// Locks what only_pick returned, before an archive reads it, in a statement of its own. An erasure that is under way ends
+// first. A later one leaves these intents and says so; otherwise it would report as erased what the archive got in a
+// transaction that no one can see yet.
+func (q *Queries) ArchiveLock(ctx context.Context, ids []uuid.UUID) error {
+	_, err := q.db.Exec(ctx, ArchiveLock, ids)
+	return err
+}
+
 const ProcessedEventsCheckTransaction = `-- name: ProcessedEventsCheckTransaction :one
 select case when now() = $1::timestamptz then clock_timestamp()
             else ('samekey: this is not the transaction in which the request started'::text)::timestamptz end::timestamptz as at

@@ -89,7 +89,7 @@ create table samekey.outbox (
     created_at    timestamptz not null default clock_timestamp(),
     replaces      uuid,                   -- the intent that this one replaces, with the same key, action and part
     revision      smallint    not null default 0, -- 0 for an intent that samekey.enqueue wrote, then 1 more per replacement
-    erased_at     timestamptz,            -- headers, subject, ordering_key and requested_by were erased, and payload is a hash
+    erased_at     timestamptz,            -- headers, subject, ordering_key, requested_by and trace_context were erased, and payload is a hash
 
     -- idem_key is first, so that this index also finds an intent by its key alone.
     constraint outbox_once unique (idem_key, scope, action, part, revision)
@@ -354,7 +354,7 @@ create table samekey.operation_steps (
     primary key (idem_key, scope, position),
     constraint operation_steps_once unique (idem_key, scope, name),
 
-    constraint operation_steps_position check (position between 1 and 1001), -- the last one for samekey.abandoned
+    constraint operation_steps_position check (position between 1 and 1002), -- the last two for samekey.abandoned and samekey.erased
     constraint operation_steps_name     check (name ~ '^[a-z][a-z0-9_.-]{0,62}$'),
     -- in_flight: a call is being made, or its outcome is unknown. unsent: certainly not sent. parked: its outcome is
     -- unknown, and a person has to find it out.
@@ -2724,7 +2724,7 @@ $$;
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Erase. What finished intents and completed records contain is dropped, of one subject or of one scope:
 --
---   outbox            payload, headers, subject, ordering_key, requested_by
+--   outbox            payload, headers, subject, ordering_key, requested_by, trace_context
 --   outbox_history    error, response, response_type, reference
 --   outbox_sends      request, request_type, message_id
 --   outbox_attention  error, reason, last_error
@@ -2733,7 +2733,9 @@ $$;
 --
 -- Ids, scopes, keys, parts, hashes, statuses, codes and times stay, so that no request and no effect is executed again:
 -- a repeated request is told that its answer was erased, and a repeated insert gets the id of its intent. Actors, reasons
--- and logins of people's acts stay too. Each intent gets a line "erased" in its history.
+-- and logins of people's acts stay too. Each intent gets a line "erased" in its history, and each record a last step
+-- samekey.erased, whose resolved_by, resolved_reason and resolved_db_user say who erased it and why. A test holds what
+-- becomes of each column of each table.
 --
 -- Each call does one batch in the caller's transaction. Call it again, with next as after, until next is null: intents
 -- first, then records. Rows that another transaction has locked are skipped and counted: call it from the start for those.
@@ -2756,12 +2758,15 @@ $$;
 --   T prunes                                 E skips the rows that T deletes, and T skips records that E has locked. T waits
 --                                            for E's intents. E changes intents and records in different transactions, so
 --                                            the two never wait for each other
+--   T archives and prunes                    T has locked records and intents before its function reads them: E skips and
+--                                            counts them. If E was first, T waits for it and hands over what E has left. So
+--                                            after an E that skipped nothing, nothing of what it erased is handed over
 --   T is another erasure                     each skips what the other has locked
 --   E's session is killed                    nothing of the batch happened. Another run begins with the same rows
 
 -- Counts what refuses an erasure: unfinished intents, with ten ids, and requests in progress. An intent is unfinished if
 -- it has a row in the queue, no finishing event, or an attention event that the application has yet to take. For a scope
--- it looks at the queue and at the attention events; erase_batch finds the rest.
+-- it reads the queue and the attention events; erase_batch finds the rest.
 create function samekey.erase_unfinished(subject text, scope text, out intents bigint, out sample uuid[], out requests bigint)
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -2804,6 +2809,44 @@ begin
         and (select q.id from samekey.outbox_queue q where q.id = erasable.id limit 1) is null
         and (select n.id from samekey.outbox_attention n
              where n.intent_id = erasable.id and (select a.attention from samekey.actions a where a.action = n.action) limit 1) is null;
+end
+$$;
+
+-- The look before an erasure by scope, which has no index: the unfinished intents of the scope among the next 10,000 rows
+-- of the queue or of the attention events (kind). next is null after the last page. With 950,000 rows in the queue, one
+-- statement for all of them took 5 to 13 s, longer than many a statement timeout. A page takes 47 to 65 ms.
+create function samekey.erase_look(scope text, kind text, after_row text, out ids uuid[], out next jsonb)
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_custom_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set jit = off
+as $$
+declare
+    v_walk constant integer := 10000;
+begin
+    if kind = 'queue' then
+        with page as materialized (
+            select q.id from samekey.outbox_queue q
+            where q.id > coalesce(after_row, '00000000-0000-0000-0000-000000000000')::uuid order by q.id limit v_walk
+        )
+        select array(select p.id from page p cross join lateral (select x.scope from samekey.outbox x where x.id = p.id offset 0) o
+                     where o.scope = erase_look.scope collate "C" order by p.id),
+               (select jsonb_build_object(kind, p.id) from page p order by p.id offset v_walk - 1 limit 1)
+        into ids, next;
+    else
+        with page as materialized (
+            select n.id, n.intent_id, n.action from samekey.outbox_attention n
+            where n.id > coalesce(after_row, '0')::bigint order by n.id limit v_walk
+        )
+        select array(select distinct p.intent_id from page p
+                     cross join lateral (select x.scope, x.erased_at from samekey.outbox x where x.id = p.intent_id offset 0) o
+                     where (select a.attention from samekey.actions a where a.action = p.action)
+                       and o.scope = erase_look.scope collate "C" and o.erased_at is null),
+               (select jsonb_build_object(kind, p.id) from page p order by p.id offset v_walk - 1 limit 1)
+        into ids, next;
+    end if;
 end
 $$;
 
@@ -2865,7 +2908,7 @@ begin
 
     update samekey.outbox o
     set erased_at = clock_timestamp(), payload = samekey.erased_hash(o.delivery_key, o.payload), headers = '{}',
-        subject = null, ordering_key = null, requested_by = null
+        subject = null, ordering_key = null, requested_by = null, trace_context = null
     where o.id = any (v_locked);
     update samekey.outbox_history h set error = null, response_type = null, response = null, reference = null where h.intent_id = any (v_locked);
     update samekey.outbox_sends s set request = null, request_type = null, message_id = null where s.intent_id = any (v_locked);
@@ -2879,7 +2922,7 @@ end
 $$;
 
 -- The same for records, with their steps. next is null if no record is left.
-create function samekey.erase_records(act text, subject text, scope text, max_count integer, after_key text, after_scope text,
+create function samekey.erase_records(act text, subject text, scope text, actor text, reason text, max_count integer, after_key text, after_scope text,
     out records integer, out skipped integer, out next jsonb)
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
@@ -2941,12 +2984,19 @@ begin
     set result = null, error = null
     from unnest(v_keys, v_scopes) k (idem_key, scope)
     where s.idem_key = k.idem_key collate "C" and s.scope = k.scope collate "C";
+    insert into samekey.operation_steps (idem_key, scope, position, name, status, finished_at, resolved_at, resolved_by, resolved_db_user, resolved_reason)
+    select k.idem_key, k.scope,
+           coalesce((select max(t.position) from samekey.operation_steps t
+                     where t.idem_key = k.idem_key collate "C" and t.scope = k.scope collate "C"), 0) + 1,
+           'samekey.erased', 'done', clock_timestamp(), clock_timestamp(), erase_records.actor, session_user, erase_records.reason
+    from unnest(v_keys, v_scopes) k (idem_key, scope);
     records := cardinality(v_keys);
     skipped := v_seen - records;
 end
 $$;
 
--- For the two acts below: one batch. Without after it begins, and refuses at once if something is unfinished.
+-- For the two acts below: one batch. Without after it begins, and refuses if something is unfinished: for a subject at
+-- once, and for a scope after the calls that look at the queue. A full page of the look ends a call, which erases nothing.
 create function samekey.erase_batch(act text, subject text, scope text, actor text, reason text, max_count integer, after jsonb,
     out intents integer, out records integer, out skipped integer, out next jsonb)
     language plpgsql volatile
@@ -2955,24 +3005,36 @@ as $$
 declare
     v_last  uuid;
     v_found record;
+    v_kind  text;
+    v_ids   uuid[];
 begin
     perform samekey.act_check(act, actor, reason);
     if coalesce(subject, scope, '') = '' then
         raise exception 'samekey: %: the % is required', act, substring(act from 7) using errcode = '22023', column = substring(act from 7);
     elsif max_count is null or max_count not between 1 and 10000 then
         raise exception 'samekey: %: max_count must be between 1 and 10000', act using errcode = '22023', column = 'max_count';
-    elsif after is not null and not (after ? 'intent' or after ? 'key' and after ? 'scope') then
+    elsif after is not null and not (after ? 'intent' or after ? 'key' and after ? 'scope' or scope is not null and after ?| '{queue,attention}') then
         raise exception 'samekey: %: after must be null, or what the last call returned as next', act using errcode = '22023', column = 'after';
     end if;
     intents := 0;
     records := 0;
-    if after is null then
-        v_found := samekey.erase_unfinished(subject, scope);
+    skipped := 0;
+    if subject is not null and after is null then
+        v_found := samekey.erase_unfinished(subject, null);
         perform samekey.erase_refuse(act, v_found.intents, v_found.sample, v_found.requests);
+    elsif after is null or after ?| '{queue,attention}' then
+        foreach v_kind in array case when after ? 'attention' then '{attention}'::text[] else '{queue,attention}' end loop
+            select l.ids, l.next into v_ids, next from samekey.erase_look(scope, v_kind, after ->> v_kind) l;
+            perform samekey.erase_refuse(act, cardinality(v_ids), v_ids[:10], 0);
+            if next is not null then
+                return;
+            end if;
+        end loop;
+        perform samekey.erase_refuse(act, 0, null, (select count(*) from samekey.operations p where p.scope = erase_batch.scope collate "C"));
     end if;
     if after ? 'key' then
         select r.records, r.skipped, r.next into records, skipped, next
-        from samekey.erase_records(act, subject, scope, max_count, after ->> 'key', after ->> 'scope') r;
+        from samekey.erase_records(act, subject, scope, actor, reason, max_count, after ->> 'key', after ->> 'scope') r;
         return;
     end if;
     select i.intents, i.skipped, i.last into intents, skipped, v_last
