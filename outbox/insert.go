@@ -172,6 +172,8 @@ func sortForLocks(ready []keyed.Intent, order []int) (orderingKeys []string) {
 	return orderingKeys
 }
 
+// insertBatch writes the intents in one round trip: those without an ordering key in one statement, if there are many.
+// It needs a second one if some of these exist already.
 func insertBatch(ctx context.Context, tx samekey.Tx, send func(context.Context, *pgx.Batch) pgx.BatchResults,
 	ready []keyed.Intent, order []int, orderingKeys []string, ids []uuid.UUID,
 ) error {
@@ -179,15 +181,47 @@ func insertBatch(ctx context.Context, tx samekey.Tx, send func(context.Context, 
 	if len(orderingKeys) > 0 {
 		batch.Queue(db.OutboxQueueLockOrder, orderingKeys)
 	}
-	var refused error
+	mustBeNew := map[int]bool{} // asked once for each intent
 	for _, i := range order {
-		batch.Queue(db.OutboxEnqueue, ready[i].Args(keyed.MustBeNew(tx, ready[i]))...).QueryRow(func(row pgx.Row) error {
-			err := keyed.InsertError(ready[i], row.Scan(&ids[i]))
-			refused = cmp.Or(refused, err)
+		mustBeNew[i] = keyed.MustBeNew(tx, ready[i])
+	}
+	var refused error
+	each := func(batch *pgx.Batch, order []int) {
+		for _, i := range order {
+			batch.Queue(db.OutboxEnqueue, ready[i].Args(mustBeNew[i])...).QueryRow(func(row pgx.Row) error {
+				err := keyed.InsertError(ready[i], row.Scan(&ids[i]))
+				refused = cmp.Or(refused, err)
+				return err
+			})
+		}
+	}
+	together := order[len(orderingKeys):]
+	if len(together) < keyed.Many {
+		together = nil
+	}
+	each(batch, order[:len(order)-len(together)])
+	var rest []int
+	if len(together) > 0 {
+		many := make([]keyed.Intent, len(together))
+		for k, i := range together {
+			many[k], ids[i] = ready[i], ready[i].ID
+		}
+		batch.Queue(db.OutboxEnqueueMany, keyed.ManyArgs(many, false)...).QueryRow(func(row pgx.Row) error {
+			var positions []int
+			err := row.Scan(&positions)
+			for _, p := range positions {
+				rest = append(rest, together[p-1])
+			}
+			refused = cmp.Or(refused, keyed.InsertError(many[0], err))
 			return err
 		})
 	}
 	err := send(ctx, batch).Close()
+	if err == nil && len(rest) > 0 {
+		batch = &pgx.Batch{}
+		each(batch, rest)
+		err = send(ctx, batch).Close()
+	}
 	if refused != nil {
 		return refused // the first error; the later ones only report an aborted transaction
 	}

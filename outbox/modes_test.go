@@ -19,6 +19,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/dbtest"
+	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/outbox"
 	"github.com/samekey/samekey/outbox/endpoints"
 	"github.com/samekey/samekey/processed"
@@ -115,6 +116,18 @@ func (m *modal) write() {
 		m.ids = append(m.ids, ids...)
 		return err
 	}))
+	m.ok("insert in one statement", pgx.BeginFunc(m.Context(), m.pool, func(tx pgx.Tx) error {
+		intents := make([]outbox.Intent, keyed.Many)
+		for i := range intents {
+			intents[i] = in
+			intents[i].Key, intents[i].Part, intents[i].OrderingKey = newKey(m.T, "statement"), fmt.Sprint(i), ""
+		}
+		ids, err := outbox.InsertMany(m.Context(), tx, intents)
+		if err == nil {
+			m.ids = append(m.ids, ids[0])
+		}
+		return err
+	}))
 	in.Key = samekey.Key{}
 	_, err := processed.Run(m.Context(), m.pool, processed.Request{Key: newKey(m.T, "run"), Payload: []byte(`{"a":1}`)},
 		func(ctx context.Context, tx pgx.Tx) (string, error) {
@@ -123,7 +136,7 @@ func (m *modal) write() {
 			return "done", err
 		})
 	m.ok("run", err)
-	if len(m.ids) != 4 {
+	if len(m.ids) != 5 {
 		m.Fatalf("%d intents were written", len(m.ids))
 	}
 }

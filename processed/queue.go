@@ -180,12 +180,31 @@ func (q *queue) addTo(batch *pgx.Batch) {
 	if keys := q.ordered(); len(keys) > 1 {
 		batch.Queue(db.OutboxQueueLockOrder, keys) // the statement sorts them
 	}
+	var plain []keyed.Intent
 	for _, in := range q.intents {
-		// The callback must fail only if the server did: an error of its own would look like a failed transaction.
-		batch.Queue(db.OutboxEnqueue, in.Args(true)...).Fn = func(results pgx.BatchResults) error {
-			_, err := results.Exec()
-			return keyed.InsertError(in, err)
+		if in.OrderingKey == nil {
+			plain = append(plain, in)
+		} else {
+			addOne(batch, in)
 		}
+	}
+	if len(plain) >= keyed.Many {
+		batch.Queue(db.OutboxEnqueueMany, keyed.ManyArgs(plain, true)...).Fn = func(results pgx.BatchResults) error {
+			_, err := results.Exec()
+			return keyed.InsertError(plain[0], err)
+		}
+		return
+	}
+	for _, in := range plain {
+		addOne(batch, in)
+	}
+}
+
+func addOne(batch *pgx.Batch, in keyed.Intent) {
+	// The callback must fail only if the server did: an error of its own would look like a failed transaction.
+	batch.Queue(db.OutboxEnqueue, in.Args(true)...).Fn = func(results pgx.BatchResults) error {
+		_, err := results.Exec()
+		return keyed.InsertError(in, err)
 	}
 }
 

@@ -5,7 +5,14 @@
 select samekey.enqueue(@scope::text, @idem_key::text, @action::text, @payload::bytea, @part::text, @content_type::text,
                        (@headers::text)::jsonb, sqlc.narg('ordering_key')::text, sqlc.narg('due_at')::timestamptz,
                        sqlc.narg('deadline')::timestamptz, sqlc.narg('trace_context')::text, @id::uuid,
-                       @must_be_new::boolean, sqlc.narg('requested_by')::text, sqlc.narg('subject')::text)::uuid;
+                       @must_be_new::boolean, sqlc.narg('requested_by')::text, sqlc.narg('subject')::text, payload_checked => true)::uuid;
+
+-- name: OutboxEnqueueMany :one
+-- Intents without an ordering key, in one statement. The result is the positions, from 1, of those that were not written.
+-- Headers and ids are text and absent values are empty: see keyed.Intent.Params.
+select samekey.enqueue_many(@scopes::text[], @idem_keys::text[], @actions::text[], @payloads::bytea[], @parts::text[], @content_types::text[],
+                            @headers::text[], @due_ats::timestamptz[], @deadlines::timestamptz[], @trace_contexts::text[], (@ids::text[])::uuid[],
+                            @must_be_new::boolean, @requested_bys::text[], @subjects::text[])::int[] as rest;
 
 -- Lists. Each OutboxList query returns ids, newest first, from one index in that order, so a page costs its own rows
 -- and those that its filters drop. OutboxEntries then reads the intents. The cursor is the last id of a page. The order

@@ -37,10 +37,10 @@ type Roles struct {
 func (r Roles) names() []string { return []string{r.App, r.Worker, r.Operator, r.Approver} }
 
 // enqueues are the functions that write an intent, one per type of payload.
-const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
+const enqueues = `samekey.enqueue(text, text, text, bytea, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text, boolean), ` +
 	`samekey.enqueue(text, text, text, text, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
 	`samekey.enqueue(text, text, text, json, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), ` +
-	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text)`
+	`samekey.enqueue(text, text, text, jsonb, text, text, jsonb, text, timestamptz, timestamptz, text, uuid, boolean, text, text), samekey.enqueue_many`
 
 // stepFunctions are what processed.Steps calls.
 const stepFunctions = `samekey.operation_start, samekey.operation_release, samekey.operation_complete, samekey.step_lock, samekey.step_put, ` +

@@ -255,7 +255,7 @@ func isReader(name string) bool {
 
 // isApp reports whether the application's role runs a query, or could: a query that only takes locks reads no table.
 func isApp(name string) bool {
-	return name == "OutboxEnqueue" || name == "OutboxStates" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
+	return name == "OutboxEnqueue" || name == "OutboxEnqueueMany" || name == "OutboxStates" || strings.HasPrefix(name, "Processed") && !strings.Contains(name, "Prune") ||
 		callsSteps(name) || name == "OperationStepsList" || name == "OperationStepsFind" ||
 		strings.HasPrefix(name, "ActEndpoint") || name == "EndpointsGet" || name == "EndpointsList" || name == "EndpointHistoryList" || name == "EndpointsDeliveries" ||
 		name == "OutboxQueueApplyEnded" || name == "WorkersSession" || // which read no table

@@ -1595,7 +1595,7 @@ begin
 end
 $function$
 
-CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text)
+CREATE OR REPLACE FUNCTION samekey.enqueue(scope text, idem_key text, action text, payload bytea, part text DEFAULT ''::text, content_type text DEFAULT 'application/json'::text, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text, due_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, trace_context text DEFAULT NULL::text, id uuid DEFAULT NULL::uuid, must_be_new boolean DEFAULT false, requested_by text DEFAULT NULL::text, subject text DEFAULT NULL::text, payload_checked boolean DEFAULT false)
  RETURNS uuid
  LANGUAGE plpgsql
  SECURITY DEFINER
@@ -1608,30 +1608,10 @@ declare
     v_head bigint;
     v_last bigint;
 begin
-    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are
-    -- checked outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true,
-    -- refuse_intent finds the argument.
-    if (octet_length(enqueue.scope) <= 255
-       and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
-       and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
-       and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
-       and octet_length(enqueue.payload) <= 1048576
-       and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
-           !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
-       and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
-                else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
-                     ~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
-                     and (enqueue.content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or samekey.is_json(enqueue.payload)) end)
-       and (enqueue.headers is null or enqueue.headers = '{}' or samekey.headers_refusal(enqueue.headers) is null)
-       and (enqueue.due_at is null or enqueue.due_at between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
-       and (enqueue.deadline is null or enqueue.deadline between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00'
-            and coalesce(enqueue.deadline > enqueue.due_at, true))
-       and (enqueue.trace_context is null or octet_length(enqueue.trace_context) <= 512
-            and enqueue.trace_context collate "C" ~ '^([!-~]([ -~\t]*[!-~])?)?$')
-       and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-       and samekey.own_scope(enqueue.scope) is not null) is not true then
+    -- If the rules are not true, refuse_intent finds the argument.
+    if samekey.is_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject,
+            enqueue.payload_checked) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
             enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
@@ -1777,6 +1757,59 @@ begin
             using errcode = 'SK002', hint = 'Roll back and call enqueue without must_be_new, which returns the id of the intent.';
     end if;
     return v_id;
+end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.enqueue_many(scopes text[], idem_keys text[], actions text[], payloads bytea[], parts text[], content_types text[], headers text[], due_ats timestamp with time zone[], deadlines timestamp with time zone[], trace_contexts text[], ids uuid[], must_be_new boolean, requested_bys text[], subjects text[])
+ RETURNS integer[]
+ LANGUAGE plpgsql
+ SECURITY DEFINER
+ SET search_path TO 'pg_catalog', 'pg_temp'
+ SET plan_cache_mode TO 'force_generic_plan'
+ SET jit TO 'off'
+AS $function$
+#variable_conflict use_column
+declare
+    v_none constant timestamptz := '0001-01-01 00:00:00+00';
+    v_rest integer[];
+begin
+    with given as materialized (
+        select w.scope, w.idem_key, w.action, w.payload, w.part, w.content_type, w.headers::jsonb as headers,
+               nullif(w.due_at, v_none) as due_at, nullif(w.deadline, v_none) as deadline, w.trace_context, w.id, w.requested_by, w.subject, w.n
+        from unnest(enqueue_many.scopes, enqueue_many.idem_keys, enqueue_many.actions, enqueue_many.payloads, enqueue_many.parts, enqueue_many.content_types,
+                    enqueue_many.headers, enqueue_many.due_ats, enqueue_many.deadlines, enqueue_many.trace_contexts, enqueue_many.ids,
+                    enqueue_many.requested_bys, enqueue_many.subjects) with ordinality
+             as w (scope, idem_key, action, payload, part, content_type, headers, due_at, deadline, trace_context, id, requested_by, subject, n)
+    ), intent as (
+        insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
+                                         due_at, deadline, trace_context, requested_by, subject)
+        select g.id, g.scope, g.idem_key, g.action, g.part,
+               encode(set_byte(set_byte(k.d, 6, (get_byte(k.d, 6) & 15) | 128), 8, (get_byte(k.d, 8) & 63) | 128), 'hex')::uuid,
+               g.payload, g.content_type, g.headers, coalesce(g.due_at, clock_timestamp()), g.deadline,
+               nullif(g.trace_context collate "C", ''), nullif(g.requested_by collate "C", ''), nullif(g.subject collate "C", '')
+        from given g
+        cross join lateral (select substring(sha256(
+            convert_to('samekey/delivery/v1', 'UTF8')
+            || int4send(octet_length(convert_to(g.scope, 'UTF8')))    || convert_to(g.scope, 'UTF8')
+            || int4send(octet_length(convert_to(g.idem_key, 'UTF8'))) || convert_to(g.idem_key, 'UTF8')
+            || int4send(octet_length(convert_to(g.action, 'UTF8')))   || convert_to(g.action, 'UTF8')
+            || int4send(octet_length(convert_to(g.part, 'UTF8')))     || convert_to(g.part, 'UTF8')) from 1 for 16) as d offset 0) k
+        where g.id is not null
+          and samekey.is_intent(g.scope, g.idem_key, g.action, g.payload, g.part, g.content_type, g.headers, null, g.due_at, g.deadline,
+                                g.trace_context, g.id, g.requested_by, g.subject, true)
+        order by g.n
+        on conflict on constraint outbox_once do nothing
+        returning o.id, o.action, o.due_at, o.scope, o.part
+    ), queued as (
+        insert into samekey.outbox_queue (id, action, status, due_at, share)
+        select i.id, i.action, 'pending', i.due_at, samekey.share_of(i.action, i.scope, i.part) from intent i
+    )
+    select coalesce(array_agg(g.n::integer order by g.n), '{}') into v_rest from given g where g.id not in (select i.id from intent i);
+    if must_be_new and cardinality(v_rest) > 0 then
+        raise exception 'samekey: enqueue_many: % of % intents exist or break a rule', cardinality(v_rest), cardinality(scopes)
+            using errcode = 'SK002', hint = 'Roll back and call enqueue for each intent, which returns the id or names the error.';
+    end if;
+    return v_rest;
 end
 $function$
 
@@ -2372,6 +2405,34 @@ begin
     left join lateral (select h.final_status, h.code from samekey.outbox_history h
                        where h.intent_id = l.id and h.final_status is not null offset 0) f on true;
 end
+$function$
+
+CREATE OR REPLACE FUNCTION samekey.is_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb, ordering_key text, due_at timestamp with time zone, deadline timestamp with time zone, trace_context text, id uuid, requested_by text, subject text, payload_checked boolean)
+ RETURNS boolean
+ LANGUAGE sql
+ STABLE PARALLEL SAFE
+AS $function$
+    select octet_length(is_intent.scope) <= 255
+       and is_intent.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(is_intent.scope collate "C", '//') = 0
+       and octet_length(is_intent.idem_key) <= 255 and is_intent.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
+       and octet_length(is_intent.action) <= 63 and is_intent.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
+       and octet_length(is_intent.payload) <= 1048576
+       and coalesce(octet_length(is_intent.part), 0) <= 255 and coalesce(octet_length(is_intent.ordering_key), 0) <= 255
+       and coalesce(octet_length(is_intent.requested_by), 0) <= 255 and coalesce(octet_length(is_intent.subject), 0) <= 255
+       and concat(is_intent.part, is_intent.ordering_key, is_intent.requested_by, is_intent.subject) collate "C"
+           !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+       and (case when coalesce(is_intent.content_type, '') collate "C" in ('', 'application/json') then is_intent.payload_checked or samekey.is_json(is_intent.payload)
+                else octet_length(is_intent.content_type) <= 255 and is_intent.content_type collate "C"
+                     ~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
+                     and (is_intent.content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or is_intent.payload_checked or samekey.is_json(is_intent.payload)) end)
+       and (is_intent.headers is null or is_intent.headers = '{}' or samekey.headers_refusal(is_intent.headers) is null)
+       and (is_intent.due_at is null or is_intent.due_at between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
+       and (is_intent.deadline is null or is_intent.deadline between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00'
+            and coalesce(is_intent.deadline > is_intent.due_at, true))
+       and (is_intent.trace_context is null or octet_length(is_intent.trace_context) <= 512
+            and is_intent.trace_context collate "C" ~ '^([!-~]([ -~\t]*[!-~])?)?$')
+       and (is_intent.id is null or is_intent.id > '00000000-0000-0000-0000-000000000000' and is_intent.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+       and samekey.own_scope(is_intent.scope) is not null
 $function$
 
 CREATE OR REPLACE FUNCTION samekey.is_json(payload bytea)

@@ -17,7 +17,7 @@ const OutboxEnqueue = `-- name: OutboxEnqueue :one
 select samekey.enqueue($1::text, $2::text, $3::text, $4::bytea, $5::text, $6::text,
                        ($7::text)::jsonb, $8::text, $9::timestamptz,
                        $10::timestamptz, $11::text, $12::uuid,
-                       $13::boolean, $14::text, $15::text)::uuid
+                       $13::boolean, $14::text, $15::text, payload_checked => true)::uuid
 `
 
 type OutboxEnqueueParams struct {
@@ -61,6 +61,53 @@ func (q *Queries) OutboxEnqueue(ctx context.Context, arg OutboxEnqueueParams) (u
 	var column_1 uuid.UUID
 	err := row.Scan(&column_1)
 	return column_1, err
+}
+
+const OutboxEnqueueMany = `-- name: OutboxEnqueueMany :one
+select samekey.enqueue_many($1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[],
+                            $7::text[], $8::timestamptz[], $9::timestamptz[], $10::text[], ($11::text[])::uuid[],
+                            $12::boolean, $13::text[], $14::text[])::int[] as rest
+`
+
+type OutboxEnqueueManyParams struct {
+	Scopes        []string
+	IdemKeys      []string
+	Actions       []string
+	Payloads      [][]byte
+	Parts         []string
+	ContentTypes  []string
+	Headers       []string
+	DueAts        []time.Time
+	Deadlines     []time.Time
+	TraceContexts []string
+	Ids           []string
+	MustBeNew     bool
+	RequestedBys  []string
+	Subjects      []string
+}
+
+// Intents without an ordering key, in one statement. The result is the positions, from 1, of those that were not written.
+// Headers and ids are text and absent values are empty: see keyed.Intent.Params.
+func (q *Queries) OutboxEnqueueMany(ctx context.Context, arg OutboxEnqueueManyParams) ([]int32, error) {
+	row := q.db.QueryRow(ctx, OutboxEnqueueMany,
+		arg.Scopes,
+		arg.IdemKeys,
+		arg.Actions,
+		arg.Payloads,
+		arg.Parts,
+		arg.ContentTypes,
+		arg.Headers,
+		arg.DueAts,
+		arg.Deadlines,
+		arg.TraceContexts,
+		arg.Ids,
+		arg.MustBeNew,
+		arg.RequestedBys,
+		arg.Subjects,
+	)
+	var rest []int32
+	err := row.Scan(&rest)
+	return rest, err
 }
 
 const OutboxEntries = `-- name: OutboxEntries :many

@@ -975,6 +975,40 @@ begin
 end
 $$;
 
+-- Reports whether an intent follows all rules; null or false if it does not. With payload_checked, it does not look whether
+-- a JSON payload is JSON.
+--
+-- It is one expression, which becomes part of the caller's: PL/pgSQL prepares each expression again in every transaction.
+-- So it has no search_path of its own, and only functions that set theirs may call it. Lengths are checked outside the
+-- regular expressions: a bound such as {0,253} takes 20 us.
+create function samekey.is_intent(scope text, idem_key text, action text, payload bytea, part text, content_type text, headers jsonb,
+    ordering_key text, due_at timestamptz, deadline timestamptz, trace_context text, id uuid, requested_by text, subject text,
+    payload_checked boolean) returns boolean
+    language sql stable parallel safe
+as $$
+    select octet_length(is_intent.scope) <= 255
+       and is_intent.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(is_intent.scope collate "C", '//') = 0
+       and octet_length(is_intent.idem_key) <= 255 and is_intent.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
+       and octet_length(is_intent.action) <= 63 and is_intent.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
+       and octet_length(is_intent.payload) <= 1048576
+       and coalesce(octet_length(is_intent.part), 0) <= 255 and coalesce(octet_length(is_intent.ordering_key), 0) <= 255
+       and coalesce(octet_length(is_intent.requested_by), 0) <= 255 and coalesce(octet_length(is_intent.subject), 0) <= 255
+       and concat(is_intent.part, is_intent.ordering_key, is_intent.requested_by, is_intent.subject) collate "C"
+           !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+       and (case when coalesce(is_intent.content_type, '') collate "C" in ('', 'application/json') then is_intent.payload_checked or samekey.is_json(is_intent.payload)
+                else octet_length(is_intent.content_type) <= 255 and is_intent.content_type collate "C"
+                     ~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
+                     and (is_intent.content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or is_intent.payload_checked or samekey.is_json(is_intent.payload)) end)
+       and (is_intent.headers is null or is_intent.headers = '{}' or samekey.headers_refusal(is_intent.headers) is null)
+       and (is_intent.due_at is null or is_intent.due_at between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
+       and (is_intent.deadline is null or is_intent.deadline between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00'
+            and coalesce(is_intent.deadline > is_intent.due_at, true))
+       and (is_intent.trace_context is null or octet_length(is_intent.trace_context) <= 512
+            and is_intent.trace_context collate "C" ~ '^([!-~]([ -~\t]*[!-~])?)?$')
+       and (is_intent.id is null or is_intent.id > '00000000-0000-0000-0000-000000000000' and is_intent.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+       and samekey.own_scope(is_intent.scope) is not null
+$$;
+
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Writes an intent in the caller's transaction and returns its id. The call is idempotent: the same key, action, part
 -- and payload returns the first id.
@@ -983,7 +1017,8 @@ $$;
 -- scope belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent
 -- transaction interferes. Errors go to the server's log, so the only value that they contain is the action.
 --
--- An empty part, ordering_key, trace_context, requested_by or subject means none. The function runs as its owner: a role needs
+-- An empty part, ordering_key, trace_context, requested_by or subject means none. payload_checked says that the caller has
+-- checked a JSON payload, as outbox.Insert does. The function runs as its owner: a role needs
 -- EXECUTE and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a
 -- key at the vendor, or one effect would change its key between two attempts.
 create function samekey.enqueue(
@@ -1001,7 +1036,8 @@ create function samekey.enqueue(
     id            uuid        default null,
     must_be_new   boolean     default false,
     requested_by  text        default null,
-    subject       text        default null
+    subject       text        default null,
+    payload_checked boolean   default false
 ) returns uuid
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
@@ -1013,30 +1049,10 @@ declare
     v_head bigint;
     v_last bigint;
 begin
-    -- All rules are one expression, since PL/pgSQL prepares each expression again in every transaction. Lengths are
-    -- checked outside the regular expressions: a bound such as {0,253} takes 20 us. If the expression is not true,
-    -- refuse_intent finds the argument.
-    if (octet_length(enqueue.scope) <= 255
-       and enqueue.scope collate "C" ~ '^[!-.0-~]([ -~]*[!-.0-~])?$' and strpos(enqueue.scope collate "C", '//') = 0
-       and octet_length(enqueue.idem_key) <= 255 and enqueue.idem_key collate "C" ~ '^[!-~]([ -~]*[!-~])?$'
-       and octet_length(enqueue.action) <= 63 and enqueue.action collate "C" ~ '^[a-z][a-z0-9_.-]*$'
-       and octet_length(enqueue.payload) <= 1048576
-       and coalesce(octet_length(enqueue.part), 0) <= 255 and coalesce(octet_length(enqueue.ordering_key), 0) <= 255
-       and coalesce(octet_length(enqueue.requested_by), 0) <= 255 and coalesce(octet_length(enqueue.subject), 0) <= 255
-       and concat(enqueue.part, enqueue.ordering_key, enqueue.requested_by, enqueue.subject) collate "C"
-           !~ '[\u0001-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
-       and (case when coalesce(enqueue.content_type, '') collate "C" in ('', 'application/json') then samekey.is_json(enqueue.payload)
-                else octet_length(enqueue.content_type) <= 255 and enqueue.content_type collate "C"
-                     ~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+/[A-Za-z0-9!#$%&''*+.^_`|~-]+([ \t]*;[ \t]*[A-Za-z0-9!#$%&''*+.^_`|~-]+=([A-Za-z0-9!#$%&''*+.^_`|~-]+|"([ !#-\[\]-~]|\\[ -~])*"))*$'
-                     and (enqueue.content_type collate "C" !~* '^(application/json|[^;]+\+json)[ \t]*(;|$)' or samekey.is_json(enqueue.payload)) end)
-       and (enqueue.headers is null or enqueue.headers = '{}' or samekey.headers_refusal(enqueue.headers) is null)
-       and (enqueue.due_at is null or enqueue.due_at between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
-       and (enqueue.deadline is null or enqueue.deadline between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00'
-            and coalesce(enqueue.deadline > enqueue.due_at, true))
-       and (enqueue.trace_context is null or octet_length(enqueue.trace_context) <= 512
-            and enqueue.trace_context collate "C" ~ '^([!-~]([ -~\t]*[!-~])?)?$')
-       and (enqueue.id is null or enqueue.id > '00000000-0000-0000-0000-000000000000' and enqueue.id < 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-       and samekey.own_scope(enqueue.scope) is not null) is not true then
+    -- If the rules are not true, refuse_intent finds the argument.
+    if samekey.is_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
+            enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject,
+            enqueue.payload_checked) is not true then
         perform samekey.refuse_intent(enqueue.scope, enqueue.idem_key, enqueue.action, enqueue.payload, enqueue.part, enqueue.content_type, enqueue.headers,
             enqueue.ordering_key, enqueue.due_at, enqueue.deadline, enqueue.trace_context, enqueue.id, enqueue.requested_by, enqueue.subject);
     end if;
@@ -1112,6 +1128,67 @@ begin
             using errcode = 'serialization_failure', hint = 'Roll back and run the transaction again.';
     end if;
     return v_id;
+end
+$$;
+
+-- Writes intents that have no ordering key, in one statement, in the order of the arrays, and returns the positions of
+-- those that it did not write: they exist, in the table or at an earlier position, or they break a rule. Call
+-- samekey.enqueue for each of them: it returns the first id, or raises the error. With must_be_new, such an intent raises
+-- SK002. The ids are version 7 UUIDs, and payloads are checked, as in samekey.enqueue with payload_checked. A time in the
+-- year 1 means none, as an empty text does: Go's arrays have no null.
+--
+-- Two calls whose arrays are sorted by key, scope, action and part do not deadlock. 1,000 intents take a sixth of the
+-- time of 1,000 calls of samekey.enqueue. The subquery with `offset 0` computes each hash once.
+create function samekey.enqueue_many(scopes text[], idem_keys text[], actions text[], payloads bytea[], parts text[], content_types text[],
+    headers text[], due_ats timestamptz[], deadlines timestamptz[], trace_contexts text[], ids uuid[], must_be_new boolean,
+    requested_bys text[], subjects text[]) returns integer[]
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_none constant timestamptz := '0001-01-01 00:00:00+00';
+    v_rest integer[];
+begin
+    with given as materialized (
+        select w.scope, w.idem_key, w.action, w.payload, w.part, w.content_type, w.headers::jsonb as headers,
+               nullif(w.due_at, v_none) as due_at, nullif(w.deadline, v_none) as deadline, w.trace_context, w.id, w.requested_by, w.subject, w.n
+        from unnest(enqueue_many.scopes, enqueue_many.idem_keys, enqueue_many.actions, enqueue_many.payloads, enqueue_many.parts, enqueue_many.content_types,
+                    enqueue_many.headers, enqueue_many.due_ats, enqueue_many.deadlines, enqueue_many.trace_contexts, enqueue_many.ids,
+                    enqueue_many.requested_bys, enqueue_many.subjects) with ordinality
+             as w (scope, idem_key, action, payload, part, content_type, headers, due_at, deadline, trace_context, id, requested_by, subject, n)
+    ), intent as (
+        insert into samekey.outbox as o (id, scope, idem_key, action, part, delivery_key, payload, content_type, headers,
+                                         due_at, deadline, trace_context, requested_by, subject)
+        select g.id, g.scope, g.idem_key, g.action, g.part,
+               encode(set_byte(set_byte(k.d, 6, (get_byte(k.d, 6) & 15) | 128), 8, (get_byte(k.d, 8) & 63) | 128), 'hex')::uuid,
+               g.payload, g.content_type, g.headers, coalesce(g.due_at, clock_timestamp()), g.deadline,
+               nullif(g.trace_context collate "C", ''), nullif(g.requested_by collate "C", ''), nullif(g.subject collate "C", '')
+        from given g
+        cross join lateral (select substring(sha256(
+            convert_to('samekey/delivery/v1', 'UTF8')
+            || int4send(octet_length(convert_to(g.scope, 'UTF8')))    || convert_to(g.scope, 'UTF8')
+            || int4send(octet_length(convert_to(g.idem_key, 'UTF8'))) || convert_to(g.idem_key, 'UTF8')
+            || int4send(octet_length(convert_to(g.action, 'UTF8')))   || convert_to(g.action, 'UTF8')
+            || int4send(octet_length(convert_to(g.part, 'UTF8')))     || convert_to(g.part, 'UTF8')) from 1 for 16) as d offset 0) k
+        where g.id is not null
+          and samekey.is_intent(g.scope, g.idem_key, g.action, g.payload, g.part, g.content_type, g.headers, null, g.due_at, g.deadline,
+                                g.trace_context, g.id, g.requested_by, g.subject, true)
+        order by g.n
+        on conflict on constraint outbox_once do nothing
+        returning o.id, o.action, o.due_at, o.scope, o.part
+    ), queued as (
+        insert into samekey.outbox_queue (id, action, status, due_at, share)
+        select i.id, i.action, 'pending', i.due_at, samekey.share_of(i.action, i.scope, i.part) from intent i
+    )
+    select coalesce(array_agg(g.n::integer order by g.n), '{}') into v_rest from given g where g.id not in (select i.id from intent i);
+    if must_be_new and cardinality(v_rest) > 0 then
+        raise exception 'samekey: enqueue_many: % of % intents exist or break a rule', cardinality(v_rest), cardinality(scopes)
+            using errcode = 'SK002', hint = 'Roll back and call enqueue for each intent, which returns the id or names the error.';
+    end if;
+    return v_rest;
 end
 $$;
 
