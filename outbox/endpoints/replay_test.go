@@ -35,7 +35,7 @@ func TestReplayOfWhatAReceiverMissed(t *testing.T) {
 	if err != nil || plan.Intents != 1 || plan.Sample[0].String() != missed {
 		t.Fatalf("%+v, %v", plan, err)
 	}
-	for _, want := range []int{1, 0} { // what is due already is not redriven again
+	for _, want := range []int{1, 0} { // a second run finds no dead intent
 		if n, err := replay.Run(ctx, pool); err != nil || n != want {
 			t.Fatal(n, err)
 		}
