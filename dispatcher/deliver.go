@@ -28,7 +28,7 @@ func (d *destination) attempt(c *claim) settlement {
 	}
 	outcome, took := d.call(ctx, c, call)
 	s = c.action.decide(&c.OutboxQueueClaimRow, outcome)
-	s.took = took
+	s.took, s.delay = took, d.waitAfter(c, outcome, s)
 	c.reference = or(s.reference, c.reference)
 	d.observe(c, s.response.Code, outcome)
 	works, fails := serves(outcome)

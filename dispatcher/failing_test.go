@@ -145,6 +145,9 @@ func TestWhatCountsAsAFailureOfAnEndpoint(t *testing.T) {
 func TestChangesWhileAFailingEndpointIsCalled(t *testing.T) {
 	fails, works := dispatcher.Unknown(dispatcher.Response{Code: "503"}), dispatcher.Delivered(dispatcher.Response{Code: "200"})
 	cleared := func(b *bundle) { b.exec(`update samekey.endpoints set failing_since = null`) } // as a success does
+	stopped := func(b *bundle) {                                                               // as a 410 does, which leaves the version
+		b.exec(`update samekey.endpoints set stopped_at = clock_timestamp(), stop_reason = 'the endpoint wants no more calls'`)
+	}
 	for what, c := range map[string]struct {
 		outcome          dispatcher.Outcome
 		failing          bool // before the attempt, for six days
@@ -155,6 +158,10 @@ func TestChangesWhileAFailingEndpointIsCalled(t *testing.T) {
 		"a failure, put":                      {fails, true, func(b *bundle) { b.putEndpoint("to-1", "https://new.example") }, false, false},
 		"a failure, started":                  {fails, true, func(b *bundle) { b.startEndpoint("to-1") }, false, false},
 		"a failure, another worker's success": {fails, true, cleared, false, false},
+		"a failure, a success and a failure":  {fails, true, func(b *bundle) { b.exec(`update samekey.endpoints set failing_since = clock_timestamp()`) }, false, true},
+		"a first failure, stopped by a 410":   {fails, false, stopped, true, false},
+		"a success":                           {works, true, func(*bundle) {}, false, false},
+		"a success, stopped by a 410":         {works, true, stopped, true, true},
 		"a first failure, put":                {fails, false, func(b *bundle) { b.putEndpoint("to-1", "https://new.example") }, false, false},
 		"a success of an older version": {works, true, func(b *bundle) {
 			b.putEndpoint("to-1", "https://new.example")
@@ -179,6 +186,30 @@ func TestChangesWhileAFailingEndpointIsCalled(t *testing.T) {
 				t.Errorf("told %q", *told)
 			}
 		})
+	}
+}
+
+// Two attempts fail, and neither saw the other's failure. The endpoint fails since the first one.
+func TestFirstOfTwoFailuresCounts(t *testing.T) {
+	b, d, next, _ := failingSetup(t)
+	*next = func(*dispatcher.Call) (dispatcher.Outcome, error) {
+		b.exec(`update samekey.endpoints set failing_since = '2026-01-02 03:04:05Z'`)
+		return dispatcher.Unknown(dispatcher.Response{Code: "503"}), nil
+	}
+	b.once(d)
+	if n := b.count(`select count(*) from samekey.endpoints where failing_since = '2026-01-02 03:04:05Z'`); n != 1 {
+		t.Error("the second failure counts as the first")
+	}
+}
+
+// A database whose clock is behind has taken over: the first failure lies ahead.
+func TestSuccessClearsAFailureThatLiesAhead(t *testing.T) {
+	b, d, next, _ := failingSetup(t)
+	b.exec(`update samekey.endpoints set failing_since = clock_timestamp() + interval '1 hour'`)
+	*next = returning(dispatcher.Delivered(dispatcher.Response{Code: "200"}), nil)
+	b.once(d)
+	if b.failing("to-1") {
+		t.Error("it is still failing")
 	}
 }
 

@@ -3,7 +3,6 @@ package dispatcher_test
 import (
 	"context"
 	"errors"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -63,20 +62,13 @@ func TestLogExplainsAFailedApply(t *testing.T) {
 // A mistake in the connection string or in the grants ends Run: a supervisor sees it, and the error says what to do.
 func TestRunEndsOnPermanentErrors(t *testing.T) {
 	b := setup(t)
-	role := "samekey_" + regexp.MustCompile(`[^a-z0-9]`).ReplaceAllString(strings.ToLower(t.Name()), "")
-	b.exec(`drop role if exists ` + role)
-	b.exec(`create role ` + role + ` login password 'right'`)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		_, _ = b.db.Exec(ctx, `drop owned by `+role)
-		_, _ = b.db.Exec(ctx, `drop role `+role)
-	})
+	role, _ := dbtest.Login(t, b.db)
 	for name, tc := range map[string]struct {
 		change func(*pgxpool.Config)
 		code   []string
 		says   string
 	}{
-		"a role without rights": {func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "right" }, []string{"42501"}, "worker migrate -worker-role"},
+		"a role without rights": {func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, "secret" }, []string{"42501"}, "worker migrate -worker-role"},
 		"another database":      {func(c *pgxpool.Config) { c.ConnConfig.Database = "samekey_no_such_database" }, []string{"3D000"}, "check the database's name"},
 		"a role that is not there": {func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = "samekey_no_such_role", "wrong" },
 			[]string{"28000", "28P01"}, "check user, password and role"},

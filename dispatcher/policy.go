@@ -44,8 +44,8 @@ type Policy struct {
 	// it waits for Schedule[n-1] and up to a tenth more, so that intents that failed together do not come back together.
 	// The intent is dead after the attempt that follows the last wait. A vendor's longer Retry-After is respected. Waits
 	// after attempts that do not count (see Attempts) take the list's values in the same order, and then repeat the
-	// last one. An Apply and an Attention function that fail keep the default backoff. Default: none; each 1 ms to 30
-	// days, at most 999.
+	// last one. A redrive begins with the first value again. An Apply and an Attention function that fail keep the
+	// default backoff. Default: none; each 1 ms to 30 days, at most 999.
 	Schedule []time.Duration
 
 	// Deadline is the age, counted from the insert, at which an intent is dead instead of sent. An intent's own

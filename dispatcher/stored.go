@@ -35,23 +35,35 @@ func (d *destination) readEndpoints(ctx context.Context, claims []*claim) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	rows, err := d.core.q.EndpointsForCalls(ctx, p)
-	found := map[string]*storedEndpoint{}
+	found := map[string]endpointRead{}
 	for _, row := range rows {
-		e := &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped, time.Duration(row.FailingSeconds * float64(time.Second))}
-		if len(row.Headers) > len("{}") {
-			if err = json.Unmarshal(row.Headers, &e.Headers); err != nil { // the table's CHECK prevents it
-				continue
-			}
-		}
-		found[row.Name] = e
+		e, err := newStoredEndpoint(row)
+		found[row.Name] = endpointRead{e, err}
 	}
 	for _, c := range claims {
-		if c.endpoint = found[c.endpointName]; c.endpoint != nil {
-			c.endpointErr = nil
+		if read, ok := found[c.endpointName]; ok {
+			c.endpoint, c.endpointErr = read.endpoint, read.err
 		} else if err != nil && isEndpointName(c.endpointName) {
 			c.endpointErr = err
 		}
 	}
+}
+
+// endpointRead is an endpoint of the database, or why it cannot be used.
+type endpointRead struct {
+	endpoint *storedEndpoint
+	err      error
+}
+
+func newStoredEndpoint(row db.EndpointsForCallsRow) (*storedEndpoint, error) {
+	e := &storedEndpoint{Endpoint{Name: row.Name, URL: row.Url, Secrets: row.Secrets}, row.Version, row.Stopped, time.Duration(row.FailingSeconds * float64(time.Second))}
+	if len(row.Headers) <= len("{}") {
+		return e, nil
+	}
+	if json.Unmarshal(row.Headers, &e.Headers) != nil { // whose error would quote a value. The table's CHECK prevents it
+		return nil, errors.New("the headers of the endpoint are not an object of strings: put it again (outbox/endpoints)")
+	}
+	return e, nil
 }
 
 // uncallable is how many of the claims lead to no call by their endpoints.

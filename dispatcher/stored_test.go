@@ -288,6 +288,28 @@ func TestUnreadableEndpointUsesNoAttempt(t *testing.T) {
 	b.wantStatus(id, "delivered")
 }
 
+// Its CHECK was dropped. Other endpoints of the same claim are not affected, whether they are there or missing.
+func TestBrokenHeadersHoldUpOneEndpoint(t *testing.T) {
+	b, d, s := scriptedSetup(t, storedPolicy(dispatcher.IdempotentWrite), storedByPart)
+	for _, name := range []string{"to-1", "to-2", "to-4"} {
+		b.putEndpoint(name, "https://one.example")
+	}
+	b.exec(`alter table samekey.endpoints drop constraint endpoints_headers`)
+	b.exec(`update samekey.endpoints set headers = '{"Authorization": ["t0ken"]}' where name = 'to-2'`)
+	ids := map[string]uuid.UUID{}
+	for _, name := range []string{"to-1", "to-2", "to-3", "to-4"} {
+		ids[name] = b.insert("charge_card", to(name))
+	}
+	b.drain(d)
+	for name, want := range map[string]string{"to-1": "delivered", "to-2": "pending", "to-3": "dead", "to-4": "delivered"} {
+		b.wantStatus(ids[name], want)
+	}
+	b.wantHistory(ids["to-3"], "attempt:dead:endpoint_missing")
+	if log := b.logs.String(); s.calls != 2 || !strings.Contains(log, "object of strings") || strings.Contains(log, "t0ken") {
+		t.Errorf("%d calls, or the log has a value or no cause", s.calls)
+	}
+}
+
 // At this rate, the 100 intents would take 100 seconds.
 func TestStoppedEndpointTakesNoPermits(t *testing.T) {
 	b := setup(t)

@@ -20,6 +20,23 @@ func (a *action) givenBack(row *db.OutboxQueueClaimRow) settlement {
 	return s
 }
 
+// waitAfter returns the wait after an attempt or a lookup. If it uses no attempt, the wait follows how many were made. The
+// claim's number is not that: it also counts claims that were postponed, and it goes on after a redrive. With it, an
+// intent of an endpoint that was down for an hour would wait for the last value of its Schedule.
+func (d *destination) waitAfter(c *claim, o Outcome, s settlement) time.Duration {
+	free := o.kind == outcomeUnsent || o.kind == outcomeRetry || o.kind == outcomeDenied
+	if !free || c.Attempt == 1 || s.status != statusPending && s.status != statusUnknown {
+		return s.delay
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.core.calls), settleTimeout)
+	defer cancel()
+	made, err := d.core.q.OutboxHistoryMade(ctx, db.OutboxHistoryMadeParams{ID: c.ID, Event: s.event})
+	if err != nil { // the settlement meets the same database, and reports it
+		return s.delay
+	}
+	return max(c.action.policy.wait(int(made)+1), o.wait())
+}
+
 // deadUnsent is the settlement of an attempt that ends before its call, because a person must correct something first.
 func (a *action) deadUnsent(row *db.OutboxQueueClaimRow, code string, err error) settlement {
 	return settlement{event: "attempt", status: statusDead, outcome: outcomeDead, attemptsUsed: int(row.AttemptsUsed), clearSent: row.FirstSend,

@@ -37,12 +37,8 @@ var (
 	jsonType  = regexp.MustCompile(`(?i)^(application/json|[^;]+\+json)[ \t]*(;|$)`)
 )
 
-// Headers that the worker sets, or that concern one connection.
-var workersHeaders = []string{"idempotency-key", "x-idempotency-key", "host", "content-length", "content-type",
-	"transfer-encoding", "connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade", "expect", "traceparent", "tracestate"}
-
 // Headers that carry secrets.
-var secretHeaders = []string{"authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-auth-token"}
+var secretHeaders = []string{"authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-auth-token"}
 
 // checked returns the intent in the form of samekey.enqueue, with a new id and without a key. Its error names the field
 // and what to do, and quotes no value.
@@ -134,7 +130,7 @@ func encodeHeaders(headers map[string]string) ([]byte, error) {
 		switch {
 		case !names.IsToken(name):
 			return nil, errors.New("Headers has a name that is not an HTTP token: use letters, digits and -")
-		case slices.Contains(workersHeaders, lower):
+		case slices.Contains(names.ConnectionHeaders, lower) || slices.Contains(names.WorkerHeaders, lower):
 			return nil, fmt.Errorf("Headers has %q, which the worker sets: leave it out", name)
 		case slices.Contains(secretHeaders, lower):
 			return nil, fmt.Errorf("Headers has %q, which carries a secret: set it in the worker's configuration", name)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/samekey/samekey/internal/intent"
+	"github.com/samekey/samekey/internal/names"
 )
 
 // Transitions are the changes of status in the table, for the guard of the tests.
@@ -31,7 +32,9 @@ var Unfinished, Finished = unfinished, finished
 func Statuses() []Status { return slices.Concat(unfinished, finished) }
 
 // ReservedHeaders are the names that an intent's headers must not have.
-func ReservedHeaders() []string { return slices.Concat(workersHeaders, secretHeaders) }
+func ReservedHeaders() []string {
+	return slices.Concat(names.ConnectionHeaders, names.WorkerHeaders, secretHeaders)
+}
 
 // SetPace makes the listeners that begin from now on read regularly at this interval only, and changes their other
 // limits unless they are zero. The test must not run in parallel to others.

@@ -46,6 +46,14 @@ left join lateral (
     limit 1) l on true
 where q.id = @id;
 
+-- name: OutboxHistoryMade :one
+-- How many attempts or lookups of an intent were made since it was written or redriven last. Claims that were given back,
+-- and those that were left to a later release, made none.
+select count(*)::int
+from samekey.outbox_history h
+where h.intent_id = @id and h.event = @event and coalesce(h.code, '') not in ('given_back', 'payload_version')
+  and h.id > coalesce((select max(r.id) from samekey.outbox_history r where r.intent_id = @id and r.event = 'redriven'), 0);
+
 -- name: OutboxHistoryWasCancelled :one
 -- After a late answer that an intent was delivered, which a person has resolved as not sent and cancelled meanwhile: reports
 -- whether that is so, and writes an attention event. Run it after OutboxQueueSettleLate, in the same transaction and in a

@@ -96,6 +96,7 @@ var functionRights = map[string]string{
 	"enqueue_many":      "app worker",
 	"fair_pick":         "worker",
 	"fair_walk":         "worker",
+	"header_owner":      "",
 	"headers_refusal":   "",
 	"hold_successor":    "worker",
 	"intent_refusal":    "",

@@ -1459,11 +1459,9 @@ AS $function$
         else (
             select case
                 when octet_length(h.key) > 255 or h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then 'have an invalid name: use letters, digits and -'
-                when lower(h.key) in ('host', 'content-length', 'transfer-encoding', 'connection', 'keep-alive', 'te', 'trailer', 'upgrade', 'expect',
-                                      'accept-encoding', 'proxy-connection', 'proxy-authorization', 'proxy-authenticate')
-                    then format('must not contain "%s": it belongs to the connection', lower(h.key))
-                when lower(h.key) in ('webhook-id', 'webhook-timestamp', 'webhook-signature', 'x-hub-signature-256', 'x-webhook-signature',
-                                      'idempotency-key', 'x-idempotency-key', 'content-type', 'traceparent', 'samekey-attempt')
+                when samekey.header_owner(h.key) = 'connection' then format('must not contain "%s": it belongs to the connection', lower(h.key))
+                when samekey.header_owner(h.key) = 'worker'
+                     or lower(h.key) in ('webhook-id', 'webhook-timestamp', 'webhook-signature', 'x-hub-signature-256', 'x-webhook-signature')
                     then format('must not contain "%s": the worker sets it', lower(h.key))
                 when jsonb_typeof(h.value) <> 'string' or (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]'
                     then format('have an invalid value of "%s": use a string without control characters', lower(h.key))
@@ -2229,6 +2227,12 @@ begin
 end
 $function$
 
+CREATE OR REPLACE FUNCTION samekey.header_owner(name text)
+ RETURNS text
+ LANGUAGE sql
+ IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (lower((name COLLATE "C")) = ANY (ARRAY['host'::text, 'content-length'::text, 'transfer-encoding'::text, 'connection'::text, 'keep-alive'::text, 'te'::text, 'trailer'::text, 'upgrade'::text, 'expect'::text, 'accept-encoding'::text, 'proxy-connection'::text, 'proxy-authorization'::text, 'proxy-authenticate'::text])) THEN 'connection'::text WHEN (lower((name COLLATE "C")) = ANY (ARRAY['idempotency-key'::text, 'x-idempotency-key'::text, 'content-type'::text, 'traceparent'::text, 'tracestate'::text, 'samekey-attempt'::text])) THEN 'worker'::text ELSE NULL::text END
+
 CREATE OR REPLACE FUNCTION samekey.headers_refusal(headers jsonb)
  RETURNS text
  LANGUAGE plpgsql
@@ -2247,10 +2251,9 @@ begin
         v_name := lower(h.name);
         if h.name !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then
             return 'have an invalid name: use letters, digits and -';
-        elsif v_name in ('idempotency-key', 'x-idempotency-key', 'host', 'content-length', 'content-type', 'transfer-encoding',
-                         'connection', 'keep-alive', 'proxy-connection', 'te', 'trailer', 'upgrade', 'expect', 'traceparent', 'tracestate') then
+        elsif samekey.header_owner(v_name) is not null then
             return format('must not contain "%s": the worker sets it', v_name);
-        elsif v_name in ('authorization', 'proxy-authorization', 'cookie', 'set-cookie', 'x-api-key', 'api-key', 'x-auth-token') then
+        elsif v_name in ('authorization', 'cookie', 'set-cookie', 'x-api-key', 'api-key', 'x-auth-token') then
             return format('must not contain "%s": set secrets in the configuration of the worker', v_name);
         elsif h.kind <> 'string' or h.value !~ '^([!-~]([ -~\t]*[!-~])?)?$' then
             return format('have an invalid value of "%s": use a string of printable ASCII without spaces at the ends', v_name);

@@ -136,7 +136,7 @@ func (a Match) check(m mistakes) {
 		m.add("Values", "not allowed without %s or %s", header, field)
 	case a.Field != "" && a.Field[0] != '/':
 		m.add("Field", "%q is not a JSON Pointer: it must begin with /, such as /error/code", a.Field)
-	case a.Header != "" && checkHeader(a.Header, "") != nil && !webhook.OfConnection(http.CanonicalHeaderKey(a.Header)):
+	case a.Header != "" && checkHeader(a.Header, "") != nil && !webhook.OfConnection(a.Header):
 		m.add("Header", "%.40q is not a valid header name", a.Header)
 	}
 	switch {

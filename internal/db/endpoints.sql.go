@@ -99,7 +99,8 @@ select e.name, e.url, e.secrets, e.headers, e.version, e.stopped, e.failing_seco
 from unnest($1::text[]) as n (name)
 cross join lateral (
     select x.name, x.url, x.secrets, x.headers, x.version, (x.stopped_at is not null)::boolean as stopped,
-           coalesce(extract(epoch from clock_timestamp() - x.failing_since), -1)::float8 as failing_seconds
+           -- 0 if failing_since lies ahead, after a failover to a server whose clock is behind: a success clears it
+           (case when x.failing_since is null then -1 else greatest(extract(epoch from clock_timestamp() - x.failing_since), 0) end)::float8 as failing_seconds
     from samekey.endpoints x
     where x.destination = $2 and x.name = n.name
     offset 0
@@ -230,7 +231,8 @@ type EndpointsListRow struct {
 //	the stop first, then the success                        the success writes nothing: the endpoint is stopped
 //	a slow success that began before the first failure      it read a healthy row and writes nothing. The next success
 //	                                                        clears failing_since. If none comes, the first failure after
-//	                                                        StopEndpointAfter stops the endpoint
+//	                                                        StopEndpointAfter stops the endpoint: early, by no more than
+//	                                                        the wait until the intent of the first failure fails again
 //	the worker is killed before failing_since is written    the next failed attempt writes it
 //	the worker is killed between the stop and the settle    another worker takes the intent over and finds the endpoint
 //	                                                        stopped

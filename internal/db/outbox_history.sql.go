@@ -103,6 +103,27 @@ func (q *Queries) OutboxHistoryLast(ctx context.Context, id uuid.UUID) (OutboxHi
 	return i, err
 }
 
+const OutboxHistoryMade = `-- name: OutboxHistoryMade :one
+select count(*)::int
+from samekey.outbox_history h
+where h.intent_id = $1 and h.event = $2 and coalesce(h.code, '') not in ('given_back', 'payload_version')
+  and h.id > coalesce((select max(r.id) from samekey.outbox_history r where r.intent_id = $1 and r.event = 'redriven'), 0)
+`
+
+type OutboxHistoryMadeParams struct {
+	ID    uuid.UUID
+	Event string
+}
+
+// How many attempts or lookups of an intent were made since it was written or redriven last. Claims that were given back,
+// and those that were left to a later release, made none.
+func (q *Queries) OutboxHistoryMade(ctx context.Context, arg OutboxHistoryMadeParams) (int32, error) {
+	row := q.db.QueryRow(ctx, OutboxHistoryMade, arg.ID, arg.Event)
+	var column_1 int32
+	err := row.Scan(&column_1)
+	return column_1, err
+}
+
 const OutboxHistoryWasCancelled = `-- name: OutboxHistoryWasCancelled :one
 with cancelled as materialized (
     select o.id, o.action from samekey.outbox o

@@ -218,6 +218,18 @@ func TestTheListIsPagedByName(t *testing.T) {
 	if _, err := endpoints.List(t.Context(), on, "webhooks", "", 0); err == nil {
 		t.Error("a limit of 0 is taken")
 	}
+	err := pgx.BeginFunc(t.Context(), on, func(tx pgx.Tx) error {
+		for destination, after := range map[string]string{"web\x00": "", "webhooks": "a\xff"} {
+			if _, err := endpoints.List(t.Context(), tx, destination, after, 3); err == nil {
+				t.Errorf("%q after %q is taken", destination, after)
+			}
+		}
+		put(t, tx, shop("d")) // the transaction goes on
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func TestPutReportsAllMistakesAndNoSecret(t *testing.T) {

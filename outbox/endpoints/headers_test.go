@@ -19,7 +19,7 @@ func TestPutRefusesHeadersThatCannotBeSent(t *testing.T) {
 	}
 	for _, name := range strings.Fields("Host Content-Length Transfer-Encoding Connection Keep-Alive TE Trailer Upgrade Expect Accept-Encoding " +
 		"Proxy-Connection Proxy-Authorization Proxy-Authenticate webhook-id Webhook-Timestamp Webhook-Signature X-Hub-Signature-256 " +
-		"X-Webhook-Signature Idempotency-Key X-Idempotency-Key Content-Type Traceparent Samekey-Attempt") {
+		"X-Webhook-Signature Idempotency-Key X-Idempotency-Key Content-Type Traceparent Tracestate Samekey-Attempt") {
 		cases = append(cases, map[string]string{name: "s3cret"})
 	}
 	inSQL := func(headers any) error {

@@ -1,6 +1,7 @@
 package endpoints
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -135,10 +136,11 @@ func Get(ctx context.Context, on samekey.Tx, destination, name string) (Endpoint
 // after the name after, or with the first endpoint if it is empty. Limit is 1 to 1000. The last page has fewer than
 // limit.
 func List(ctx context.Context, on samekey.Tx, destination, after string, limit int) ([]Endpoint, error) {
-	if limit < 1 || limit > 1000 {
-		return nil, fmt.Errorf("endpoints: list %s: limit %d is outside 1 to 1000", destination, limit)
+	err := checkPage(destination, cmp.Or(after, "a"), limit) // the first page is after no name
+	var rows []db.EndpointsListRow
+	if err == nil {
+		rows, err = db.New(on).EndpointsList(ctx, db.EndpointsListParams{Destination: destination, AfterName: after, MaxCount: int32(limit)})
 	}
-	rows, err := db.New(on).EndpointsList(ctx, db.EndpointsListParams{Destination: destination, AfterName: after, MaxCount: int32(limit)})
 	if err != nil {
 		return nil, fmt.Errorf("endpoints: list %s: %w", destination, err)
 	}

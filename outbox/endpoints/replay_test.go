@@ -35,9 +35,10 @@ func TestReplayOfWhatAReceiverMissed(t *testing.T) {
 	if err != nil || plan.Intents != 1 || plan.Sample[0].String() != missed {
 		t.Fatalf("%+v, %v", plan, err)
 	}
-	n, err := replay.Run(ctx, pool)
-	if err != nil || n != 1 {
-		t.Fatal(n, err)
+	for _, want := range []int{1, 0} { // a second run finds no dead intent
+		if n, err := replay.Run(ctx, pool); err != nil || n != want {
+			t.Fatal(n, err)
+		}
 	}
 	var id string
 	if err := on.QueryRow(t.Context(), `select id::text from samekey.outbox_queue where status = 'pending'`).Scan(&id); err != nil || id != missed {

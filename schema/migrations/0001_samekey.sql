@@ -690,6 +690,15 @@ exception when invalid_text_representation or character_not_in_repertoire or unt
 end
 $$;
 
+-- Returns who sets a header: the connection, the worker for any vendor, or null. internal/names has the same lists.
+create function samekey.header_owner(name text) returns text
+    language sql immutable parallel safe
+    return case
+        when lower(name collate "C") in ('host', 'content-length', 'transfer-encoding', 'connection', 'keep-alive', 'te', 'trailer', 'upgrade', 'expect',
+                                         'accept-encoding', 'proxy-connection', 'proxy-authorization', 'proxy-authenticate') then 'connection'
+        when lower(name collate "C") in ('idempotency-key', 'x-idempotency-key', 'content-type', 'traceparent', 'tracestate', 'samekey-attempt') then 'worker'
+    end;
+
 -- Returns what is wrong with the headers, or null. Headers that the worker sets and headers that hold secrets are
 -- refused.
 create function samekey.headers_refusal(headers jsonb) returns text
@@ -708,10 +717,9 @@ begin
         v_name := lower(h.name);
         if h.name !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then
             return 'have an invalid name: use letters, digits and -';
-        elsif v_name in ('idempotency-key', 'x-idempotency-key', 'host', 'content-length', 'content-type', 'transfer-encoding',
-                         'connection', 'keep-alive', 'proxy-connection', 'te', 'trailer', 'upgrade', 'expect', 'traceparent', 'tracestate') then
+        elsif samekey.header_owner(v_name) is not null then
             return format('must not contain "%s": the worker sets it', v_name);
-        elsif v_name in ('authorization', 'proxy-authorization', 'cookie', 'set-cookie', 'x-api-key', 'api-key', 'x-auth-token') then
+        elsif v_name in ('authorization', 'cookie', 'set-cookie', 'x-api-key', 'api-key', 'x-auth-token') then
             return format('must not contain "%s": set secrets in the configuration of the worker', v_name);
         elsif h.kind <> 'string' or h.value !~ '^([!-~]([ -~\t]*[!-~])?)?$' then
             return format('have an invalid value of "%s": use a string of printable ASCII without spaces at the ends', v_name);
@@ -3341,11 +3349,9 @@ as $$
         else (
             select case
                 when octet_length(h.key) > 255 or h.key !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]+$' then 'have an invalid name: use letters, digits and -'
-                when lower(h.key) in ('host', 'content-length', 'transfer-encoding', 'connection', 'keep-alive', 'te', 'trailer', 'upgrade', 'expect',
-                                      'accept-encoding', 'proxy-connection', 'proxy-authorization', 'proxy-authenticate')
-                    then format('must not contain "%s": it belongs to the connection', lower(h.key))
-                when lower(h.key) in ('webhook-id', 'webhook-timestamp', 'webhook-signature', 'x-hub-signature-256', 'x-webhook-signature',
-                                      'idempotency-key', 'x-idempotency-key', 'content-type', 'traceparent', 'samekey-attempt')
+                when samekey.header_owner(h.key) = 'connection' then format('must not contain "%s": it belongs to the connection', lower(h.key))
+                when samekey.header_owner(h.key) = 'worker'
+                     or lower(h.key) in ('webhook-id', 'webhook-timestamp', 'webhook-signature', 'x-hub-signature-256', 'x-webhook-signature')
                     then format('must not contain "%s": the worker sets it', lower(h.key))
                 when jsonb_typeof(h.value) <> 'string' or (h.value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]'
                     then format('have an invalid value of "%s": use a string without control characters', lower(h.key))
