@@ -94,6 +94,7 @@ var events = map[string][]string{
 	"OutboxQueueRelease":     {intent.EventOrphaned},
 	"OutboxQueueRestore":     {intent.EventRestored},
 	"samekey.enqueue":        {intent.EventInserted},
+	"samekey.enqueue_many":   {intent.EventInserted},
 	"samekey.act_cancelled":  {intent.EventRejected, intent.EventCancelled, intent.EventPromoted},
 	"samekey.act_replaced":   {intent.EventReplaced, intent.EventInserted},
 	"samekey.approve":        {intent.EventApproved},

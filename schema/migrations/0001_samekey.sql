@@ -1025,7 +1025,7 @@ $$;
 -- scope belongs to another service; 22023 for an invalid argument, which is the error's column; 40001 if a concurrent
 -- transaction interferes. Errors go to the server's log, so the only value that they contain is the action.
 --
--- An empty part, ordering_key, trace_context, requested_by or subject means none. payload_checked says that the caller has
+-- An empty part, ordering_key, trace_context, requested_by or subject means none. payload_checked: the caller has
 -- checked a JSON payload, as outbox.Insert does. The function runs as its owner: a role needs
 -- EXECUTE and no right on the tables. It derives the delivery key itself. With a wrong one, two effects would share a
 -- key at the vendor, or one effect would change its key between two attempts.
