@@ -480,6 +480,7 @@ CREATE OR REPLACE FUNCTION samekey.act_cancelled(event text, ids uuid[], actor t
  RETURNS text[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
 AS $function$
 declare
     v_keys    text[];
@@ -613,6 +614,7 @@ CREATE OR REPLACE FUNCTION samekey.act_redriven(ids uuid[], actor text, reason t
  RETURNS text[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
 AS $function$
 declare
     v_actions text[];
@@ -689,6 +691,7 @@ CREATE OR REPLACE FUNCTION samekey.act_replaced(ids uuid[], payload bytea, conte
  RETURNS text[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
 AS $function$
 declare
     v_noted   bigint;
@@ -733,6 +736,7 @@ CREATE OR REPLACE FUNCTION samekey.act_resolved(ids uuid[], outcome text, actor 
  RETURNS text[]
  LANGUAGE plpgsql
  SET search_path TO 'pg_catalog', 'pg_temp'
+ SET enable_seqscan TO 'off'
  SET enable_nestloop TO 'off'
 AS $function$
 declare

@@ -1921,11 +1921,13 @@ end
 $$;
 
 -- The four changes below take locked rows whose state was checked. An act makes one for its intent, and an act on many
--- intents for a batch of them. Each returns the actions that have something to do.
+-- intents for a batch of them. Each returns the actions that have something to do. enable_seqscan = off: with statistics
+-- of an empty queue, a batch of 500 of 40,000 dead intents read all of them.
 
 create function samekey.act_redriven(ids uuid[], actor text, reason text) returns text[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
 as $$
 declare
     v_actions text[];
@@ -1949,6 +1951,7 @@ $$;
 create function samekey.act_cancelled(event text, ids uuid[], actor text, reason text) returns text[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
 as $$
 declare
     v_keys    text[];
@@ -1987,6 +1990,7 @@ create function samekey.act_resolved(ids uuid[], outcome text, actor text, reaso
     reference text) returns text[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
     set enable_nestloop = off -- with statistics of an empty queue, a nested loop reads ids times ids rows
 as $$
 declare
@@ -2033,6 +2037,7 @@ create function samekey.act_replaced(ids uuid[], payload bytea, content_type tex
     returns text[]
     language plpgsql volatile
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
 as $$
 declare
     v_noted   bigint;
