@@ -35,16 +35,18 @@ func BenchmarkDrainBesideRiver(b *testing.B) {
 	}
 }
 
-// BenchmarkDrainFair drains the same intents without shares, with one share, and with as many shares as intents. Compare
+// BenchmarkDrainFair drains the same intents without shares, with one share, with a hundred in each, and with one in each. Compare
 // the ratios, and several runs: each run drains once in each way.
 func BenchmarkDrainFair(b *testing.B) {
 	for b.Loop() {
 		plain := benchDrain(b, "", 1)
 		one := benchDrain(b, dispatcher.FairByScope, 1)
+		some := benchDrain(b, dispatcher.FairByScope, benchIntents()/100)
 		many := benchDrain(b, dispatcher.FairByScope, benchIntents())
 		b.ReportMetric(float64(benchIntents())/plain.Seconds(), "intents/s")
 		b.ReportMetric(plain.Seconds()/one.Seconds(), "one-share")
-		b.ReportMetric(plain.Seconds()/many.Seconds(), "many-shares")
+		b.ReportMetric(plain.Seconds()/some.Seconds(), "100-in-each")
+		b.ReportMetric(plain.Seconds()/many.Seconds(), "1-in-each")
 		b.ReportMetric(0, "ns/op")
 	}
 }
