@@ -35,8 +35,8 @@ func BenchmarkDrainBesideRiver(b *testing.B) {
 	}
 }
 
-// BenchmarkDrainFair drains the same intents without shares, with one share, with a hundred in each, and with one in each. Compare
-// the ratios, and several runs: each run drains once in each way.
+// BenchmarkDrainFair drains the same intents without shares, in one share, a hundred to a share, and one to a share.
+// Compare the ratios, and several runs: each run drains once in each way.
 func BenchmarkDrainFair(b *testing.B) {
 	for b.Loop() {
 		plain := benchDrain(b, "", 1)
