@@ -89,7 +89,10 @@ func (at *attender) work(of *attending) {
 	defer at.core.open.Done()
 	for of != nil {
 		ran, err := at.one(of)
-		if !ran {
+		switch {
+		case ran:
+			at.alarm.note(nil)
+		case err != nil: // without an error, another try may have the event, and fail
 			at.alarm.note(err)
 		}
 		at.mu.Lock()

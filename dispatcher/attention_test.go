@@ -641,6 +641,21 @@ func TestUnreadableAttentionRaisesTheAlarm(t *testing.T) {
 		err := d.Ready()
 		return err != nil && strings.Contains(err.Error(), "attention events are not handled")
 	})
+	other, err := b.db.Begin(b.ctx) // a try that has the event: the worker's own find nothing, and no error
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(b.ctx) }()
+	if _, err := other.Exec(b.ctx, `select from samekey.outbox_attention for update`); err != nil {
+		t.Fatal(err)
+	}
+	b.sweeps(d, 300*time.Millisecond)
+	if d.Ready() == nil {
+		t.Error("the alarm ended while another try had the event")
+	}
+	if err := other.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
 	b.exec(`alter table samekey.outbox_sends rename column away to request`)
 	b.untilTold(id, "dead dead")
 	b.until("it is ready again", func() bool { return d.Ready() == nil })

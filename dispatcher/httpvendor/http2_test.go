@@ -56,6 +56,15 @@ type h2Conn struct {
 	*http2.Framer
 	net.Conn // the TLS connection
 	server   *h2Server
+
+	writing sync.Mutex // where next runs beside the test's own writes
+}
+
+// write writes frames while next writes none.
+func (c *h2Conn) write(frames func()) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	frames()
 }
 
 func startHTTP2(t *testing.T, serve func(c *h2Conn)) *h2Server {
@@ -94,7 +103,7 @@ func serveHTTP2(t *testing.T, listener net.Listener, serve func(c *h2Conn)) *h2S
 				if _, err := io.CopyN(io.Discard, c, int64(len(http2.ClientPreface))); err != nil {
 					return
 				}
-				at := &h2Conn{http2.NewFramer(c, c), c, s}
+				at := &h2Conn{Framer: http2.NewFramer(c, c), Conn: c, server: s}
 				at.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 				serve(at)
 			})
@@ -122,11 +131,11 @@ func (c *h2Conn) next() http2.Frame {
 		switch f := frame.(type) {
 		case *http2.SettingsFrame:
 			if !f.IsAck() {
-				_ = c.WriteSettingsAck()
+				c.write(func() { _ = c.WriteSettingsAck() })
 			}
 		case *http2.PingFrame:
 			if !f.IsAck() {
-				_ = c.WritePing(true, f.Data)
+				c.write(func() { _ = c.WritePing(true, f.Data) })
 			}
 		case *http2.WindowUpdateFrame:
 		case *http2.MetaHeadersFrame:
@@ -466,9 +475,11 @@ func TestUploadThatIsHeldBackIsNotContinued(t *testing.T) {
 			select {
 			case <-over:
 				over, isOver = nil, true
-				_ = c.WriteWindowUpdate(0, 1<<24)
-				_ = c.WriteWindowUpdate(1, 1<<24)
-				_ = c.WritePing(false, [8]byte{1})
+				c.write(func() {
+					_ = c.WriteWindowUpdate(0, 1<<24)
+					_ = c.WriteWindowUpdate(1, 1<<24)
+					_ = c.WritePing(false, [8]byte{1})
+				})
 				go func() { _ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) }()
 			case f, open := <-frames:
 				if _, ok := f.(*http2.DataFrame); ok && isOver {
