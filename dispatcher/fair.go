@@ -35,19 +35,22 @@ func (d *destination) findShares(ctx context.Context, index int, full bool) (fro
 // claimFair takes up to params.MaxCount intents, from the shares whose turn it is.
 func (d *destination) claimFair(ctx context.Context, a *action, t *turns, params db.OutboxQueueClaimParams) (rows []db.OutboxQueueClaimRow, err error) {
 	by := a.policy.FairBy
+	var got []string
 	if params.Shares, params.Quotas = t.pick(int(params.MaxCount), by, d.busy); len(params.Shares) > 0 {
 		if rows, err = d.core.q.OutboxQueueClaim(ctx, params); err != nil {
 			return nil, err
 		}
-		t.took(params.Shares, params.Quotas, sharesOf(rows), len(rows) > 0 && rows[0].HasMore)
+		got = sharesOf(rows)
+		t.took(params.Shares, params.Quotas, got, len(rows) > 0 && rows[0].HasMore)
 	}
 	if len(rows) == 0 {
 		params.Shares, params.Quotas = nil, nil
 		if rows, err = d.core.q.OutboxQueueClaim(ctx, params); err != nil {
 			return nil, err
 		}
+		got = sharesOf(rows)
 	}
-	d.busy.add(by, 1, sharesOf(rows)...)
+	d.busy.add(by, 1, got...)
 	return rows, nil
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/keyed"
 	"github.com/samekey/samekey/internal/names"
 	"github.com/samekey/samekey/internal/sqlstate"
 )
@@ -124,7 +125,7 @@ func Pauses(ctx context.Context, on samekey.Tx, destination string, limit int) (
 	for i, row := range rows {
 		records[i] = PauseRecord{
 			Target: Target{row.Destination, row.Action}, At: row.PausedAt, By: By{row.PausedBy, row.Reason}, InRiver: row.ByRiver,
-			Until: orZero(row.Until), EndedAt: orZero(row.EndedAt), Ended: By{orZero(row.EndedBy), orZero(row.EndReason)},
+			Until: keyed.OrZero(row.Until), EndedAt: keyed.OrZero(row.EndedAt), Ended: By{keyed.OrZero(row.EndedBy), keyed.OrZero(row.EndReason)},
 		}
 	}
 	return records, nil

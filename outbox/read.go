@@ -12,6 +12,7 @@ import (
 
 	"github.com/samekey/samekey"
 	"github.com/samekey/samekey/internal/db"
+	"github.com/samekey/samekey/internal/keyed"
 )
 
 // Entry is an intent and its state. Times are the database's. A zero field is not set.
@@ -156,20 +157,20 @@ func sent(ctx context.Context, q *db.Queries, id uuid.UUID) (Sent, error) {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Sent{}, nil
 	}
-	return Sent{CarriedKey: row.CarriedKey, Request: row.Request, RequestType: orZero(row.RequestType),
-		MessageID: orZero(row.MessageID), CreatedAt: row.CreatedAt}, err
+	return Sent{CarriedKey: row.CarriedKey, Request: row.Request, RequestType: keyed.OrZero(row.RequestType),
+		MessageID: keyed.OrZero(row.MessageID), CreatedAt: row.CreatedAt}, err
 }
 
 func entry(r db.OutboxEntriesRow) Entry {
 	e := Entry{
 		ID: r.ID, Key: samekey.Key{Scope: r.Scope, Value: r.IdemKey}, Action: r.Action, Part: r.Part,
 		DeliveryKey: r.DeliveryKey, Payload: r.Payload, ContentType: r.ContentType, Headers: headers(r.Headers),
-		OrderingKey: orZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
-		TraceContext: orZero(r.TraceContext), RequestedBy: orZero(r.RequestedBy), WrittenBy: r.WrittenBy, Subject: orZero(r.Subject), Reference: r.Reference, Status: Status(orZero(r.Status)), DueAt: r.DueAt, Code: orZero(r.LastCode), Cause: orZero(r.Cause),
-		Attempt: int(orZero(r.Attempt)), AttemptsUsed: int(orZero(r.AttemptsUsed)), FirstSentAt: orZero(r.FirstSentAt),
-		KeyWindowUntil: orZero(r.KeyWindowUntil), LeasedBy: int(orZero(r.LeasedBy)), LeaseUntil: orZero(r.LeaseUntil),
-		ApprovedAt: orZero(r.ApprovedAt), FinishedAt: orZero(r.FinishedAt),
-		Replaces: orZero(r.Replaces), ReplacedBy: r.ReplacedBy, Revision: int(r.Revision), ErasedAt: orZero(r.ErasedAt),
+		OrderingKey: keyed.OrZero(r.OrderingKey), Deadline: r.Deadline, CreatedAt: r.CreatedAt,
+		TraceContext: keyed.OrZero(r.TraceContext), RequestedBy: keyed.OrZero(r.RequestedBy), WrittenBy: r.WrittenBy, Subject: keyed.OrZero(r.Subject), Reference: r.Reference, Status: Status(keyed.OrZero(r.Status)), DueAt: r.DueAt, Code: keyed.OrZero(r.LastCode), Cause: keyed.OrZero(r.Cause),
+		Attempt: int(keyed.OrZero(r.Attempt)), AttemptsUsed: int(keyed.OrZero(r.AttemptsUsed)), FirstSentAt: keyed.OrZero(r.FirstSentAt),
+		KeyWindowUntil: keyed.OrZero(r.KeyWindowUntil), LeasedBy: int(keyed.OrZero(r.LeasedBy)), LeaseUntil: keyed.OrZero(r.LeaseUntil),
+		ApprovedAt: keyed.OrZero(r.ApprovedAt), FinishedAt: keyed.OrZero(r.FinishedAt),
+		Replaces: keyed.OrZero(r.Replaces), ReplacedBy: r.ReplacedBy, Revision: int(r.Revision), ErasedAt: keyed.OrZero(r.ErasedAt),
 	}
 	if !e.ErasedAt.IsZero() {
 		e.Payload = nil
@@ -178,16 +179,16 @@ func entry(r db.OutboxEntriesRow) Entry {
 		e.Deadline = time.Time{} // in no time zone
 	}
 	if r.FinalStatus != nil {
-		e.Status, e.Code = Status(*r.FinalStatus), orZero(r.FinishedCode)
+		e.Status, e.Code = Status(*r.FinalStatus), keyed.OrZero(r.FinishedCode)
 	}
 	return e
 }
 
 func event(r db.OutboxHistoryRow) Event {
 	return Event{
-		At: r.At, Event: r.Event, Attempt: int(orZero(r.Attempt)), Worker: int(orZero(r.Worker)), StartedAt: orZero(r.StartedAt),
-		Outcome: orZero(r.Outcome), Code: orZero(r.Code), Error: orZero(r.Error), Response: r.Response,
-		ResponseType: orZero(r.ResponseType), Reference: orZero(r.Reference), Actor: orZero(r.Actor), Reason: orZero(r.Reason), DBUser: orZero(r.DbUser), FinalStatus: Status(orZero(r.FinalStatus)),
+		At: r.At, Event: r.Event, Attempt: int(keyed.OrZero(r.Attempt)), Worker: int(keyed.OrZero(r.Worker)), StartedAt: keyed.OrZero(r.StartedAt),
+		Outcome: keyed.OrZero(r.Outcome), Code: keyed.OrZero(r.Code), Error: keyed.OrZero(r.Error), Response: r.Response,
+		ResponseType: keyed.OrZero(r.ResponseType), Reference: keyed.OrZero(r.Reference), Actor: keyed.OrZero(r.Actor), Reason: keyed.OrZero(r.Reason), DBUser: keyed.OrZero(r.DbUser), FinalStatus: Status(keyed.OrZero(r.FinalStatus)),
 	}
 }
 
@@ -217,12 +218,4 @@ func texts(ids []uuid.UUID) []string {
 		out[i] = id.String()
 	}
 	return out
-}
-
-// orZero returns the zero value for nil, which is NULL.
-func orZero[T any](p *T) T {
-	if p == nil {
-		return *new(T)
-	}
-	return *p
 }

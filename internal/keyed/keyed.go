@@ -62,16 +62,16 @@ func ManyArgs(intents []Intent, mustBeNew bool) []any {
 	payloads, ids, due, deadlines := make([][]byte, n), make([]string, n), make([]time.Time, n), make([]time.Time, n)
 	for i, in := range intents {
 		for k, text := range []string{in.Key.Scope, in.Key.Value, in.Action, in.Part, in.ContentType, string(in.Headers),
-			deref(in.TraceContext), deref(in.RequestedBy), deref(in.Subject)} {
+			OrZero(in.TraceContext), OrZero(in.RequestedBy), OrZero(in.Subject)} {
 			texts[k][i] = text
 		}
-		payloads[i], ids[i], due[i], deadlines[i] = in.Payload, in.ID.String(), deref(in.DueAt), deref(in.Deadline)
+		payloads[i], ids[i], due[i], deadlines[i] = in.Payload, in.ID.String(), OrZero(in.DueAt), OrZero(in.Deadline)
 	}
 	return []any{texts[0], texts[1], texts[2], payloads, texts[3], texts[4], texts[5], due, deadlines, texts[6], ids, mustBeNew, texts[7], texts[8]}
 }
 
-// deref returns what p points to, or the zero value: none.
-func deref[T any](p *T) (v T) {
+// OrZero returns the zero value for nil, which is NULL.
+func OrZero[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
 	}
